@@ -31,6 +31,9 @@ class Declaration(ABC):
     target: ClassVar[Record | None]  # keys of the long form of the target; None: the rule has no target
     fuses: ClassVar[bool] = False  # whether several sources may become the rows of one target
     splits: ClassVar[bool] = False  # whether an axis of the leaf may be split among targets that its letter names
+    packed: ClassVar[bool] = (
+        False  # whether the axes of leaves have no letters, and the tensors other shapes, as a recurrent cell's
+    )
     unit_axes: ClassVar[bool] = False  # whether the `axes` of a target may leave out axes of size 1
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
@@ -254,6 +257,14 @@ class Declaration(ABC):
     def sized_facts(self, layer: TargetLayer, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Return more hyperparameters, which depend on the sizes of the letters."""
         return {}
+
+    def leaf_shape(self, role: str, tensor: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a leaf whose axes have no letters, without stacked axes, from that of the first tensor it is in.
+
+        Raises:
+            KeyError, IndexError: no leaf has such a tensor.
+        """
+        return tensor
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         """Return the full name of the target tensor."""

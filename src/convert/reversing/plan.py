@@ -13,7 +13,7 @@ import numpy as np
 from convert.checkpoints.chunks import Box
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
-from convert.core.ops import Op, Slice, Take, apply, inverse, out_spec
+from convert.core.ops import Op, Pad, Slice, Take, apply, inverse, out_spec
 from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec, is_float, numpy_dtype, widens
 from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
@@ -29,6 +29,10 @@ from convert.writing.written import Written
 
 COMPUTING = (Cast, Add, Multiply, AddIdentity)  # change values; all others move them
 SELECTING = (Take, Slice)
+TWO_BIASES = (
+    "torch adds bias_ih to bias_hh, and the cell has one bias: put the sum into the tensor that the cell has a leaf for, and zeros into the "
+    "other (the rows of a GRU's n stay as they are); or give with --like a checkpoint whose cell has both"
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,8 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
         given = sum(_taken(part, spec) for _, part in parts)
         overlap = given > covered
         rounded = like and not overlap and any(_rounds(part.ops, spec) for _, part in parts)
-        made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, overlap, rounded))
+        zeros = any(step.group is not None and isinstance(op, Pad) for step, part in parts for op in part.ops)
+        made.append(MadeLeaf(leaf, spec, tuple(parts), spec.size - covered, overlap, rounded, TWO_BIASES if zeros else ""))  # fmt: skip
     order = {leaf: k for k, leaf in enumerate(leaves)}
     made.sort(key=lambda leaf: order[leaf.leaf])
     kept = tuple(KeptLeaf(drop.leaf, drop.spec, drop.reason, drop.rule) for drop in plan.dropped)

@@ -17,7 +17,7 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.value_ops import Add, Cast, Multiply
 from convert.layers.base import Part, Step
 from convert.numerics.bits import count_unequal, same_bits, unequal
-from convert.reversing.plan import COMPUTING, MadeLeaf, ReversePlan
+from convert.reversing.plan import COMPUTING, TWO_BIASES, MadeLeaf, ReversePlan
 from convert.writing.execute import computed
 from convert.writing.scatter import destination_view, needed_box
 
@@ -56,6 +56,7 @@ class ReversedSource(Source):
                         path=step.name,
                         expected=step.arithmetic or "the values that the rule computes",
                         got=f"{count_unequal(got, want)} of {got.size} values differ",
+                        fix=TWO_BIASES if step.group is not None and step.role.startswith("bias") else "",
                     )
                 )
         if findings:
@@ -199,7 +200,8 @@ class Share:
                 path=self._step.name,
                 expected=str(got[wrong].ravel()[0]),
                 got=f"{again[wrong].ravel()[0]} when the leaf is converted again",
-                fix="give with --like a checkpoint whose leaf has a wider dtype, or round the tensors first",
+                fix=self._made.remedy
+                or "give with --like a checkpoint whose leaf has a wider dtype, or round the tensors first",
                 data={"values": int(np.count_nonzero(wrong)), "leaf": self._made.leaf},
             )
         )

@@ -15,7 +15,7 @@ from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.recurrent.compile import compile_cell
-from convert.layers.recurrent.equations import Cell, make_cell, parse_held
+from convert.layers.recurrent.equations import TENSORS, Cell, make_cell, parse_held
 from convert.layers.recurrent.library_cells import named_cell
 from convert.layers.recurrent.mistakes import cell_mistakes
 from convert.layers.recurrent.probe import probe_cell, random_weights
@@ -72,6 +72,7 @@ class Recurrent(LayerKind):
 
     guide: ClassVar[str] = "recurrent-cells"
     kind_name: ClassVar[str]
+    packed: ClassVar[bool] = True
     settings: ClassVar[tuple[str, ...]] = ("custom_cells",)  # which --allow-custom-cells sets
     doc: ClassVar[str]
     keys: ClassVar[Mapping[str, Key]] = {
@@ -150,8 +151,19 @@ class Recurrent(LayerKind):
         return {**facts, "module": self.cell.module} if self.cell.module else facts
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
+        """Return the name of a tensor; for the path of a leaf that of the first that holds a part of it."""
         module, _, suffix = path.rpartition(".")
+        if role not in TENSORS:
+            first = self.cell.leaves[role].parts[0]
+            role = next(tensor for tensor, part in TENSORS.items() if part == first)
         return f"{module}.{role}_{suffix}"
+
+    def leaf_shape(self, role: str, tensor: tuple[int, ...]) -> tuple[int, ...]:
+        held, hidden = self.cell.leaves[role], tensor[0] // len(self.cell.order)
+        sizes = {"2": 2, "H": hidden}
+        if len(tensor) > 1:
+            sizes |= {"I": tensor[1], "I+H": tensor[1] + hidden}
+        return tuple(sizes[axis] if axis in sizes or axis.startswith("I") else len(axis) * hidden for axis in held.axes)
 
     def probe_group(
         self, leaves: Mapping[str, Array], tensors: Mapping[str, Array], *, device: str, rng: np.random.Generator

@@ -71,11 +71,6 @@ def plan_derived(
             errors.append(error)
     if fitting:
         return _only(fitting, options)
-    cells = [rule for rules in candidates for rule in rules.rules if hasattr(rule.kind, "cell")]
-    if not errors and cells:
-        problem = "the tensors of a recurrent cell do not give the shapes of its leaves"
-        fix = "give a checkpoint of the same model with --like"
-        raise PlanError(*(Finding("tree-not-derived", problem, rule=rule.at.line_only, path=str(rule.path), fix=fix) for rule in cells))  # fmt: skip
     raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
 
 

@@ -107,6 +107,8 @@ def wanted_leaves(
         if not may_lack:
             every += _all_values(pattern_of(rule, rule.lead, layer), counts)
         for role, pattern in rule.sources.items():
+            if rule.kind.packed and role in rule.kind.may_lack:
+                continue  # the tensor is there without it, too
             optional = role in rule.kind.may_lack or (role != rule.lead and rule.optional)
             given = [(name, values, choices) for name, (values, choices) in present[role]]
             if not optional:

@@ -47,6 +47,8 @@ def letters_of(rule: Rule, role: str, variant: str | None) -> str | None:
     """
     if rule.normalized is not None or rule.kind.pair is not None:
         raise _underivable(rule, role, "its weight is computed from several leaves")
+    if rule.kind.packed:
+        return None
     usual = rule.kind.rank(role, variant)
     for rank in range(MOST_AXES) if usual is None else (usual,):
         for shape in ((1,) * rank, *itertools.product((1, UNIT), repeat=min(rank, 4))):  # a group norm counts channels
@@ -127,7 +129,10 @@ class Shapes:
         if letters is None:
             if not leaf.tensors:
                 raise _underivable(rule, leaf.role, "there is no tensor of it")
-            shape = list(self.specs[leaf.tensors[0]].shape)
+            try:
+                shape = list(rule.kind.leaf_shape(leaf.role, self.specs[leaf.tensors[0]].shape))
+            except (KeyError, IndexError):
+                raise _underivable(rule, leaf.role, f"{leaf.tensors[0]} is {self.specs[leaf.tensors[0]]}") from None
         else:
             groups = rule.kind.axis_groups(variant)
             shape = [
@@ -271,7 +276,8 @@ def _statements(step: Step, spec: TensorSpec) -> Iterator[SumConstraint]:
     """Yield what the shape of a tensor says about the letters of its axes."""
     first = step.parts[0]
     if (
-        not all(part.layout.written for part in step.parts)
+        any(part.rule is not None and part.rule.kind.packed for part in step.parts)  # letters of one layer
+        or not all(part.layout.written for part in step.parts)
         or any(len(part.groups) != len(spec.shape) for part in step.parts)
         or len(step.spec.shape) != len(spec.shape)
     ):
