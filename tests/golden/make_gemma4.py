@@ -1,4 +1,4 @@
-"""Writes the golden cases of Gemma 4: the flax code of gemma 4.0.1, on a CPU.
+"""Writes the golden cases of Gemma 4 and Gemma 3n: the flax code of gemma 4.0.1, on a CPU.
 
 gemma 4 needs Python 3.12:
 
@@ -43,21 +43,38 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4-26b-a4b": {**KEYS_ARE_VALUES, **EXPERTS},
 }  # fmt: skip
 PATTERN, LAYERS = "LG", 4
+GEMMA_3N: dict[str, Any] = {  # gm/nn/gemma3n/_gemma3n.py, smaller
+    "num_embed": 37, "embed_dim": 16, "hidden_dim": 20, "num_heads": 4, "head_dim": 8, "num_kv_heads": 2, "final_logit_softcap": None,
+    "use_post_attn_norm": True, "use_post_ffw_norm": True, "use_qk_norm": True, "use_value_norm": True, "sliding_window_size": 4,
+    "transpose_gating_einsum": True, "local_base_frequency": 10_000, "global_base_frequency": 1_000_000,
+    "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0], "use_altup": True, "num_altup_inputs": 4, "altup_coef_clip": 120.0,
+    "per_layer_input_dim": 6, "use_laurel": True, "laurel_rank": 3, "scale_plus_one": False, "guard_against_excess_precision": True,
+    "shared": 0.5,
+}  # fmt: skip
+CASES["gemma3n"] = GEMMA_3N
 
 
-def transformer(given: dict[str, Any]) -> Any:
+def transformer(case: str, given: dict[str, Any]) -> Any:
     """Return upstream's Transformer of a case."""
-    from gemma.gm.nn.gemma4 import _config, _modules, _transformer
+    given, more = dict(given), {}
+    if case == "gemma3n":
+        from gemma.gm.nn.gemma3n import _config, _modules, _transformer
 
-    given = dict(given)
+        network = _transformer.Gemma3nTransformer
+        more["query_pre_attn_norm"] = _config.QueryPreAttentionNormalisation.NONE
+    else:
+        from gemma.gm.nn.gemma4 import _config, _modules, _transformer
+
+        network = _transformer.Transformer
     shared = given.pop("shared", 0.0)
     kinds = {"L": _modules.AttentionType.LOCAL_SLIDING, "G": _modules.AttentionType.GLOBAL}
     config = _config.TransformerConfig(
         **given,
+        **more,
         attention_types=_config.make_attention_layers_types(tuple(kinds[x] for x in PATTERN), num_layers=LAYERS),
         kv_cache_sharing_config=_config.KVCacheSharingConfig(shared, True, True) if shared else None,
     )
-    return _transformer.Transformer(config=config, dtype=jnp.float32)
+    return network(config=config, dtype=jnp.float32)
 
 
 def main() -> None:
@@ -69,8 +86,8 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}, {', '.join(f'{name} {version(name)}' for name in names)}")
     tokens = np.random.default_rng(41).integers(1, SIZES["num_embed"], (2, 12)).astype(np.int32)
     for case, other in CASES.items():
-        config = {**SIZES, **other}
-        model = transformer(config)
+        config = other if case == "gemma3n" else {**SIZES, **other}
+        model = transformer(case, config)
         tree = jax.eval_shape(lambda model=model: model.init(jax.random.key(0), tokens))["params"]
         leaves = {name: drawn(f"{case}/{name}", leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
 

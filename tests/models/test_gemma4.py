@@ -1,4 +1,4 @@
-"""Gemma 4: what gemma 4.0.1's own code computed, and what transformers computes from the converted directory."""
+"""Gemma 4 and Gemma 3n: what gemma 4.0.1's own code computed, and what transformers computes from the converted directory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ from support.memory_source import MemorySource
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
-MODELS = {"gemma4-e2b": "gemma4_e", "gemma4-e4b": "gemma4_e", "gemma4-31b": "gemma4", "gemma4-26b-a4b": "gemma4_moe"}
+MODELS = {
+    "gemma3n": "gemma3n",
+    "gemma4-e2b": "gemma4_e",
+    "gemma4-e4b": "gemma4_e",
+    "gemma4-31b": "gemma4",
+    "gemma4-26b-a4b": "gemma4_moe",
+}
 
 
-@pytest.mark.parametrize("case", slow_but(["gemma4-31b"], CASES))
+@pytest.mark.parametrize("case", slow_but(["gemma3n", "gemma4-31b"], CASES))
 def test_transformers_computes_what_gemma_does(case: str, tmp_path: Path) -> None:
     """In float32 as far as JAX itself is from its float64: scores are not divided, so the rounding of RoPE's angles is seen in the logits."""
     _, out = converted(case, tmp_path)
@@ -127,6 +133,29 @@ def test_published_sizes_need_no_setting(version: str) -> None:
     AutoConfig.for_model(plan.config["model_type"], **{k: x for k, x in plan.config.items() if k != "model_type"})
 
 
+@pytest.mark.parametrize(
+    ("version", "layers", "width", "shared"), [("3n-e2b", 30, 8192, 10), ("3n-e4b", 35, 16384, 15)]
+)
+def test_published_sizes_of_gemma3n_need_no_setting(version: str, layers: int, width: int, shared: int) -> None:
+    """gm/nn/gemma3n/_gemma3n.py; the golden has each of its sizes but three once."""
+    large = {37: 262144, 16: 2048, 20: width, 6: 256, 3: 64}
+    specs: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, x in ALL.leaves("gemma3n").items():
+        shape = tuple(large.get(size, size) for size in x.shape)
+        top, _, rest = name.partition("/")
+        if rest.startswith("attn"):
+            shape = {"attn/q_einsum/w": (8, 2048, 256), "attn/kv_einsum/w": (2, 2, 2048, 256), "attn/attn_vec_einsum/w": (8, 256, 2048)}.get(rest, (256,))  # fmt: skip
+        if top == "layer_0":
+            specs |= {f"layer_{i}/{rest}": (shape, "bfloat16") for i in range(layers)}
+        elif not top.startswith("layer_"):
+            whole = (shape[0], layers, shape[2]) if "per_layer_input" in name else shape
+            specs[name] = (whole, "bfloat16")
+    plan = convert.plan_conversion("gemma", SpecsOnly(specs))
+    assert plan.version == version and plan.config is not None
+    assert plan.config["num_kv_shared_layers"] == shared and len(plan.config["activation_sparsity_pattern"]) == layers
+    assert plan.config["layer_types"] == ((["sliding_attention"] * 4 + ["full_attention"]) * 7)[:layers]
+
+
 RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what the check calls it
     ("gemma4-e2b", "self_attn.{k,v}_proj", "self_attn.{v,k}_proj", "of another tensor"),
     ("gemma4-e2b", "mlp.{gate,up}_proj", "mlp.{up,gate}_proj", "of another tensor"),
@@ -135,13 +164,16 @@ RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what 
     ("gemma4-e2b", "self_attn.{q,k}_norm", "self_attn.{k,q}_norm", "of another tensor"),
     ("gemma4-e2b", "{input,post_attention,post_feedforward}", "{post_attention,input,post_feedforward}", "of another tensor"),
     ("gemma4-26b-a4b", "post_feedforward_layernorm_1,pre_feedforward_layernorm_2", "pre_feedforward_layernorm_2,post_feedforward_layernorm_1", "of another tensor"),
+    ("gemma3n", "multiplies_by: scale                # scale_plus_one", "multiplies_by: 1+scale                # scale_plus_one", "1 added|1\\+scale"),
+    ("gemma3n", "...A,AIJ->...IJ", "...A,AIJ->...JI", "transposed|laid out|exchanged|axes"),
+    ("gemma3n", "layers.{i}.{input,post_attention,pre_feedforward", "layers.{i}.{post_attention,input,pre_feedforward", "of another tensor"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=range(len(RULE_MISTAKES)))
 def test_wrong_rules_are_named(mistake: tuple[str, str, str, str], tmp_path: Path) -> None:
     case, text, wrong, words = mistake
-    rules = (library.shipped_rules_dir() / "gemma4.yaml").read_text()
+    rules = (library.shipped_rules_dir() / f"{MODELS[case].partition('_')[0]}.yaml").read_text()
     assert text in rules
     source = gemma_drawn.write(case, tmp_path)
     (made,) = [one for one in parse_models(rules.replace(text, wrong), "wrong.yaml") if one.model == MODELS[case]]
@@ -157,4 +189,6 @@ def test_wrong_rules_are_named(mistake: tuple[str, str, str, str], tmp_path: Pat
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["Gemma4ForCausalLM"]
+    assert json.loads((out / "config.json").read_text())["architectures"] == [
+        f"{case.partition('-')[0].capitalize()}ForCausalLM"
+    ]

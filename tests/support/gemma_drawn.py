@@ -1,4 +1,4 @@
-"""The golden cases of Gemma 4: settings that a user must give, and the models that load the converted directories."""
+"""The golden cases of Gemma 4 and Gemma 3n: settings that a user must give, and the models that load the converted directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.goldens import relative_error
 from support.paths import GOLDEN
 
 ALL = DrawnCases(GOLDEN / "gemma4")
-CASES = ("gemma4-e2b", "gemma4-e4b", "gemma4-31b", "gemma4-26b-a4b")
+CASES = ("gemma3n", "gemma4-e2b", "gemma4-e4b", "gemma4-31b", "gemma4-26b-a4b")
 SHOWN = {"gemma4-26b-a4b": "gemma, with its router's input"}  # in the table of families
 WORDS = {"L": "sliding_attention", "G": "full_attention"}
 
@@ -26,13 +26,17 @@ def settings(case: str) -> dict[str, Any]:
     said = {
         "vocab_size": config["num_embed"],
         "sliding_window": config["sliding_window_size"],
-        "final_logit_softcapping": config["final_logit_softcap"],
         "context_length": 64,
     }
+    if config["final_logit_softcap"] is not None:
+        said["final_logit_softcapping"] = config["final_logit_softcap"]
     if "shared" in config:
         pattern = config["pattern"] * config["layers"]
         said["attention_pattern"] = [WORDS[x] for x in pattern[: config["layers"]]]
         said["kv_shared_layers"] = round(config["shared"] * config["layers"])
+    if "activation_sparsity_pattern" in config:
+        said["activation_sparsity"] = config["activation_sparsity_pattern"]
+    elif "shared" in config:
         said["double_wide_mlp"] = "override_kv_shared_ffw_hidden" in config
     if "top_k_experts" in config:
         said |= {"experts_per_token": config["top_k_experts"], "router_input": "residual"}

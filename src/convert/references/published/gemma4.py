@@ -1,4 +1,4 @@
-"""Gemma 4."""
+"""Gemma 4 and Gemma 3n."""
 
 from __future__ import annotations
 
@@ -38,7 +38,39 @@ _SIZES = tuple(
 )
 _ROUTER = Published({"router_input": "residual"}, "transformers Gemma4TextDecoderLayer; vLLM; llama.cpp")
 
+_3N = "gemma 4.0.1 gm/nn/gemma3n"
+_EVERY_3N = (
+    *_EVERY[:4],
+    Published(
+        {
+            "rope_theta_local": 10_000.0,
+            "rope_theta_global": 1_000_000.0,
+            "coefficient_clip": 120.0,
+            "final_logit_softcapping": OneOf(
+                (1e30, 30.0)
+            ),  # none, as gemma computes; as transformers' config.json says
+            "attention_pattern": Every((LOCAL,) * 4 + (GLOBAL,)),
+        },
+        f"{_3N}/_gemma3n.py; transformers Gemma3nTextConfig",
+    ),
+)
+_SIZES_3N = tuple(
+    Published(
+        {
+            "vocab_size": 262_144,
+            "context_length": 32_768,
+            "sliding_window": 512,
+            "kv_shared_layers": layers - 20,
+            "activation_sparsity": [0.95] * 10 + [0.0] * (layers - 10),
+        },
+        f"{_3N}/_gemma3n.py; transformers Gemma3nTextConfig",
+        by_letter("iDNKHF", layers, 2048, 8, 2, 256, width),
+    )
+    for layers, width in ((30, 8192), (35, 16384))
+)
+
 MODELS: dict[str, tuple[Published, ...]] = {
+    "gemma3n": (*_EVERY_3N, *_SIZES_3N),
     **dict.fromkeys(("gemma4", "gemma4_e"), (*_EVERY, *_SIZES)),
     "gemma4_moe": (*_EVERY, *_SIZES, _ROUTER),
 }
