@@ -17,6 +17,7 @@ import pytest
 
 import convert
 from support.kills import CONVERT, content, format_jobs, golden_jobs, kill_and_resume
+from support.object_store import credentials, serve
 from support.small_conversion import write_rules
 
 
@@ -80,7 +81,9 @@ def test_a_batch_of_one_golden_of_each_kind_that_is_killed_and_resumed(tmp_path:
     """Its running job ends with the batch; the next batch keeps what is complete and continues."""
     goldens = golden_jobs()
     chosen = [goldens[name] for name in ("timesfm-2.5", "timesfm-1.0", "gemma3", "gemma1-mqa", "bert", "siglip")]
-    done = kill_and_resume([*chosen, *list(format_jobs(tmp_path).values())[1::3]], tmp_path, kills=10, each=5)
+    jobs = [*chosen, *list(format_jobs(tmp_path).values())[1::3]]
+    with serve() as s3, credentials(s3):
+        done = kill_and_resume(jobs, tmp_path, kills=10, each=5, s3=s3)
     assert done.kills == 10 and len(set(done.outputs_complete_at_kills)) > 2, (
         "the kills did not fall into the conversions"
     )

@@ -2,7 +2,8 @@
 
     PYTHONPATH=src:tests python -m support.kills FOLDER --kills 100 --json benchmarks/results/kills.json
 
-runs the batch of all goldens and formats; the tests run a part of it.
+runs the batch of all goldens and formats; the tests run a part of it. Every second job reads a bucket and writes to it; in the next round
+the others do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from support import writers
+from support.object_store import ObjectStore, credentials, serve
 from support.paths import GOLDEN
 from support.small_conversion import RULES
 
@@ -169,14 +171,63 @@ class Kills:
     jobs: int
     kills: int
     rounds: int
+    jobs_in_a_bucket: tuple[int, ...]
     whole_seconds: float
     outputs_complete_at_kills: tuple[int, ...]
 
 
-def kill_and_resume(jobs: Sequence[Job], folder: Path, *, kills: int, each: int, seed: int = 0) -> Kills:
+class Bucket:
+    """A bucket with the checkpoints of the jobs, and the outputs of every second job."""
+
+    def __init__(self, s3: ObjectStore, jobs: Sequence[Job], folder: Path) -> None:
+        self._s3, self._name = s3, s3.bucket("kills")
+        self._in = {job["out"]: s3.put(self._name, f"in/{Path(job['out']).name}/{Path(job['checkpoint']).name}", folder / job["checkpoint"]) for job in jobs}  # fmt: skip
+
+    def placed(self, jobs: Sequence[Job], turn: int) -> list[Job]:
+        """Move every second job into the bucket; with `turn`, the others."""
+        there = [{**job, "checkpoint": self._in[job["out"]], "out": f"s3://{self._name}/{job['out']}"} for job in jobs]
+        return [moved if (k + turn) % 2 else job for k, (job, moved) in enumerate(zip(jobs, there, strict=True))]
+
+    def outputs(self) -> dict[str, dict[str, bytes]]:
+        """Return the files of each output."""
+        found: dict[str, dict[str, bytes]] = {}
+        for key in self._keys():
+            _, out, *file = key.split("/")
+            found.setdefault(out, {})[file[0] if file else out] = self._s3.get(self._name, key)
+        return found
+
+    def names(self) -> set[str]:
+        """Return the names of outputs of which there is an object."""
+        return {key.split("/")[1] for key in self._keys()}
+
+    def _keys(self) -> list[str]:
+        pages = self._s3.client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix="out/")
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+
+    def unfinished(self) -> list[str]:
+        return self._s3.unfinished(self._name)
+
+    def clear(self) -> None:
+        for key in self._keys():
+            self._s3.client.delete_object(Bucket=self._name, Key=key)
+
+
+def kill_and_resume(
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    kills: int,
+    each: int,
+    seed: int = 0,
+    s3: ObjectStore | None = None,
+    shards: int = 1,
+) -> Kills:
     """Run a batch undisturbed, then kill and resume it, and compare the bytes of all outputs.
 
     The jobs are in another order in each run, so that kills fall into all of them. A round ends after `each` kills with a run to the end.
+
+    Args:
+        shards: a run that is killed has one of so many parts of the jobs.
 
     Raises:
         AssertionError: an output is another one, or something unfinished stays.
@@ -184,30 +235,46 @@ def kill_and_resume(jobs: Sequence[Job], folder: Path, *, kills: int, each: int,
     draw, jobs = random.Random(seed), list(jobs)
     file, out = folder / "jobs.yaml", folder / "out"
     command = ("batch", "jobs.yaml", "--resume", "--jobs", "2")
+    bucket = Bucket(s3, jobs, folder) if s3 is not None else None
+    placed = [jobs if bucket is None else bucket.placed(jobs, turn) for turn in (0, 1)]
 
     def run(seconds: float | None) -> bool:
-        file.write_text(json.dumps({"jobs": draw.sample(jobs, len(jobs))}))
-        return kill_after(command, folder, seconds)
+        now = placed[rounds % 2]
+        file.write_text(json.dumps({"jobs": draw.sample(now, len(now))}))
+        return kill_after((*command, *(shard if seconds else ())), folder, seconds)
 
-    file.write_text(json.dumps({"jobs": jobs}))
+    def names() -> set[str]:
+        return {p.name for p in out.glob("*") if not p.name.startswith(".")} | (bucket.names() if bucket else set())
+
+    rounds, moved, shard = 0, list[int](), ("--shard", f"1/{shards}")
+    file.write_text(json.dumps({"jobs": placed[0]}))
     started = time.monotonic()
-    assert kill_after(("batch", "jobs.yaml", "--dry-run"), folder, None)
+    assert kill_after(("batch", "jobs.yaml", "--dry-run", *shard), folder, None)
     planned = time.monotonic() - started
-    assert run(None)
+    file.write_text(json.dumps({"jobs": jobs}))
+    assert kill_after(command, folder, None)
     whole = time.monotonic() - started - planned
     expected = {path.name: content(path) for path in out.iterdir()}
     assert len(expected) == len(jobs)
-    killed, rounds, complete = 0, 0, []
+    killed, complete = 0, []
     while killed < kills:
         shutil.rmtree(out)
+        if bucket is not None:
+            bucket.clear()
         for _ in range(min(each, kills - killed)):
-            if not run(planned + draw.uniform(-0.1 * planned, min(whole, 8 * whole / each))):
+            if not run(planned + draw.uniform(-0.1 * planned, min(whole, 8 * whole / each) / shards)):
                 killed += 1
-                complete.append(len([p for p in out.glob("*") if not p.name.startswith(".")]))
+                complete.append(len(names()))
         assert run(None)
-        rounds += 1
-        assert {path.name: content(path) for path in out.iterdir()} == expected, "other bytes, or something unfinished"
-    return Kills(len(jobs), killed, rounds, round(whole, 1), tuple(complete))
+        found = {path.name: content(path) for path in out.iterdir()}
+        in_bucket = bucket.outputs() if bucket is not None else {}
+        assert not found.keys() & in_bucket.keys() and len(in_bucket) == sum(
+            job["out"].startswith("s3:") for job in placed[rounds % 2]
+        )
+        assert found | in_bucket == expected, "other bytes, or something unfinished"
+        assert bucket is None or not bucket.unfinished(), "an upload stays"
+        rounds, moved = rounds + 1, [*moved, len(in_bucket)]
+    return Kills(len(jobs), killed, rounds, tuple(moved), round(whole, 1), tuple(complete))
 
 
 def main() -> None:
@@ -215,11 +282,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--each", type=int, default=20, help="kills of a round")
+    parser.add_argument(
+        "--shards", type=int, default=4, help="parts of the jobs, of which a run that is killed has one"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     jobs = [*golden_jobs().values(), *format_jobs(options.folder).values()]
-    done = kill_and_resume(jobs, options.folder, kills=options.kills, each=options.each)
+    with serve() as s3, credentials(s3):
+        done = kill_and_resume(
+            jobs, options.folder, kills=options.kills, each=options.each, s3=s3, shards=options.shards
+        )
     text = json.dumps(vars(done), indent=1)
     sys.stdout.write(f"{text}\n")
     if options.json:

@@ -26,12 +26,14 @@ class Fault:
             was carried out; -1 cuts it before the request is carried out.
         code: of the XML.
         times: how many requests fail; None is all.
+        answer: what becomes of them instead: the application, the request and `start_response` -> the body.
     """
 
     matches: Callable[[str, str, str], bool]
     status: int
     code: str = ""
     times: int | None = None
+    answer: Callable[[Any, dict[str, Any], Any], Iterable[bytes]] | None = None
 
 
 @dataclass
@@ -110,6 +112,8 @@ def with_faults(inner: App, store: ObjectStore) -> App:
                 if fault.times != 0 and fault.matches(method, path, query):
                     if fault.times is not None:
                         fault.times -= 1
+                    if fault.answer is not None:
+                        return fault.answer(inner, environ, start)
                     if method in ("PUT", "POST") and fault.status <= 0:
                         if not fault.status:
                             b"".join(inner(environ, lambda *_: lambda _: None))

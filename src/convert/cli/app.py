@@ -153,8 +153,7 @@ def _system_error(error: BaseException) -> Finding | None:
         return None
     if error.filename:  # any call may fail, for example on a network file system
         place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
-        problem = f"cannot be read: {error.strerror}"
-        fix = getattr(error, "fix", "check its permissions and the disk")  # of a store
+        problem, fix = f"cannot be read: {error.strerror}", "check its permissions and the disk"
         return Finding("file-not-readable", problem, path=place, fix=fix)
     if error.errno in (errno.ENOSPC, errno.EPIPE, errno.EIO):  # Typer prints the help itself
         return Finding("output-not-writable", f"{error.strerror}", path="stdout")

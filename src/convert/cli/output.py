@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.system import signals
-from convert.core.system.process import PROGRESS_FD
+from convert.core.system.process import PROGRESS_FD, end_with_parent
 from convert.core.text import escape, one_line
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def progress(quiet: bool) -> Iterator[Progress]:
     A job of a batch writes its progress to the pipe of the batch.
     """
     if descriptor := os.environ.get(PROGRESS_FD):
+        end_with_parent()
         yield partial(_to_batch, int(descriptor))
         return
     if quiet or not on_terminal():

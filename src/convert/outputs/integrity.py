@@ -15,7 +15,7 @@ import xxhash
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.safetensors_header import TensorEntry, read_header
-from convert.core.system.regular_file import open_regular, read_regular
+from convert.core.system.regular_file import ObjectPath, open_regular, read_regular
 from convert.stores import located
 from convert.stores.errors import StoreError
 from convert.writing import digests
@@ -101,15 +101,6 @@ def verify_output(out: Path, ignore: Iterable[str] = (), jobs: int | None = None
         CheckpointError: there is no such output, or none of its files has digests.
     """
     out = located(out)
-    try:
-        return _verify(out, ignore, jobs)
-    except StoreError as error:
-        raise CheckpointError(
-            Finding("file-not-readable", f"cannot be read: {error.strerror}", path=str(out), fix=error.fix)
-        ) from None
-
-
-def _verify(out: Path, ignore: Iterable[str], jobs: int | None) -> Integrity:
     headers = [_read(file) for file in _weight_files(out)]
     if not any(header.has_digests or header.findings for header in headers):
         raise CheckpointError(
@@ -187,7 +178,13 @@ def _read(file: Path) -> _Header:
             length = opened.read(8)
             header = length + opened.read(int.from_bytes(length, "little"))
     except CheckpointError as error:
+        if (
+            isinstance(file, ObjectPath) and error.code == "file-not-readable"
+        ):  # a store that does not answer damages nothing
+            raise
         return _Header(file, {}, {}, {}, {}, tuple(_damaged(file, str(f)) for f in error.findings))
+    except StoreError:
+        raise
     except OSError as error:
         return _Header(file, {}, {}, {}, {}, (_damaged(file, f"cannot be read: {error.strerror or error}"),))
     if not any(key in metadata for key in digests.KEYS):
@@ -239,6 +236,8 @@ def _weight_map(out: Path) -> dict[str, str]:
     """Read which file holds each tensor; empty without a readable index, whose digest then tells what is wrong."""
     try:
         return dict(json.loads(read_regular(out / INDEX, MAX_JSON))["weight_map"].items())
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
@@ -255,6 +254,8 @@ def _beside(out: Path, headers: list[_Header], weights: set[str], ignored: set[s
         except FileNotFoundError:
             findings.append(_damaged(out / name, "is missing"))
             continue
+        except StoreError:
+            raise
         except OSError as error:
             findings.append(_damaged(out / name, f"cannot be read: {error.strerror or error}"))
             continue
@@ -313,6 +314,8 @@ def _tensor(header: _Header, name: str) -> Finding | None:
         with open_regular(header.file) as file:
             for block in _blocks(file, entry.start, entry.stop):
                 state.update(block)
+    except StoreError:
+        raise
     except OSError as error:
         return _damaged(header.file, f"{name} cannot be read: {error.strerror or error}", tensor=name)
     if state.hexdigest() == expected:

@@ -6,19 +6,24 @@ import errno
 import os
 import re
 
+from convert.core.errors import ConvertError
+from convert.core.findings import Finding
+
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
 
 
-class StoreError(OSError):
-    """A store refused, or did not answer.
+class StoreError(OSError, ConvertError):
+    """A store refused, or did not answer. Readers handle it as an error of the system; where none does, its text says what to do.
 
     Attributes:
         fix: the next step.
     """
 
     def __init__(self, problem: str, place: str, fix: str) -> None:
-        super().__init__(errno.EIO, problem, place)
-        self.fix = fix
+        ConvertError.__init__(self, Finding("file-not-readable", f"cannot be read: {problem}", path=place, fix=fix))
+        self.errno, self.strerror, self.filename, self.fix = errno.EIO, problem, place, fix
+
+    __str__ = ConvertError.__str__
 
 
 class UnavailableError(StoreError):

@@ -130,18 +130,9 @@ def open_written(path: str | Path) -> Written:
     open all files.
 
     Raises:
-        CheckpointError: no such file, not safetensors, or an index that contradicts the files; or a store does not answer.
+        CheckpointError: no such file, not safetensors, or an index that contradicts the files.
     """
     path = located(path)
-    try:
-        return _open(path)
-    except StoreError as error:
-        raise CheckpointError(
-            Finding("file-not-readable", f"cannot be read: {error.strerror}", path=str(path), fix=error.fix)
-        ) from None
-
-
-def _open(path: Path) -> Written:
     config = _read_config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
     index = _find_index(path, config) if path.is_dir() else ""
     indexed: dict[str, str] | None = None  # tensor -> file
@@ -197,6 +188,8 @@ def _read_index(index: Path) -> dict[str, str]:
     """Read which file holds each tensor."""
     try:
         files = dict(json.loads(read_regular(index, MAX_JSON))["weight_map"].items())
+    except StoreError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"it is not an index of safetensors files: {error}"
         raise CheckpointError(Finding("converted-index-invalid", problem, path=str(index))) from None
@@ -231,6 +224,8 @@ def _compare_index(index: Path, indexed: Mapping[str, str], actual: Mapping[str,
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_regular(path, MAX_JSON))
+    except StoreError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         problem = f"cannot be read: {error}"
         raise CheckpointError(Finding("converted-metadata-invalid", problem, path=str(path))) from None

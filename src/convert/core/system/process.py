@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import NoReturn
 
+_PDEATHSIG = 1  # linux/prctl.h: PR_SET_PDEATHSIG
 PROGRESS_FD = "CONVERT_PROGRESS_FD"  # environment: the descriptor to which a job of a batch writes `DONE TOTAL` lines
 
 
@@ -32,6 +34,17 @@ def return_freed_memory() -> None:
 
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent dies (Linux, prctl(2)); elsewhere it ends at its next line of progress.
+
+    Otherwise it could remove from a store what the next run of the batch has written there.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def end(code: int) -> NoReturn:
