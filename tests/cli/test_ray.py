@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,18 @@ def kill(node: subprocess.Popen[str]) -> None:
     for pid in processes_below(node.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    node.communicate()
+    node.wait()
+    assert node.stdout is not None
+    node.stdout.close()
+
+
+def written_address(file: Path) -> str:
+    """Return the address of the head, which writes this file after it has said that it runs."""
+    until = time.monotonic() + 60
+    while not (file.is_file() and (address := file.read_text().strip())):
+        assert time.monotonic() < until, "the head has written no address"
+        time.sleep(0.1)
+    return address
 
 
 @pytest.fixture
@@ -108,7 +120,7 @@ def nodes(ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
     try:
         start("--head", "--port=0", "--include-dashboard=false", f"--temp-dir={short}")
-        address = (short / "ray_current_cluster").read_text().strip()
+        address = written_address(short / "ray_current_cluster")
         start(f"--address={address}")
         yield address, started
     finally:
