@@ -297,7 +297,10 @@ def _reverse_adapter(
         source,
         options.settings,
         _targets(match.rules, adapter.written.metadata, options),
-        lambda tree, to, settings: plan_conversion(model, tree, replace(options, to=to, settings=settings)),
+        options.dtype,
+        lambda tree, to, dtype, settings: plan_conversion(
+            model, tree, replace(options, to=to, dtype=dtype, settings=settings)
+        ),
     )
 
 

@@ -455,3 +455,26 @@ def test_the_form_of_pairs_without_an_adapter(tmp_path: Path, run: Run) -> None:
     _, error = run("gemma", written(tmp_path / "a", pair()), tmp_path / "ckpt", "--to", "orbax", code=2)
     assert "adapter-not-importable" in error and "convert the base model first" in error
     assert not (tmp_path / "ckpt").exists()
+
+
+PRESCALED = '- {einsum: "...D,DNH->...NH", prescaled_by: "1/sqrt(H)", from: q/kernel, linear: q}'
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("float16", "float32"), ("float16", None), ("float32", "float16")])
+def test_a_factor_of_the_weight_needs_wider_leaves(dtype: str, wide: str | None, tmp_path: Path) -> None:
+    """MaxText's queries hold 1/sqrt(H), which is no power of two here: B divided by it has a place in wider leaves only."""
+    rng = np.random.default_rng(0)
+    shapes = {"q.lora_A.weight": (RANK, 16), "q.lora_B.weight": (24, RANK)}
+    out = written(tmp_path / "a", {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()})
+    options: dict[str, Any] = {"settings": {"adapter": "qwix.dot_general"}, "dtype": wide}
+    like = MemorySource({"q/kernel": rng.standard_normal((16, 2, 12)).astype("float32")})
+    if wide != "float32":
+        with pytest.raises(ConvertError) as refused:
+            convert.plan_reverse(rule_file(PRESCALED), out, like=like, **options)
+        assert refused.value.findings[0].code == ("dtype-unknown" if wide else "not-reversible")
+        return
+    leaves = leaves_of(convert.plan_reverse(rule_file(PRESCALED), out, like=like, **options))
+    assert leaves["q/kernel_lora_b"].dtype == np.float32 and leaves["q/kernel_lora_b"].shape == (RANK, 24)
+    convert.convert_adapter(rule_file(PRESCALED), MemorySource(leaves), tmp_path / "b", settings={"lora_alpha": ALPHA}, dtype=dtype)  # fmt: skip
+    one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in "ab")
+    assert all(two[name].tobytes() == x.tobytes() for name, x in one.items())

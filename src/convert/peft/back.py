@@ -11,6 +11,7 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.similarity import ClosestNames, did_you_mean
+from convert.core.tensor_spec import widens
 from convert.layers.base import Step
 from convert.peft.adapter import Adapter
 from convert.peft.blocks import Rearranged, ranks_of, slots_of
@@ -23,11 +24,18 @@ from convert.reversing.plan import ReversePlan, reverse
 
 BLOCKS = "lora_blocks"  # name of --set: modules that share a leaf get elements of the rank of their own
 CODE = "adapter-not-importable"
-Planner = Callable[[Source, str | None, Mapping[str, Any]], Plan]  # of a checkpoint, a target and settings
+Planner = Callable[
+    [Source, str | None, str | None, Mapping[str, Any]], Plan
+]  # of a checkpoint, a target, a dtype and settings
 
 
 def plan_adapter_back(
-    adapter: Adapter, like: Source, settings: Mapping[str, Any], targets: Sequence[str | None], plan: Planner
+    adapter: Adapter,
+    like: Source,
+    settings: Mapping[str, Any],
+    targets: Sequence[str | None],
+    dtype: str | None,
+    plan: Planner,
 ) -> ReversePlan:
     """Plan the leaves of the pairs; all other leaves are those of a checkpoint.
 
@@ -35,6 +43,7 @@ def plan_adapter_back(
         like: a checkpoint of the base model, with the pairs or without.
         settings: `adapter` is the form of the pairs, where the checkpoint has none.
         targets: whose names the adapter may have.
+        dtype: that of the tensors; of pairs that the checkpoint lacks, that of their leaves, at least as wide.
         plan: plans the way forth.
 
     Raises:
@@ -43,9 +52,11 @@ def plan_adapter_back(
     """
     form, blocks = _form(like, settings)
     said = {key: value for key, value in settings.items() if key not in (ADAPTER, BLOCKS)}
-    base = _base(adapter, [plan(like, to, said if form else {**said, ADAPTER: BASE}) for to in targets])
-    forth = _Forth(adapter, base.target, said, plan)
-    source = like if form is None else _with_pairs(forth, base, form, blocks)
+    own = _dtype_of(adapter)
+    written_in = dtype if form is None or dtype is None else own
+    base = _base(adapter, [plan(like, to, written_in, said if form else {**said, ADAPTER: BASE}) for to in targets])
+    forth = _Forth(adapter, base.target, written_in, said, plan)
+    source = like if form is None else _with_pairs(forth, base, form, blocks, _wide(own, dtype))
     made = forth.of(source)
     written = adapter.written
     if blocks:
@@ -82,14 +93,17 @@ class _Forth:
 
     adapter: Adapter
     to: str
+    dtype: str | None
     settings: Mapping[str, Any]
     plan: Planner
 
     def of(self, source: Source) -> AdapterPlan:
         pairs, said = find_pairs(source.leaves), dict(self.settings)
         if ALPHA not in said and any(map(applies, pairs.values())) and read_scaling(source, pairs, said).alpha is None:
-            said[ALPHA] = self._alpha(plan_adapter(self.plan(source, self.to, {**said, ALPHA: RANK})), pairs)
-        return plan_adapter(self.plan(source, self.to, said))
+            said[ALPHA] = self._alpha(
+                plan_adapter(self.plan(source, self.to, self.dtype, {**said, ALPHA: RANK})), pairs
+            )
+        return plan_adapter(self.plan(source, self.to, self.dtype, said))
 
     def _alpha(self, made: AdapterPlan, pairs: Mapping[str, NamedPair]) -> float | str:
         """Return the alpha that gives the factors of the adapter; `rank` where it is the rank of each pair.
@@ -123,6 +137,22 @@ def _form(like: Source, settings: Mapping[str, Any]) -> tuple[Form | None, bool]
     return None if pairs else Form(name), blocks
 
 
+def _dtype_of(adapter: Adapter) -> str:
+    return next(adapter.written.specs[m.down].dtype for m in adapter.modules.values())
+
+
+def _wide(own: str, wanted: str | None) -> str:
+    """Return the dtype of the leaves of new pairs.
+
+    Raises:
+        OptionError: it cannot hold the values of the adapter.
+    """
+    if wanted is not None and not widens(own, wanted):
+        expected = f"a dtype at least as wide as {own}"
+        raise OptionError(Finding("dtype-unknown", "it is the dtype of the pairs' leaves", path=f"--dtype {wanted}", expected=expected, got=wanted, fix="leave it out, or convert the adapter's tensors first"))  # fmt: skip
+    return wanted or own
+
+
 def _base(adapter: Adapter, plans: Sequence[Plan]) -> Plan:
     """Return the plan of the target that has the modules.
 
@@ -144,7 +174,7 @@ def _base(adapter: Adapter, plans: Sequence[Plan]) -> Plan:
     return best
 
 
-def _with_pairs(forth: _Forth, base: Plan, form: Form, blocks: bool) -> Grafted:
+def _with_pairs(forth: _Forth, base: Plan, form: Form, blocks: bool, dtype: str) -> Grafted:
     """Add the pairs to the tree: planned with rank 1 first, which tells how the rank of a module follows from those of its pairs.
 
     Raises:
@@ -152,7 +182,6 @@ def _with_pairs(forth: _Forth, base: Plan, form: Form, blocks: bool) -> Grafted:
     """
     adapter = forth.adapter
     weights = weights_of(base, adapter.modules)
-    dtype = next(adapter.written.specs[m.down].dtype for m in adapter.modules.values())
     made = forth.of(grafted(base, weights, dict.fromkeys(weights, 1), dtype, form))
     if blocks:
         return grafted(base, weights, ranks_of(slots_of(made, adapter)), dtype, form)
