@@ -386,6 +386,7 @@ def test_every_key_of_peft_s_configuration_is_known() -> None:
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"rank_pattern": {"up": 2}}, "states rank 2"),
         ({"rank_pattern": {"u.*p": 3}}, "regular expression"),
+        ({"rank_pattern": [3]}, "not names with numbers"),
     ],
 )
 def test_a_configuration_that_is_no_product(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -407,6 +408,24 @@ def test_a_configuration_that_is_no_product(config: dict[str, Any], reason: str,
 def test_tensors_that_are_no_pair_of_the_model(tensors: Tree, reason: str, tmp_path: Path) -> None:
     finding = refusal(written(tmp_path / "a", tensors))
     assert (finding.code == "tensor-spec-differs") if not reason else reason in finding.problem
+
+
+@pytest.mark.parametrize("form", ["msgpack", "npz", "orbax"])
+def test_every_format_and_the_file_in_place_of_its_directory(form: str, tmp_path: Path) -> None:
+    out, ending = written(tmp_path / "a", pair()), {"orbax": ""}.get(form, f".{form}")
+    options: dict[str, Any] = {
+        "like": MemorySource({"up/kernel": np.ones((16, 24), "f4")}),
+        "settings": {"adapter": "gemma"},
+    }
+    convert.convert_back(
+        rule_file(UP), out / "adapter_model.safetensors", tmp_path / f"ckpt{ending}", form=form, **options
+    )
+    source = convert.open_source(tmp_path / f"ckpt{ending}")
+    a, b = (source.read(f"up/lora/{end}") for end in "ab")
+    want = (
+        2 * pair()["up.lora_B.weight"] @ pair()["up.lora_A.weight"]
+    )  # alpha 6 / rank 3, which gemma does not multiply by
+    assert relative_error((a @ b).T, want) < 1e-6 and source.read("up/kernel").all()
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ class Adapter:
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether a directory has PEFT's files, and no model beside them."""
+    """Whether a directory has PEFT's files, and no model beside them; or the file of the pairs in such a directory."""
+    if path.name == FILE and path.is_file():
+        return True
     if not path.is_dir() or any((path / name).exists() for name in (SINGLE_FILE, INDEX)):
         return False
     return (path / FILE).exists() or (path / CONFIG).exists()
@@ -87,12 +89,13 @@ def no_adapter(path: Path, form: str) -> OptionError:
 
 
 def open_adapter(path: Path) -> Adapter:
-    """Open an adapter. Reads no tensor.
+    """Open an adapter: its directory, or the file of the pairs in it. Reads no tensor.
 
     Raises:
         CheckpointError: a file is missing or damaged.
         PlanError: it is no sum of low-rank products; or a pair is incomplete or contradicts the configuration.
     """
+    path = path.parent if path.name == FILE and path.is_file() else path
     for name, more in ((CONFIG, ""), (FILE, "; a pickle (adapter_model.bin) is not loaded")):
         if not (path / name).is_file():
             fix = "save the adapter with `save_pretrained` of PEFT"
@@ -168,7 +171,9 @@ def _pattern(config: Mapping[str, Any], key: str, module: str, default: Any) -> 
         ValueError: it is a regular expression, which is not evaluated.
     """
     patterns = config.get(key) or {}
-    for pattern, value in dict(patterns).items():
+    if not isinstance(patterns, dict):
+        raise ValueError(f"{key} of {CONFIG} is {patterns!r}, not names with numbers")  # noqa: TRY004 - what the file holds
+    for pattern, value in patterns.items():
         name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
         if re.fullmatch(r"[\w.-]+", name) is None:
             raise ValueError(f"{key} of {CONFIG} has the regular expression {pattern!r}: write the names of the modules in its place")  # fmt: skip
