@@ -12,6 +12,7 @@ from convert.verify.report.report import Verdict
 from faults.applies import FAMILIES, LIST, Listed, rows
 from faults.catalogue import BY_FAMILY, CASES, cells, documented, key, run, run_fault
 from faults.planted import FAULTS, Fault
+from faults.planted.of_others import OF_OTHERS
 from faults.planted.orders import ORDERS
 from faults.planted.values import VALUES
 from faults.plants import InFacts, InSettings
@@ -42,12 +43,13 @@ def once() -> Iterator[Any]:
 
     Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
     Faults of `SLOW_CASES` and of Gemma are slow, and those that unit tests name one by one: wrong facts (test_judged_facts.py)
-    and changes of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py).
+    and changes of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py,
+    test_made_of_others.py).
     """
     seen = set()
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
-        named = fault in (*VALUES, *ORDERS) or isinstance(fault.plant, InFacts | InSettings)
+        named = fault in (*VALUES, *ORDERS, *OF_OTHERS) or isinstance(fault.plant, InFacts | InSettings)
         slow = found in seen or fault.case in SLOW_CASES or fault.case.startswith("gemma") or named
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:

@@ -22,6 +22,7 @@ from faults.planted.in_files import IN_FILES
 from faults.planted.in_rules import IN_RULES
 from faults.planted.in_targets import IN_REFERENCES, IN_TARGETS
 from faults.planted.modules import MODULES
+from faults.planted.of_others import OF_OTHERS
 from faults.planted.orders import ORDERS
 from faults.planted.outputs_alone import OUTPUTS_ALONE
 from faults.planted.references import REFERENCES
@@ -48,6 +49,7 @@ FAULTS: tuple[Fault, ...] = (
     *IN_FACTS,
     *VALUES,
     *ORDERS,
+    *OF_OTHERS,
     *OUTPUTS_ALONE,
     *MODULES,
     *DECODER,

@@ -1,4 +1,4 @@
-"""Name a tensor that is made of its own values and another tensor's: a part of it, a sum, a mean, a norm's scale folded in."""
+"""Name a tensor that is made of its own values and another tensor's: a part of it, a sum, a mean."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ from convert.planning.plan import Plan
 from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.weights.corruption.find import Corruption
 from convert.verify.weights.corruption.relations import indices_that_differ
+from convert.verify.weights.folded import MAX_OTHERS, find_folded
+from convert.verify.weights.rows_of_others import find_rows_of_others
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_OTHERS = 128  # tensors that are read for one wrong tensor
 SAMPLE = 4096  # values that differ, by which other tensors are ruled out
 MIN_COMMON = 8  # values that are those of another tensor by no chance
-PARTLY, SUMMED, MIXED, FOLDED = (
-    "partly of another",
-    "another tensor added",
-    "mixed with another tensor",
-    "a scale folded in",
-)
+PARTLY, SUMMED, MIXED = "partly of another", "another tensor added", "mixed with another tensor"
 OF_DROPPED = "of a dropped tree"
 OTHER_TRANSPOSED, OTHER_SHAPE = "of another tensor, transposed", "of another tensor, of another shape"
 
@@ -65,7 +61,7 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
         if same_bits(got.reshape(-1), expected(other, plan.source).reshape(-1)):
             text = f"it holds what belongs to {other.name}, {list(other.spec.shape)}, in a shape of its own"
             return Corruption(OTHER_SHAPE, text)
-    return _folded(step, plan, got, want)
+    return find_folded(step, plan, got, want) or find_rows_of_others(step, plan, got, want)
 
 
 def find_in_dropped(step: Step, plan: Plan, got: Array, twins: Sequence[TwinTree]) -> Corruption | None:
@@ -140,36 +136,3 @@ def _place(differ: Array) -> str:
     if place is not None and len(flat) * differ.shape[place.axis] == differ.size * len(place.indices):
         return place.where
     return f"in {len(flat)} of {differ.size} values"
-
-
-def _folded(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
-    """Find the scale of a norm of the same layer that is multiplied into the weight."""
-    if got.ndim < 2 or not is_float(want.dtype.name):
-        return None
-    x, y = got.astype(np.float64), want.astype(np.float64)
-    slack = 4 * max(epsilon(want.dtype.name), epsilon("float32"))
-    layer = _layer(step.name)
-    scales = [s for s in plan.steps if s.parts and len(s.spec.shape) == 1 and _layer(s.name) == layer]
-    for scale in scales[:MAX_OTHERS]:
-        values = expected(scale, plan.source).astype(np.float64)
-        for axis, size in enumerate(got.shape):
-            if size != len(values):
-                continue
-            shape = [1] * got.ndim
-            shape[axis] = size
-            with np.errstate(all="ignore"):
-                tries = {"": values, "1 + ": 1 + values, "1 / ": 1 / values, "1 / (1 + ": 1 / (1 + values)}
-                for text, factor in tries.items():
-                    made = y * factor.reshape(shape)
-                    bound = slack * np.maximum(np.abs(x), np.abs(made))
-                    if np.all(np.abs(x - made) <= bound) and np.median(np.abs(x - y)) > 4 * np.median(bound):
-                        close = ")" if text.count("(") else ""
-                        return Corruption(FOLDED, f"axis {axis} is multiplied by {text}{scale.name}{close}")
-    return None
-
-
-def _layer(name: str) -> str:
-    """Return the name up to its last number: the layer."""
-    parts = name.split(".")
-    last = max((k for k, part in enumerate(parts) if part.isdecimal()), default=-1)
-    return ".".join(parts[: last + 1])

@@ -18,7 +18,7 @@ MAX_AXES = 4  # of a tensor whose axes are turned
 MIN_EACH = 4  # values for one number per index; fewer fit any
 MAX_RANK = 64  # of a change
 MAX_SORTED = 1 << 24  # values whose order is looked up
-PER_INDEX = ("multiplied by numbers", "one row changed")  # which another tensor may explain
+PER_INDEX = ("multiplied by numbers", "numbers added", "one row changed")  # which another tensor may explain
 FLAT = "values in the order of the file"
 
 

@@ -1,0 +1,112 @@
+"""Name a tensor into which other tensors of its layer are folded: a scale, a bias, a norm, the rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.core.tensor_spec import is_float
+from convert.layers.base import Step
+from convert.layers.step_tensor import expected
+from convert.numerics.compare import epsilon
+from convert.planning.plan import Plan
+from convert.verify.weights.corruption.find import Corruption
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_OTHERS = 128  # tensors that are read for one wrong tensor
+MAX_SIZE = 1 << 24  # values of such a tensor, which are held in float64
+MAX_ROWS = 8  # of a table, such as that of token types, each of which may have been added
+SCALE, BIAS = "a scale folded in", "a bias folded in"
+
+
+def find_folded(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
+    """Return what of the same layer is folded into the tensor; None if nothing known is."""
+    if not is_float(want.dtype.name) or got.ndim == 0 or not np.isfinite(got.astype(np.float64)).all():
+        return None
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    slack = 4 * max(epsilon(want.dtype.name), epsilon("float32"))
+    layer = layer_of(step.name)
+    near = [s for s in plan.steps if s.parts and s.name != step.name and layer_of(s.name) == layer][:MAX_OTHERS]
+    small = [s for s in near if is_float(s.spec.dtype) and s.spec.size <= MAX_SIZE]
+    values = {s.name: expected(s, plan.source).astype(np.float64) for s in small}
+    vectors = {name: v for name, v in values.items() if v.ndim == 1}
+    return _scale(x, y, slack, vectors) or _bias(x, y, slack, values, vectors)
+
+
+def layer_of(name: str) -> str:
+    """Return the name up to its last number: the layer."""
+    parts = name.split(".")
+    last = max((k for k, part in enumerate(parts) if part.isdecimal()), default=-1)
+    return ".".join(parts[: last + 1])
+
+
+def _scale(x: Array, y: Array, slack: float, vectors: dict[str, Array]) -> Corruption | None:
+    """Find the scale of a norm that is multiplied into the weight."""
+    for axis, size in enumerate(x.shape) if x.ndim > 1 else ():
+        shape = [1] * x.ndim
+        shape[axis] = size
+        for text, factor in _factors({name: v for name, v in vectors.items() if len(v) == size}):
+            made = y * factor.reshape(shape)
+            bound = slack * np.maximum(np.abs(x), np.abs(made))
+            with np.errstate(invalid="ignore"):
+                if np.all(np.abs(x - made) <= bound) and np.median(np.abs(x - y)) > 4 * np.median(bound):
+                    return Corruption(SCALE, f"axis {axis} is multiplied by {text}")
+    return None
+
+
+def _factors(vectors: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield what a norm multiplies by: its scale, or 1 + scale, and either divided by the deviation; and their inverses."""
+    with np.errstate(all="ignore"):
+        for name, v in vectors.items():
+            yield name, v
+            yield f"1 + {name}", 1 + v
+            yield f"1 / {name}", 1 / v
+            yield f"1 / (1 + {name})", 1 / (1 + v)
+        for name, var in vectors.items():
+            if not name.endswith("running_var"):
+                continue
+            for scale, v in vectors.items():
+                for eps in (1e-3, 1e-5, 1e-6):
+                    if scale == name.removesuffix("running_var") + "weight":
+                        yield f"{scale} / sqrt({name} + {eps:g})", v / np.sqrt(var + eps)
+
+
+def _bias(x: Array, y: Array, slack: float, values: dict[str, Array], vectors: dict[str, Array]) -> Corruption | None:
+    """Find the vector that is added along an axis: a row of a table, or a weight times the bias of what comes before it."""
+    added = x - y
+    for axis, size in enumerate(x.shape):
+        rows = np.moveaxis(added, axis, -1).reshape(-1, size)
+        vector = rows.mean(axis=0)
+        bound = slack * float(max(np.abs(x).max(), np.abs(y).max()))
+        if np.abs(rows - vector).max() > bound or not np.median(np.abs(vector)) > 4 * bound:
+            continue
+        for text, made, size_of_terms in _vectors(size, x.ndim, values, vectors):
+            for sign in (1, -1):
+                if np.abs(vector - sign * made).max() <= bound + slack * size_of_terms:
+                    how, to = ("added", "to") if sign > 0 else ("subtracted", "from")
+                    where = "it" if x.ndim == 1 else f"each of its vectors along axis {axis}"
+                    return Corruption(BIAS, f"{text} is {how} {to} {where}")
+    return None
+
+
+def _vectors(
+    size: int, ndim: int, values: dict[str, Array], vectors: dict[str, Array]
+) -> Iterator[tuple[str, Array, float]]:
+    """Yield vectors of a length, made of the tensors of a layer, and the size of the terms of their sums."""
+    for name, v in values.items():
+        if v.ndim == 2 and v.shape[1] == size and v.shape[0] <= MAX_ROWS:
+            yield from ((f"row {k} of {name}", row, 0.0) for k, row in enumerate(v))
+        elif ndim > 1 and v.shape == (size,):
+            yield name, v, 0.0
+    for name, matrix in values.items():
+        for turned in (matrix, matrix.T) if matrix.ndim == 2 else ():
+            if turned.shape[0] != size:
+                continue
+            for other, v in vectors.items():
+                width = turned.shape[1]
+                for part in range(len(v) // width if len(v) % width == 0 else 0):
+                    which = f"part {part + 1} of {other}" if len(v) > width else other
+                    share = v[part * width : (part + 1) * width]
+                    yield f"{name} times {which}", turned @ share, float((np.abs(turned) @ np.abs(share)).max())

@@ -1,0 +1,89 @@
+"""Name a tensor that is made of rows of several tensors of its layer, such as gate and up in turn, or of its heads' mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from convert.core.tensor_spec import is_float
+from convert.layers.base import Step
+from convert.layers.step_tensor import expected
+from convert.numerics.compare import epsilon
+from convert.planning.plan import Plan
+from convert.verify.weights.corruption.find import Corruption
+from convert.verify.weights.folded import MAX_OTHERS, layer_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Place = tuple[str, int]  # a tensor, and the index of one of its rows
+SEVERAL, AVERAGED = "rows of several tensors", "blocks averaged"
+SHOWN = 4  # runs of rows
+MIN_ROW = 2  # values of a row that are another row's by no chance
+
+
+def find_rows_of_others(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
+    """Return which rows of which tensors of the layer the tensor holds; None if a row is none of theirs."""
+    layer = layer_of(step.name)
+    like = [s for s in plan.steps if s.parts and s.spec.dtype == step.spec.dtype and len(s.spec.shape) == got.ndim]
+    near = [s for s in like if layer_of(s.name) == layer]
+    for axis in range(got.ndim if got.ndim > 1 else 0):
+        rest = (*got.shape[:axis], *got.shape[axis + 1 :])
+        fit = [s for s in near if (*s.spec.shape[:axis], *s.spec.shape[axis + 1 :]) == rest][:MAX_OTHERS]
+        if len(fit) < 2 or got.size < MIN_ROW * got.shape[axis]:
+            continue
+        known: dict[int, Place] = {}  # by 64 bits of each row: the rows of a layer may be larger than memory
+        for other in fit:
+            for k, row in enumerate(_rows(expected(other, plan.source), axis)):
+                known.setdefault(hash(row.tobytes()), (other.name, k))
+        places = [known.get(hash(row.tobytes())) for row in _rows(got, axis)]
+        found = [place for place in places if place is not None]
+        if len(found) == len(places) and len({name for name, _ in found}) > 1:
+            return Corruption(SEVERAL, f"along axis {axis}, it holds {_described(found, layer)}")
+    return find_averaged(got, want)
+
+
+def find_averaged(got: Array, want: Array) -> Corruption | None:
+    """Find blocks along an axis, such as heads, that are each the mean of the right ones, or of a group of them."""
+    if not is_float(want.dtype.name) or got.ndim == 0:
+        return None
+    slack = 8 * max(epsilon(want.dtype.name), epsilon("float32")) * float(np.abs(want.astype(np.float64)).max())
+    for axis, size in enumerate(got.shape):
+        x, y = (_rows(v, axis) for v in (got, want))
+        for width in _divisors(size):
+            blocks = size // width
+            for group in _divisors(blocks, first=2):
+                shape = (blocks // group, group, width, -1)
+                if all(_is_mean(a.reshape(shape), b.reshape(shape), slack) for a, b in ((x[:, :1], y[:, :1]), (x, y))):
+                    of = (
+                        f"the {blocks} blocks"
+                        if group == blocks
+                        else f"{group} blocks that follow each other, of {blocks} in all,"
+                    )
+                    return Corruption(AVERAGED, f"{of} of {width} along axis {axis} are each the mean of these blocks")
+    return None
+
+
+def _is_mean(got: Array, want: Array, slack: float) -> bool:
+    mean = want.astype(np.float64).mean(axis=1, keepdims=True)
+    return bool(np.all(np.abs(got - mean) <= slack))
+
+
+def _divisors(size: int, first: int = 1) -> Iterator[int]:
+    return (k for k in range(first, size + 1) if size % k == 0)
+
+
+def _rows(x: Array, axis: int) -> Array:
+    return np.ascontiguousarray(np.moveaxis(x, axis, 0)).reshape(x.shape[axis], -1)
+
+
+def _described(places: Sequence[Place], layer: str) -> str:
+    """Say which rows stand in which order: runs of rows that follow each other in one tensor."""
+    starts = [0, *(k + 1 for k, (a, b) in enumerate(pairwise(places)) if b != (a[0], a[1] + 1)), len(places)]
+    runs = []
+    for first, stop in pairwise(starts[: SHOWN + 1]):
+        name, row = places[first]
+        which = f"row {row}" if stop - first == 1 else f"rows {row} to {row + stop - first - 1}"
+        runs.append(f"{which} of {name.removeprefix(layer).removeprefix('.')}")
+    return ", ".join(runs) + (", ..." if len(starts) > SHOWN + 1 else "")
