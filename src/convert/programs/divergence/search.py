@@ -305,7 +305,7 @@ def _is_local(repair: Repair, known: Knowledge) -> bool:
     if not one or not two:
         return True
     layers = [[x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)]
-    if any(layers) and not _same_kernel(*layers):
+    if any(layers) and not _same_kernel(*layers) and not _same_leaf(*layers, known):
         return False
     theirs = _parameters(two)
     if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
@@ -319,6 +319,17 @@ def _same_kernel(one: Sequence[Operation], two: Sequence[Operation]) -> bool:
     if len(one) != 1 or len(two) != 1 or {kind_of(x) for x in (*one, *two)} != {"convolution"}:
         return False
     return same_numbers(_parameters(one)[0].array, _parameters(two)[0].array)
+
+
+def _same_leaf(one: Sequence[Operation], two: Sequence[Operation], known: Knowledge) -> bool:
+    """Whether both are one product with the same parameter, which the code of either may turn or scale before."""
+    if len(one) != 1 or len(two) != 1 or {kind_of(x) for x in (*one, *two)} != {"product"}:
+        return False
+    ours, theirs = ({leaf for v in _parameters(x) for leaf in v.leaves} for x in (one, two))
+    if len(ours) != 1 or len(theirs) != 1:
+        return False
+    (mine,), (other,) = ours, theirs
+    return same_numbers(known.target.parameters[mine].array, known.source.parameters[other].array)
 
 
 def _parameters(operations: Sequence[Operation]) -> list[Value]:

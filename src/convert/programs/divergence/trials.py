@@ -98,6 +98,9 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
         indices |= {(size, k) for size in sizes for k in range(size)}
     near: list[tuple[Value, int]] = list(after_in_source(known, [part.value for _, part in anchors], present))
     near += [(part.value, 0) for _, part in anchors]
+    # A variance is computed of the values less their mean, which the target has, too.
+    between = list(_present_behind(known, [part.value for _, part in anchors], present))
+    near += [(value, depth + 1) for value, depth in after_in_source(known, between, present) if depth]
     seen: set[tuple[Value, Value]] = set()
     for value, depth in _after(known, operation, region):
         for other, far in near:
@@ -213,6 +216,20 @@ def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Valu
             yield value, max(depth, 1)
         for user in known.source_users.get(value, ()):
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
+
+
+def _present_behind(known: Knowledge, values: Sequence[Value], present: set[Value]) -> Iterator[Value]:
+    """Yield values of the source behind these that the target has, too: what it lacks may be computed of them."""
+    waiting = [(v, 0) for v in values]
+    seen: set[Value] = set(values)
+    while waiting and len(seen) < NEAREST:
+        value, depth = waiting.pop(0)
+        if depth and value in present and value.array.size >= FEW:
+            yield value
+        for user in known.source_users.get(value, ()) if depth < DEPTH else ():
+            new = [v for v in user.results if v not in seen]
+            seen.update(new)
+            waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in new]
 
 
 def _similar(known: Knowledge, one: Operation, two: Operation) -> bool:
