@@ -62,8 +62,13 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
     compared.
     """
     evidence = site.evidence
-    if reference.jax is None or not evidence.is_live or evidence.float64_values is None or _size(site) > LARGEST:
+    if reference.jax is None or not evidence.is_live or evidence.float64_values is None:
         return OtherOperation()
+    if (size := _size(site)) > LARGEST:
+        return OtherOperation(
+            known=f"the two are not compared operation by operation: their records would take about {size / 2**30:.1f} GiB, "
+            f"and at most {LARGEST / 2**30:.0f} GiB are kept; check a smaller model of the same code, or shorter inputs"
+        )
     try:
         source, target = _records(site, reference, names)
     except (*USER_FAILS, ConvertError):  # code that cannot be recorded
