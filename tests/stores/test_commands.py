@@ -57,7 +57,7 @@ def test_two_buckets_are_compared(out: str, s3: ObjectStore, bucket: str, folder
     assert f"s3://{bucket}/a/out" in run("diff", *urls, code=2)[1]
 
 
-@pytest.mark.parametrize("levels", ["coverage,weights", pytest.param("coverage,weights,layers,model", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("levels", [pytest.param("coverage,weights", marks=pytest.mark.slow), pytest.param("coverage,weights,layers,model", marks=pytest.mark.slow)])  # fmt: skip
 def test_a_bucket_is_checked_against_a_bucket(levels: str, s3: ObjectStore, bucket: str, tmp_path: Path, run: Run) -> None:  # fmt: skip
     source, out = s3.put(bucket, "ckpt", TIMESFM), f"s3://{bucket}/out"
     convert.convert("timesfm", TIMESFM, out, max_shard_bytes=200_000)
