@@ -189,7 +189,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "gemma3_vision",
         "paligemma1",
         "paligemma2",
-        *("gemma4", "gemma4_e", "gemma4_moe"),
+        *("gemma3n", "gemma4", "gemma4_e", "gemma4_moe"),
         "gpt2_lm",
         "gpt2_lm_untied",
         "gpt2_model",
@@ -224,7 +224,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
     assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
-    assert run("rules", "show", "gemma")[0].count("# yaml-language-server") == 3  # twelve models, three files
+    assert run("rules", "show", "gemma")[0].count("# yaml-language-server") == 4  # thirteen models, four files
     shown, _ = run("rules", "show", "timesfm-2.5")
     mine = tmp_path / "mine.yaml"
     mine.write_text(shown)
