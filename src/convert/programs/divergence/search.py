@@ -304,8 +304,10 @@ def _is_local(repair: Repair, known: Knowledge) -> bool:
         return False
     if not one or not two:
         return True
-    layers = [[x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)]
-    if any(layers) and not _same_kernel(*layers) and not _same_leaf(*layers, known):
+    mine, others = (
+        [x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)
+    )
+    if (mine or others) and not _same_kernel(mine, others) and not _same_leaf(mine, others, known):
         return False
     theirs = _parameters(two)
     if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
