@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import convert
+from convert.checkpoints import Source
 from convert.core.einsum import Projection
 from convert.peft.plan import plan_adapter
 from convert.planning.plan import Plan
@@ -76,6 +78,13 @@ def test_a_flax_class_of_transformers_finds_its_adapters(case: str, tmp_path: Pa
     test_a_family_finds_its_adapters("flax_transformers", case, ckpt, {}, tmp_path)
 
 
+def beside(source: Source, arrays: Tree) -> MemorySource:
+    """Return a checkpoint of these arrays, with the files beside the source, such as config.json."""
+    memory = MemorySource(arrays)
+    memory.path = source.path
+    return memory
+
+
 @pytest.mark.parametrize(("model", "case", "at", "said"), CASES)
 def test_a_family_finds_its_adapters(
     model: str, case: str, at: Path | Callable[[Path], Path], said: dict[str, Any], tmp_path: Path
@@ -83,11 +92,7 @@ def test_a_family_finds_its_adapters(
     source = convert.open_source(at if isinstance(at, Path) else at(tmp_path))
     tree = {name: source.read(name) for name in source.leaves}
 
-    def opened(arrays: Tree) -> MemorySource:
-        memory = MemorySource(arrays)
-        memory.path = source.path  # config.json lies there
-        return memory
-
+    opened = partial(beside, source)
     base = convert.plan_conversion(model, opened(tree), settings=said)
     adapted, merged, count = with_pairs(tree, base, np.random.default_rng(0))
     plan = convert.plan_conversion(model, opened(adapted), settings={**said, "lora_alpha": ALPHA})
@@ -115,11 +120,7 @@ def test_an_adapter_of_a_family_comes_back(
     source = convert.open_source(at if isinstance(at, Path) else at(tmp_path))
     tree = {name: source.read(name) for name in source.leaves}
 
-    def opened(arrays: Tree) -> MemorySource:
-        memory = MemorySource(arrays)
-        memory.path = source.path
-        return memory
-
+    opened = partial(beside, source)
     adapted, _, _ = with_pairs(tree, convert.plan_conversion(model, opened(tree), settings=said), np.random.default_rng(0))  # fmt: skip
     said = {**said, "lora_alpha": ALPHA}
     plan = convert.plan_conversion(model, opened(adapted), settings=said)

@@ -18,16 +18,9 @@ from support.command_line import Run
 from support.object_store import KEY_ID, SECRET, TOKEN, Fault, ObjectStore
 from support.paths import EXAMPLES
 from support.small_conversion import write_checkpoint, write_rules
+from support.store_contract import a_part, any_write, completing, local_files, stored, the_last
 
 TIMESFM = EXAMPLES / "checkpoints" / "timesfm-2.5"
-
-
-def local_files(out: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in out.iterdir()} if out.is_dir() else {"": out.read_bytes()}
-
-
-def stored(s3: ObjectStore, bucket: str, key: str) -> dict[str, bytes]:
-    return {each.removeprefix(key).lstrip("/"): s3.get(bucket, each) for each in s3.keys(bucket) if each.startswith(key)}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,22 +111,6 @@ def test_an_output_that_appears_meanwhile_is_kept(s3: ObjectStore, bucket: str, 
         for _ in execute(convert.plan_conversion(*small), f"s3://{bucket}/out.safetensors"):
             s3.client.put_object(Bucket=bucket, Key="out.safetensors", Body=b"other")
     assert stored(s3, bucket, "out.safetensors")[""] == b"other" and s3.unfinished(bucket) == []
-
-
-def any_write(method: str, path: str, query: str) -> bool:
-    return method in ("PUT", "POST")
-
-
-def a_part(method: str, path: str, query: str) -> bool:
-    return "partNumber" in query
-
-
-def completing(method: str, path: str, query: str) -> bool:
-    return method == "POST" and "uploadId" in query
-
-
-def the_last(method: str, path: str, query: str) -> bool:
-    return method == "PUT" and path.endswith("index.json")
 
 
 @pytest.mark.parametrize(

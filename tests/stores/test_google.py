@@ -13,12 +13,12 @@ import convert
 from convert.checkpoints import open_source
 from convert.core.errors import ConvertError
 from convert.stores import client
-from support import writers
+from support import store_contract, writers
 from support.command_line import Run
 from support.google_store import BEARER, GoogleStore
 from support.object_store import Fault
 from support.paths import EXAMPLES, GOLDEN
-from support.source_contract import same
+from support.store_contract import assert_same
 
 ORBAX = GOLDEN / "orbax-0.5"
 TIMESFM = EXAMPLES / "checkpoints" / "timesfm-2.5"
@@ -30,20 +30,8 @@ FORMATS = [
 ]  # fmt: skip
 
 
-def assert_same(url: str, path: Path) -> None:
-    here, there = open_source(path), open_source(url)
-    assert there.format == here.format and there.leaves == here.leaves
-    assert all(same(there.read(name), here.read(name)) for name in here.leaves)
-    assert there.changed() is None
-
-
 def refused(url: str) -> str:
-    with pytest.raises(ConvertError) as caught:
-        source = open_source(url)
-        for name in source.leaves:
-            source.read(name)
-    assert BEARER not in str(caught.value)
-    return str(caught.value)
+    return store_contract.refused(url, BEARER)
 
 
 @pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.name)

@@ -16,17 +16,10 @@ from support.google_store import BEARER, GoogleStore
 from support.object_store import Fault
 from support.paths import EXAMPLES
 from support.small_conversion import write_checkpoint, write_rules
+from support.store_contract import a_part, any_write, completing, local_files, stored, the_last
 
 TIMESFM = EXAMPLES / "checkpoints" / "timesfm-2.5"
 SLOW = pytest.mark.slow
-
-
-def local_files(out: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in out.iterdir()} if out.is_dir() else {"": out.read_bytes()}
-
-
-def stored(gs: GoogleStore, bucket: str, key: str) -> dict[str, bytes]:
-    return {each.removeprefix(key).lstrip("/"): gs.get(bucket, each) for each in gs.keys(bucket) if each.startswith(key)}  # fmt: skip
 
 
 @pytest.fixture
@@ -69,22 +62,6 @@ def test_writes_have_the_token_of_the_credentials(
     said = run(*small, f"gs://{gs_bucket}/out")
     assert gs.seen == {f"Bearer {BEARER}"} and "out/model.safetensors" in gs.keys(gs_bucket)
     assert not any(BEARER in text for text in said)
-
-
-def any_write(method: str, path: str, query: str) -> bool:
-    return method in ("PUT", "POST")
-
-
-def a_part(method: str, path: str, query: str) -> bool:
-    return "partNumber" in query
-
-
-def completing(method: str, path: str, query: str) -> bool:
-    return method == "POST" and "uploadId" in query
-
-
-def the_last(method: str, path: str, query: str) -> bool:
-    return method == "PUT" and path.endswith("index.json")
 
 
 @pytest.mark.parametrize("where", [any_write, pytest.param(a_part, marks=SLOW), pytest.param(completing, marks=SLOW), the_last])  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, quote, urlencode
 
 from support.object_store import XML, App, ObjectStore, listening, with_faults
@@ -34,6 +34,8 @@ class GoogleStore(ObjectStore):
         seen: values of the header Authorization.
     """
 
+    scheme: ClassVar[str] = "gs"
+
     inner: int = 0
     needs_token: bool = False
     seen: set[str] = field(default_factory=set)
@@ -42,13 +44,6 @@ class GoogleStore(ObjectStore):
         self.ask("POST", "/storage/v1/b", json.dumps({"name": name}).encode(), {"Content-Type": "application/json"})
         self.client.create_bucket(Bucket=name)
         return name
-
-    def put(self, bucket: str, key: str, path: Path) -> str:
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                below = "" if file == path else f"/{file.relative_to(path)}"
-                self.put_bytes(bucket, key + below, file.read_bytes())
-        return f"gs://{bucket}/{key}"
 
     def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
         target = f"/upload/storage/v1/b/{bucket}/o?{urlencode({'uploadType': 'media', 'name': key})}"

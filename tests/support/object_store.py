@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 SECRET, KEY_ID, TOKEN = "wJalrXUtnFEMI-very-secret", "AKIALOOPBACKTEST", "session-token-very-secret"
@@ -47,6 +47,8 @@ class ObjectStore:
         faults: that are active.
     """
 
+    scheme: ClassVar[str] = "s3"
+
     url: str
     client: Any
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -61,8 +63,11 @@ class ObjectStore:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 below = "" if file == path else f"/{file.relative_to(path)}"
-                self.client.put_object(Bucket=bucket, Key=key + below, Body=file.read_bytes())
-        return f"s3://{bucket}/{key}"
+                self.put_bytes(bucket, key + below, file.read_bytes())
+        return f"{self.scheme}://{bucket}/{key}"
+
+    def put_bytes(self, bucket: str, key: str, content: bytes) -> None:
+        self.client.put_object(Bucket=bucket, Key=key, Body=content)
 
     def get(self, bucket: str, key: str) -> bytes:
         return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
