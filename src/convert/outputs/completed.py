@@ -18,11 +18,12 @@ from convert.planning.plan import Plan
 from convert.stores import located
 from convert.writing.conversion_identity import newest_change
 from convert.writing.execute import Result, plan_layout
+from convert.writing.file_layout import INDEX, SINGLE_FILE
 from convert.writing.journal import refuse_other
 from convert.writing.model_card import CARD
 from convert.writing.provenance import header_metadata
 from convert.writing.transfer import default_jobs, stream_leaves
-from convert.writing.written import INDEX, SINGLE_FILE, Written, open_written
+from convert.writing.written import Written, open_written
 
 _SKEW = 15 * 60 * 10**9  # nanoseconds by which the clock of a store may differ; S3 refuses requests that differ by more
 _WHAT, _FIX = "the output", "replace it with --overwrite, or give another name"
@@ -48,9 +49,8 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
         raise OutputError(*integrity.findings, headline=f"{out} is damaged; {_FIX}")
     digest, files = written.metadata["source_digest"], {file for file, _ in written.tensors.values()}
     written_at = min(file.stat().st_mtime_ns for file in files)
-    if newest_change(plan.source.path, plan.checkpoint.path) >= written_at - (
-        _SKEW if isinstance(out, ObjectPath) else 0
-    ):
+    skew = _SKEW if isinstance(out, ObjectPath) else 0
+    if newest_change(plan.source.path, plan.checkpoint.path) >= written_at - skew:
         found = combine(dict(stream_leaves(plan, _NoSink(), jobs=default_jobs())))
         if found != digest:
             raise refuse_other(out, ["source"], _WHAT, _FIX)

@@ -19,10 +19,10 @@ from convert.core.system.regular_file import ObjectPath, open_regular, read_regu
 from convert.stores import located
 from convert.stores.errors import StoreError
 from convert.writing import digests
-from convert.writing.file_layout import SUFFIX
+from convert.writing.file_layout import INDEX, SINGLE_FILE, SUFFIX
 from convert.writing.model_card import CARD, without_figures
 from convert.writing.transfer import default_jobs
-from convert.writing.written import INDEX, MAX_JSON, SINGLE_FILE
+from convert.writing.written import MAX_JSON
 
 _BLOCK = 8 << 20
 _SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")

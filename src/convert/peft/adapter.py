@@ -15,7 +15,8 @@ from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
 from convert.peft.plan import PREFIX
 from convert.peft.write import CONFIG, FILE
-from convert.writing.written import INDEX, MAX_JSON, SINGLE_FILE, Written, open_written
+from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.written import MAX_JSON, Written, open_written
 
 MERGE = "merge it with PEFT (`merge_and_unload`), save the model, and convert that"
 # Keys of PEFT 0.21's LoraConfig that change the function where they have a value, and how.
@@ -128,7 +129,7 @@ def open_adapter(path: Path) -> Adapter:
 
 
 def _refused(path: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Say what the configuration has that is no product added to a weight."""
+    """Yield a finding for each setting that does more than add a product to a weight."""
     reasons = {key: reason for key, reason in REFUSED.items() if config.get(key)}
     if (kind := config.get("peft_type")) != "LORA":
         reasons["peft_type"] = "the adapter is no LoRA"

@@ -14,14 +14,15 @@ from convert.core.findings import Finding
 from convert.core.user_code import find_factory, signature_error, user_code_errors
 from convert.drafting.like.target import TargetModel, TargetModule, join, model_of_tensors
 from convert.references.module_facts import facts
-from convert.writing.written import SINGLE_FILE, open_written
+from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.written import open_written
 
 if TYPE_CHECKING:
     import torch
 
 OPTION = "--like "
 CONFIG = "config.json"
-WEIGHTS = ("model.safetensors.index.json", SINGLE_FILE)
+WEIGHTS = (INDEX, SINGLE_FILE)
 
 
 def read_target(target: str) -> TargetModel:

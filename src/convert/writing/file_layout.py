@@ -12,6 +12,8 @@ from convert.core.tensor_spec import TensorSpec
 
 SUFFIX = ".safetensors"
 STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
+SINGLE_FILE = STEM + SUFFIX
+INDEX = f"{SINGLE_FILE}.index.json"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
             )
         )
     if max_shard_bytes is None or total <= max_shard_bytes:
-        return Layout(*_place([(single or STEM + SUFFIX, list(tensors))]))
+        return Layout(*_place([(single or SINGLE_FILE, list(tensors))]))
     if single is not None:
         raise OutputError(
             Finding(
@@ -84,9 +86,9 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
         )
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
-        return Layout(*_place([(STEM + SUFFIX, shards[0])]))
+        return Layout(*_place([(SINGLE_FILE, shards[0])]))
     named = [(f"{STEM}-{i:05d}-of-{len(shards):05d}{SUFFIX}", shard) for i, shard in enumerate(shards, 1)]
-    return Layout(*_place(named), index=f"{STEM}{SUFFIX}.index.json")
+    return Layout(*_place(named), index=INDEX)
 
 
 def _check_names(tensors: Sequence[OutTensor]) -> None:

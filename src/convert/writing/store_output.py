@@ -25,7 +25,7 @@ from convert.stores import StorePath
 from convert.stores.errors import StoreError
 from convert.stores.upload import Uploads, check_destination, scratch
 from convert.writing import atomic
-from convert.writing.written import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDEX, SINGLE_FILE
 
 
 @dataclass

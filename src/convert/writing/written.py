@@ -20,10 +20,9 @@ from convert.core.system.regular_file import ObjectPath, open_regular, open_unbu
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.stores import located
 from convert.stores.errors import StoreError
+from convert.writing.file_layout import INDEX, SINGLE_FILE
 
 Array = np.ndarray[Any, np.dtype[Any]]
-INDEX = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 MAX_JSON = 64 << 20  # bytes of an index or a config.json
 WEIGHTS_KEY = "transformers_weights"  # key of config.json: the file to load
 

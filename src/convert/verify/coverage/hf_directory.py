@@ -18,7 +18,8 @@ from convert.core.tensor_spec import is_float
 from convert.planning.plan import Plan
 from convert.planning.settings import settable
 from convert.rules.file import parse_reference
-from convert.writing.written import INDEX, MAX_JSON, SINGLE_FILE, WEIGHTS_KEY, Written
+from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.written import MAX_JSON, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
