@@ -71,6 +71,12 @@ def test_nothing_starts_when_a_job_cannot(folder: Path, run: Run) -> None:
         assert "error[" in run("batch", *arguments, code=2)[1]
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_a_job_starts(folder: Path, run: Run) -> None:
+    for report, problem in ((".", "is a directory"), ("absent/report.xml", "does not exist")):
+        assert problem in run("batch", "small.yaml", "a.npz", "out", "--junit", report, code=2)[1]
+    assert not (folder / "out").exists()
+
+
 def test_a_dry_run_prints_the_commands(folder: Path, run: Run) -> None:
     stdout, _ = run("batch", "./small.yaml", "*.npz", "out", "--shard", "2/2", "--dtype", "bfloat16", "--dry-run")
     assert stdout == "convert ./small.yaml b.npz out/b --dtype bfloat16  # 120 B\n"

@@ -106,6 +106,16 @@ class Job:
         return str(self.out)
 
     @property
+    def statement(self) -> Path | None:
+        """The file of the in-toto statement."""
+        return Path(self.values["attest"]) if "attest" in self.values else None
+
+    @property
+    def written(self) -> tuple[Path, ...]:
+        """What it writes: the output, and the statement."""
+        return (self.out, *filter(None, [self.statement]))
+
+    @property
     def levels(self) -> tuple[str, ...]:
         """Levels of the check that must pass."""
         return tuple(self.values.get("check", ()))

@@ -18,7 +18,7 @@ from convert.core.user_code import REFERENCE_OPTION, find_factory
 from convert.outputs.completed import is_there, require_same
 from convert.planning.plan import Plan
 from convert.stores import StorePath
-from convert.writing.atomic import real, refuse_existing
+from convert.writing.atomic import real, refuse_existing, require_text_file
 from convert.writing.execute import prepare
 from convert.writing.shard_size import shard_bytes
 from convert.writing.store_output import require_writable
@@ -63,7 +63,7 @@ def preflight(
     findings += _too_small_disks(planned)
     if findings:
         raise refuse(findings, len(jobs))
-    local = {real(job.out).parent for job in mine if not isinstance(job.out, StorePath)}
+    local = {real(path).parent for job in mine for path in job.written if not isinstance(path, StorePath)}
     for parent in local if create else ():
         try:
             parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +90,10 @@ def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
     _, layout, extra = prepare(plan, job.out, limit)
     if "reference" in job.values:
         find_factory(job.values["reference"], REFERENCE_OPTION)
+    if job.statement is not None:
+        if real(job.statement).parent.is_dir():
+            require_text_file(job.statement)
+        _require_writable_parent(job.statement)
     nbytes, there = plan.nbytes, False
     if isinstance(job.out, StorePath):
         there = resume and _is_there(plan, job.out, limit, overwrite)
@@ -102,11 +106,15 @@ def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
         if not there:
             refuse_existing(job.out, overwrite)
         nbytes = 0 if there else max(0, nbytes - _allocated(job.out)) if resume else nbytes
-    parent = _existing_parent(job.out)
+    _require_writable_parent(job.out)
+    return Planned(job, nbytes)
+
+
+def _require_writable_parent(path: Path) -> None:
+    parent = _existing_parent(path)
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         problem = f"the directory {parent} is not writable" if parent.is_dir() else f"{parent} is a file"
-        raise ConvertError(Finding("output-not-writable", problem, path=str(job.out), fix="write elsewhere"))
-    return Planned(job, nbytes)
+        raise ConvertError(Finding("output-not-writable", problem, path=str(path), fix="write elsewhere"))
 
 
 def _is_there(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> bool:
@@ -138,30 +146,33 @@ def _existing_parent(out: Path) -> Path:
 
 
 def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
-    """Find outputs that another job writes, or reads."""
-    outputs: dict[Path, Job] = {}
-    sources = {real(job.checkpoint): job for job in jobs}
+    """Find what two jobs write, and what is written into an output or a checkpoint. An output in its own checkpoint is found by its plan."""
+    writers: dict[Path, Job] = {}
+    readers = {real(job.checkpoint): job for job in jobs}
     for job in jobs:
-        out = real(job.out)
-        if (first := outputs.setdefault(out, job)) is not job:
-            problem = f"two jobs have this output: from {first.checkpoint} and from {job.checkpoint}"
-            yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give each job its own output")
-    statements: dict[Path, Job] = {}
-    for job in (job for job in jobs if "attest" in job.values):
-        statement = real(Path(job.values["attest"]))
-        if (first := statements.setdefault(statement, job)) is not job:
-            problem = f"two jobs write this statement: of {first.out} and of {job.out}"
-            yield Finding("batch-invalid", problem, rule=job.at, path=str(statement), fix="put {name} into its name")
+        for path in job.written:
+            if (first := writers.get(real(path))) is None:
+                writers[real(path)] = job
+            else:
+                problem = f"two jobs have this output: from {first.checkpoint} and from {job.checkpoint}"
+                fix = "give each job its own output"
+                yield Finding("batch-invalid", problem, rule=job.at, path=str(path), fix=fix)
     for job in jobs:
-        out = real(job.out)
-        for parent in out.parents:
-            if parent in outputs:
-                problem = f"lies inside the output {outputs[parent].out} of another job"
-                yield Finding("batch-invalid", problem, rule=job.at, path=str(job.out), fix="give another directory")
-        for place in (out, *out.parents):
-            if (other := sources.get(place)) is not None and other is not job:
-                problem = f"lies in the checkpoint {other.checkpoint} of another job"
-                yield Finding("output-within-input", problem, rule=job.at, path=str(job.out), fix="write elsewhere")
+        for path in job.written:
+            place = real(path)
+            for parent in (place, *place.parents):
+                if parent != place and (writer := writers.get(parent)) is not None:
+                    problem = f"lies inside what a job writes from {writer.checkpoint}: {parent}"
+                    yield Finding("batch-invalid", problem, rule=job.at, path=str(path), fix="give another directory")
+                reader = readers.get(parent)
+                if reader is not None and (reader is not job or path is not job.out):
+                    problem = f"lies in the checkpoint {reader.checkpoint} of a job"
+                    yield Finding("output-within-input", problem, rule=job.at, path=str(path), fix="write elsewhere")
+    for place, job in readers.items():
+        for parent in place.parents:
+            if (writer := writers.get(parent)) is not None and writer is not job:
+                problem = f"would contain the checkpoint {job.checkpoint} of a job"
+                yield Finding("output-within-input", problem, rule=writer.at, path=str(parent), fix="write elsewhere")
 
 
 def _too_small_disks(planned: Sequence[Planned]) -> Iterator[Finding]:

@@ -173,7 +173,7 @@ def _aborted(
 
 def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
     """Refuse, before the work starts, to replace what is checked by a report."""
-    from convert.writing.atomic import require_folder
+    from convert.writing.atomic import require_text_file
 
     for report in (path for path in reports if path is not None):
         path = report.resolve()
@@ -182,7 +182,7 @@ def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, re
             raise OutputError(
                 Finding("output-within-input", "is part of what is checked", path=str(report), fix="give another name")
             )
-        require_folder(report)
+        require_text_file(report)
 
 
 def _write(report: Report, junit: Path | None, html: Path | None, sarif: Path | None) -> None:

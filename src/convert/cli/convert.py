@@ -178,8 +178,10 @@ def convert(
     limit = shard_bytes(max_shard_size, out)
     if attest:
         from convert.outputs.attestation import refuse_inside
+        from convert.writing.atomic import require_text_file
 
-        refuse_inside(attest, out)
+        refuse_inside(attest, out, checkpoint)
+        require_text_file(attest)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)
         refuse_existing(out, overwrite)

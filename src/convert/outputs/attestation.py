@@ -14,24 +14,25 @@ from typing import Any
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import open_unbuffered
-from convert.writing.atomic import real, require_folder
+from convert.writing.atomic import real
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
 
-def refuse_inside(statement: Path, out: Path) -> None:
-    """Check that the statement does not become a part of what it describes.
+def refuse_inside(statement: Path, out: Path, *sources: Path) -> None:
+    """Check that the statement does not become a part of what it describes, or of a checkpoint.
 
     Raises:
-        OutputError: it lies in the output, or its directory is missing.
+        OutputError: it lies in the output, or in a source.
     """
     path = real(statement)
-    if path == real(out) or real(out) in path.parents:
-        raise OutputError(
-            Finding("output-within-input", "is part of what it attests", path=str(statement), fix="write it elsewhere")
-        )
-    require_folder(statement)
+    for place, problem in (
+        (out, "is part of what it attests"),
+        *((source, "is part of the checkpoint") for source in sources),
+    ):
+        if real(place) in (path, *path.parents):
+            raise OutputError(Finding("output-within-input", problem, path=str(statement), fix="write it elsewhere"))
 
 
 def attest(out: Path, provenance: Mapping[str, str]) -> dict[str, Any]:

@@ -115,19 +115,6 @@ def refuse_url(path: Path) -> None:
         raise OutputError(Finding("output-kind", problem, path=str(there), fix=fix))
 
 
-def require_folder(file: Path) -> None:
-    """Check that the directory of a file that will be written exists.
-
-    Raises:
-        OutputError: it does not, or it is a URL.
-    """
-    refuse_url(file)
-    folder = real(file).parent
-    if not folder.is_dir():
-        problem = f"the directory {folder} does not exist"
-        raise OutputError(Finding("output-not-writable", problem, path=str(file), fix="create it first"))
-
-
 def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None, or_one_file: bool = True) -> None:
     """Check that `out` may be written.
 
@@ -138,7 +125,7 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
 
     Raises:
         OutputError: `out` exists and `overwrite` is False, it is a file where a directory is needed or the reverse, it
-            cannot be replaced, or its parent is missing.
+            cannot be replaced, or its parent is missing or read-only.
     """
 
     def refuse(code: str, problem: str, fix: str) -> OutputError:
@@ -150,7 +137,11 @@ def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None
     out = real(out)
     if not out.name:
         raise refuse("output-kind", "is a root directory", "give a name inside it")
-    require_folder(out)
+    folder = out.parent
+    if not folder.is_dir():
+        raise refuse("output-not-writable", f"the directory {folder} does not exist", "create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise refuse("output-not-writable", f"the directory {folder} is not writable", "write elsewhere")
     if not os.path.lexists(out):
         return
     if not directory:
@@ -376,6 +367,15 @@ class AtomicOutput:
         signals.remove_cleanup(self._remove)
         descriptor, self._fd = self._fd, -1
         close(descriptor)
+
+
+def require_text_file(out: Path) -> None:
+    """Check that `write_text` can write a file, without writing anything.
+
+    Raises:
+        OutputError: as `write_text`.
+    """
+    refuse_existing(out, overwrite=True, directory=False)
 
 
 def write_text(out: str | Path, text: str) -> None:

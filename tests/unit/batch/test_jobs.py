@@ -98,6 +98,20 @@ def test_the_shards_are_all_jobs_once() -> None:
         (JOBS.replace("dtype: bfloat16", "dtype: bfloat17"), "dtype-unknown", "jobs.yaml:4"),
         (JOBS.replace("out/b.s", "b.npz/b.s"), "output-not-writable", "jobs.yaml:4"),
         (JOBS.replace("out/b.s", "a.npz/b.s"), "output-within-input", "jobs.yaml:4"),
+        (JOBS.replace("out/a.safetensors", "."), "output-within-input", "jobs.yaml:3"),
+        *(
+            (JOBS.replace("check: weights", f"attest: {statement}"), code, "jobs.yaml:4")
+            for statement, code in {
+                "a.npz": "output-within-input",
+                "b.npz": "output-within-input",
+                "out/a.safetensors": "batch-invalid",
+                "out/b.safetensors": "batch-invalid",
+                "out/b.safetensors/it.json": "batch-invalid",
+                "out": "batch-invalid",
+                ".": "output-kind",
+                "small.yaml/it.json": "output-not-writable",
+            }.items()
+        ),
         ("jobs: []\n", "batch-invalid", "jobs.yaml"),
         ("- a\n", "rule-wrong-value", "jobs.yaml:1"),
     ],
@@ -133,7 +147,7 @@ def test_two_jobs_with_one_statement_and_a_directory_that_is_read_only(
 ) -> None:
     text = JOBS.replace("set: {x: true, y: 2}, ", "")
     (found,) = refused(folder, text.replace("small.yaml}", "small.yaml, attest: one.json}"))
-    assert (found.code, found.rule) == ("batch-invalid", f"{folder}/jobs.yaml:4") and "statement" in found.problem
+    assert (found.code, found.rule) == ("batch-invalid", f"{folder}/jobs.yaml:4") and found.path.endswith("one.json")
     monkeypatch.setattr(module.os, "access", lambda path, mode: False)  # root may write to any directory
     assert {finding.code for finding in refused(folder, text)} == {"output-not-writable"}
 

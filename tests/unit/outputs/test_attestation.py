@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,21 @@ def test_run_and_verify_write_the_same_statement_and_only_about_what_is_intact(
     assert not Path("three.json").exists()
 
 
-def test_a_statement_in_its_output_is_refused(tmp_path: Path) -> None:
-    out = small_output(tmp_path, "out", max_shard_bytes=50)
-    for path in (out / "statement.json", out, tmp_path / "absent" / "statement.json"):
+def test_a_statement_in_its_output_or_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    out, source = small_output(tmp_path, "out", max_shard_bytes=50), tmp_path / "source"
+    for path in (out / "statement.json", out, source, source / "statement.json"):
         with pytest.raises(OutputError):
-            refuse_inside(path, out)
+            refuse_inside(path, out, source)
+
+
+def test_a_statement_that_cannot_be_written_is_refused_before_the_conversion(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rules(tmp_path)
+    source = write_checkpoint(Path("source.npz")).read_bytes()
+    for path, problem in (("source.npz", "part of the checkpoint"), (".", "is a directory"), ("absent/a.json", "does not exist")):  # fmt: skip
+        assert problem in run("./small.yaml", "source.npz", "out", "--attest", path, code=2)[1]
+    monkeypatch.setattr("os.access", lambda path, mode: mode == os.R_OK)  # root may write to any directory
+    assert "not writable" in run("./small.yaml", "source.npz", "out", "--attest", "a.json", code=2)[1]
+    assert Path("source.npz").read_bytes() == source and not Path("out").exists()

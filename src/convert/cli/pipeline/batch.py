@@ -77,13 +77,13 @@ def batch(
     """
     from convert.batch import jobs as jobs_module
     from convert.batch.preflight import preflight
-    from convert.writing.atomic import require_folder, write_text
+    from convert.writing.atomic import require_text_file, write_text
 
     if schema:
         output.data_json(jobs_module.schema())
         return
     for report in filter(None, (junit, html)):
-        require_folder(report)
+        require_text_file(report)
     common = _common(to, dtype, settings, rules_dir, max_shard_size, o.split(check))
     found = _read(what or [], common)
     planned = preflight(

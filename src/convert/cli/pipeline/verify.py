@@ -41,8 +41,10 @@ def verify(
     out = located(out)
     if attest:
         from convert.outputs.attestation import refuse_inside
+        from convert.writing.atomic import require_text_file
 
         refuse_inside(attest, out)
+        require_text_file(attest)
     result = verify_output(out, o.split(ignore))
     if attest and result.intact:
         write_statement(attest, out)
