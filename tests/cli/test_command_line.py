@@ -214,6 +214,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "t5_untied",
         "t5_model",
         "t5_encoder",
+        "t5gemma",
         *("t5x-1.0", "t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"),
         *("tabfm-classification", "tabfm-regression"),
         "timesfm-1",
@@ -224,7 +225,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]
     assert [rules["model"] for rules in json.loads(run("rules", "list", "--json")[0])] == known
-    assert run("rules", "show", "gemma")[0].count("# yaml-language-server") == 4  # thirteen models, four files
+    assert run("rules", "show", "gemma")[0].count("# yaml-language-server") == 5  # fourteen models, five files
     shown, _ = run("rules", "show", "timesfm-2.5")
     mine = tmp_path / "mine.yaml"
     mine.write_text(shown)

@@ -151,10 +151,11 @@ def _gemma(case: str, folder: Path) -> Measured:
 
 
 def _gemma_4(case: str, folder: Path) -> Measured:
-    from support import gemma_drawn
+    from support import gemma_drawn, t5gemma
 
-    source, out = gemma_drawn.converted(case, folder)
-    return Measured(*gemma_drawn.errors(case, out), source, out)
+    cases = t5gemma if case in t5gemma.CASES else gemma_drawn
+    source, out = cases.converted(case, folder)
+    return Measured(*cases.errors(case, out), source, out)
 
 
 def _flax(family: str, folder: Path) -> Measured:
@@ -193,7 +194,7 @@ MEASURES: Mapping[str, Measure] = {
 
 def families() -> Iterator[tuple[str, str, str]]:
     """Yield the name of each row, its writer, and the case that is measured."""
-    from support import flax_table, gemma_drawn, gemma_models, keras_hub, maxtext, t5x_cases
+    from support import flax_table, gemma_drawn, gemma_models, keras_hub, maxtext, t5gemma, t5x_cases
 
     for case in maxtext.CASES:
         if maxtext.family(case) == case:
@@ -214,6 +215,8 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
+    for case in t5gemma.CASES:
+        yield f"{case} (gemma)", GEMMA_4, case
     for family in flax_table.listed():
         yield f"{family} (Flax)", FLAX, family
 

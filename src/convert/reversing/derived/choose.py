@@ -234,7 +234,7 @@ def _described(plan: ReversePlan, layout: Layout, rules: RuleFile) -> ReversePla
 
 
 def _alternatives(rules: RuleFile, target: str, names: TensorNames) -> Iterator[RuleFile]:
-    """Yield the rules without those that `absent_if` replaces: of rules for the same tensors, the last first."""
+    """Yield the rules without those that `absent_if` replaces: of rules for the same tensors, the last first, and each choice with each."""
     have = claimed(rules.rules, target, names)
     rival = {
         k: {j for j in have if j != k and have[j] & have[k] and not _other_parts(rules, target, j, k)}
@@ -245,8 +245,9 @@ def _alternatives(rules: RuleFile, target: str, names: TensorNames) -> Iterator[
         yield rules
         return
     last = max(k for k, others in rival.items() if others)
-    for left_out in (rival[last], {k for k in rival if rival[k] and k not in rival[last]}):
-        yield replace(rules, rules=tuple(rule for k, rule in enumerate(rules.rules) if k not in left_out))
+    for left_out in (rival[last], {k for k in rival if rival[k] & rival[last]}):
+        kept_rules = tuple(rule for k, rule in enumerate(rules.rules) if k not in left_out)
+        yield from _alternatives(replace(rules, rules=kept_rules), target, names)
 
 
 def _other_parts(rules: RuleFile, target: str, j: int, k: int) -> bool:
