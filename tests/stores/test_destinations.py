@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 import convert
 from convert.core.errors import ConvertError
+from convert.core.system.process import PROGRESS_FD
 from convert.stores import upload
 from convert.writing.execute import Result, execute
 from support import writers
@@ -111,6 +114,21 @@ def test_an_output_that_appears_meanwhile_is_kept(s3: ObjectStore, bucket: str, 
         for _ in execute(convert.plan_conversion(*small), f"s3://{bucket}/out.safetensors"):
             s3.client.put_object(Bucket=bucket, Key="out.safetensors", Body=b"other")
     assert stored(s3, bucket, "out.safetensors")[""] == b"other" and s3.unfinished(bucket) == []
+
+
+def test_a_job_whose_batch_has_ended_sends_nothing(s3: ObjectStore, bucket: str, small: tuple[str, Path]) -> None:
+    """Its upload would stay, as the next run of the batch may have looked for uploads before."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "convert", small[0], str(small[1]), f"s3://{bucket}/out.safetensors"],
+        pass_fds=(writing,),
+        env={**os.environ, PROGRESS_FD: str(writing)},
+        capture_output=True,
+    )
+    os.close(writing)
+    assert done.returncode == 2 and b"error[interrupted]" in done.stderr
+    assert not any(method in ("PUT", "POST") for method, _, _ in s3.requests)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,9 +151,13 @@ def content(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (out.iterdir() if out.is_dir() else [out])}
 
 
-def kill_after(command: Sequence[str], folder: Path, seconds: float | None) -> bool:
-    """Kill a command after so long; return whether it had ended with 0 before."""
+def kill_after(
+    command: Sequence[str], folder: Path, seconds: float | None, began: Callable[[], bool] | None = None
+) -> bool:
+    """Kill a command so long after it began, or after its start; return whether it had ended with 0 before."""
     process = subprocess.Popen([*CONVERT, *command], cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    while began is not None and process.poll() is None and not began():
+        time.sleep(0.02)
     try:
         _, error = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -166,10 +170,11 @@ def kill_after(command: Sequence[str], folder: Path, seconds: float | None) -> b
 
 @dataclass(frozen=True)
 class Kills:
-    """What `kill_and_resume` did: jobs and kills, undisturbed seconds, and how many of the runs that followed a kill kept something."""
+    """What `kill_and_resume` did: jobs and kills, undisturbed seconds, and how many outputs were complete at each kill."""
 
     jobs: int
     kills: int
+    kills_before_the_first_byte: int
     rounds: int
     jobs_in_a_bucket: tuple[int, ...]
     whole_seconds: float
@@ -204,6 +209,10 @@ class Bucket:
         pages = self._s3.client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix="out/")
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
+    def writes(self) -> int:
+        """Return how many requests of the bucket wrote."""
+        return sum(method in ("PUT", "POST") for method, _, _ in self._s3.requests)
+
     def unfinished(self) -> list[str]:
         return self._s3.unfinished(self._name)
 
@@ -224,7 +233,9 @@ def kill_and_resume(
 ) -> Kills:
     """Run a batch undisturbed, then kill and resume it, and compare the bytes of all outputs.
 
-    The jobs are in another order in each run, so that kills fall into all of them. A round ends after `each` kills with a run to the end.
+    The jobs are in another order in each run, so that kills fall into all of them. Every tenth kill comes while the run plans, the others
+    after its first change of an output: how long it takes to plan depends on what else the machine does. A round ends after `each` kills
+    with a run to the end.
 
     Args:
         shards: a run that is killed has one of so many parts of the jobs.
@@ -238,10 +249,14 @@ def kill_and_resume(
     bucket = Bucket(s3, jobs, folder) if s3 is not None else None
     placed = [jobs if bucket is None else bucket.placed(jobs, turn) for turn in (0, 1)]
 
-    def run(seconds: float | None) -> bool:
-        now = placed[rounds % 2]
+    def writes() -> tuple[set[str], int]:
+        return {path.name for path in out.glob("*")}, bucket.writes() if bucket else 0
+
+    def run(seconds: float | None, *, early: bool = False) -> bool:
+        now, before = placed[rounds % 2], writes()
         file.write_text(json.dumps({"jobs": draw.sample(now, len(now))}))
-        return kill_after((*command, *(shard if seconds else ())), folder, seconds)
+        began = None if early or seconds is None else lambda: writes() != before
+        return kill_after((*command, *(shard if seconds is not None else ())), folder, seconds, began)
 
     def names() -> set[str]:
         return {p.name for p in out.glob("*") if not p.name.startswith(".")} | (bucket.names() if bucket else set())
@@ -256,14 +271,15 @@ def kill_and_resume(
     whole = time.monotonic() - started - planned
     expected = {path.name: content(path) for path in out.iterdir()}
     assert len(expected) == len(jobs)
-    killed, complete = 0, []
+    killed, before_the_first_byte, complete = 0, 0, []
     while killed < kills:
         shutil.rmtree(out)
         if bucket is not None:
             bucket.clear()
         for _ in range(min(each, kills - killed)):
-            if not run(planned + draw.uniform(-0.1 * planned, min(whole, 8 * whole / each) / shards)):
-                killed += 1
+            early = draw.random() < 0.1
+            if not run(draw.uniform(0, planned if early else 2 * whole / each), early=early):
+                killed, before_the_first_byte = killed + 1, before_the_first_byte + early
                 complete.append(len(names()))
         assert run(None)
         found = {path.name: content(path) for path in out.iterdir()}
@@ -274,7 +290,7 @@ def kill_and_resume(
         assert found | in_bucket == expected, "other bytes, or something unfinished"
         assert bucket is None or not bucket.unfinished(), "an upload stays"
         rounds, moved = rounds + 1, [*moved, len(in_bucket)]
-    return Kills(len(jobs), killed, rounds, tuple(moved), round(whole, 1), tuple(complete))
+    return Kills(len(jobs), killed, before_the_first_byte, rounds, tuple(moved), round(whole, 1), tuple(complete))
 
 
 def main() -> None:

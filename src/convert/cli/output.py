@@ -243,7 +243,9 @@ def progress(quiet: bool) -> Iterator[Progress]:
     """
     if descriptor := os.environ.get(PROGRESS_FD):
         end_with_parent()
-        yield partial(_to_batch, int(descriptor))
+        to_batch = partial(_to_batch, int(descriptor))
+        to_batch(0, 0)  # the batch may have ended before the line above
+        yield to_batch
         return
     if quiet or not on_terminal():
         yield lambda done, total: None
