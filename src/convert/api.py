@@ -200,7 +200,7 @@ def load_into(
     match = select_rules(model, checkpoint, options)
 
     def plan_for(dtype: str | None) -> Plan:
-        return plan_selected(replace(match, options=replace(options, dtype=dtype)))
+        return plan_selected(replace(match, options=replace(match.options, dtype=dtype)))
 
     return fill(module, plan_for, device=device, jobs=jobs, on_event=on_event)
 
@@ -267,7 +267,7 @@ def plan_reverse(
         raise _has_its_layout()
     match = select_rules(model, like, options)
     targets = _targets(match.rules, written.metadata, options)
-    plans = [plan_selected(replace(match, options=replace(options, to=to))) for to in targets]
+    plans = [plan_selected(replace(match, options=replace(match.options, to=to))) for to in targets]
     return reverse(max(plans, key=lambda plan: sum(step.name in written.specs for step in plan.steps)), written)
 
 

@@ -22,7 +22,18 @@ from convert.checkpoints import open_source
 from convert.reversing.source import ReversedSource
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
-from support import flax_families, gemma_image_models, gemma_models, maxtext, t5x_cases
+from support import (
+    flax_families,
+    gemma_drawn,
+    gemma_image_models,
+    gemma_models,
+    keras_hub,
+    maxtext,
+    openpi,
+    siglip2,
+    t5x_cases,
+    tunix,
+)
 from support.drawn_cases import DrawnCases
 from support.goldens import checkpoint, golden_io, relative_error
 from support.paths import DOCS, GOLDEN, ROOT
@@ -63,7 +74,16 @@ GOLDENS: list[tuple[str, str, Path | Callable[[Path], Path], dict[str, Any]]] = 
         for case in maxtext.CASES
     ),
 ]
+OPENPI = ("pi0", "pi05", "pi0-fast")
+MORE = [  # whose own tests do not ask for both, a checkpoint that gives the tree and the rules that do
+    *(("keras-hub", f"keras-hub-{case}", partial(keras_hub.checkpoint, case), keras_hub.settings(case)) for case in keras_hub.CASES),
+    *(("gemma", case, partial(gemma_drawn.write, case), gemma_drawn.settings(case)) for case in gemma_drawn.CASES),
+    *(("openpi", f"openpi-{case}", partial(openpi.write, case), openpi.settings_of(case)) for case in OPENPI),
+    ("siglip2", "siglip2", siglip2.write, {}),
+    ("tunix-gemma3", "tunix", tunix.write, tunix.SET),
+]  # fmt: skip
 ROUNDED = {"timesfm-1.0": 3, "timesfm-2.0": 12}  # leaves of `1 + scale`, a sum that the first conversion rounds
+SLOW = ("maxtext", "t5x-u", *(one[1] for one in MORE))
 
 
 @pytest.fixture
@@ -74,8 +94,8 @@ def ckpt(at: Path | Callable[[Path], Path], tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("model", "case", "at", "said"),
     [
-        pytest.param(*one, id=one[1], marks=pytest.mark.slow if one[1].startswith(("maxtext", "t5x-u")) else ())
-        for one in GOLDENS
+        pytest.param(*one, id=one[1], marks=pytest.mark.slow if one[1].startswith(SLOW) else ())
+        for one in [*GOLDENS, *MORE]
     ],
 )
 def test_a_golden_comes_back(model: str, case: str, ckpt: Path, said: dict[str, Any], tmp_path: Path) -> None:
@@ -96,6 +116,7 @@ def test_a_golden_comes_back(model: str, case: str, ckpt: Path, said: dict[str, 
 
 LAYOUTS = {  # of the goldens whose tree is not the usual one
     "gemma2-9b": "NESTED",
+    **dict.fromkeys(gemma_drawn.CASES, "NESTED"),
     "gemma3": "NESTED",
     "gemma3-kauldron": "VARIABLES",
     "gemma3-stacked": "STACKED",
@@ -113,14 +134,28 @@ FOLDED = {
     "dinov2",
     "dinov2-classification",
 }  # config.json of the output says that the factor is 1, so it is in the leaves
-QUICK = ("timesfm-2.5", "gemma3-stacked", "recurrentgemma", "t5-v1.1", "tabfm-regression", "vit", "t5x-umt5-tied")
+SAME_TENSORS = {  # as another model of the family
+    "gemma-flax": "gemma_flax",
+    "keras-hub-llama": "keras-llama",
+    "keras-hub-llama3.1-tied": "keras-llama3.1-tied",
+}
+QUICK = (
+    "timesfm-2.5",
+    "gemma3-stacked",
+    "recurrentgemma",
+    "t5-v1.1",
+    "tabfm-regression",
+    "vit",
+    "t5x-umt5-tied",
+    "openpi-pi0",
+)
 
 
 @pytest.mark.parametrize(
     ("model", "case", "at", "said"),
     [
         pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow)
-        for one in GOLDENS
+        for one in [*GOLDENS, *MORE]
         if one[1] not in FACTORS
     ],
 )
@@ -136,7 +171,9 @@ def test_the_rules_give_the_tree_without_a_checkpoint(
         file = out / "model.safetensors" if out.is_dir() else out
         save_torch(load_torch(file), file)
         options["settings"] = {"gating": "FD" if case == "gemma2-9b" else "DF"} if case.startswith("gemma2") else {}
-        model = "gemma_flax" if case == "gemma-flax" else model  # the same tensors as Google's
+        model = SAME_TENSORS.get(case, model)
+        if case == "openpi-pi05":  # openpi's class has no config.json
+            options["settings"] = {"N": 8, "A": 2}
     source, first = ReversedSource(convert.plan_reverse(model, out, **options)), open_source(ckpt)
     source.check_constants()
     have = {leaf.keys: name for name, leaf in source.leaves.items()}
@@ -149,6 +186,20 @@ def test_the_rules_give_the_tree_without_a_checkpoint(
             assert source.leaves[have[leaf.keys]].spec == leaf.spec, name
             differ += [name] if source.read(have[leaf.keys]).tobytes() != first.read(name).tobytes() else []
     assert len(differ) == (ROUNDED.get(case, 0) if case not in FOLDED else 4), differ
+
+
+def test_a_setting_counts_for_the_models_that_know_it(tmp_path: Path) -> None:
+    """Of a family: the flax class of transformers, which has the same tensors, has no N."""
+    file = tmp_path / "out.safetensors"
+    convert.convert("gemma", checkpoint("gemma1-mqa"), file, settings=gemma_models.settings("gemma1-mqa"))
+    save_torch(load_torch(file), file)
+    assert convert.plan_reverse("gemma", file, settings={"N": 4}).forward.rules.model == "gemma1"
+    silent = convert.plan_reverse("gemma", file)
+    assert silent.forward.rules.model == "gemma_flax"
+    assert any("may also be of Gemma 1, named by gemma1" in note and "--set N=" in note for note in silent.notes)
+    source = openpi.write("pi05", tmp_path)
+    convert.convert("openpi", source, file, to="openpi", overwrite=True)
+    assert convert.plan_reverse("openpi", file, source, settings={"action_horizon": 3}).forward.rules.model == "pi05"
 
 
 @pytest.mark.parametrize(("model", "leaves"), [("bert", 42), ("gpt2", 28)])

@@ -48,18 +48,26 @@ def score(candidates: Sequence[RuleFile], source: Source, options: ConversionOpt
 
     Each is matched with the settings that it knows, and with those that none of them knows.
     """
-    index = PathIndex(source.leaves)
+    index, own = PathIndex(source.leaves), own_options(candidates, options)
+    matches = [match_rules(rules, source, own[rules.model], index) for rules in candidates]
+    return sorted(matches, key=lambda match: -match.coverage.fraction)
+
+
+def own_options(candidates: Sequence[RuleFile], options: ConversionOptions) -> dict[str, ConversionOptions]:
+    """Return model -> the options with the settings that its rules know, and with those that no rules know."""
     known = {rules.model: settable(rules) for rules in candidates}
     known_to_any = {key for names in known.values() for key in names}
-    matches = []
-    for rules in candidates:
-        settings = {
-            key: value
-            for key, value in options.settings.items()
-            if len(candidates) == 1 or key in known[rules.model] or key not in known_to_any
-        }
-        matches.append(match_rules(rules, source, replace(options, settings=settings), index))
-    return sorted(matches, key=lambda match: -match.coverage.fraction)
+    return {
+        model: replace(
+            options,
+            settings={
+                key: value
+                for key, value in options.settings.items()
+                if len(candidates) == 1 or key in names or key not in known_to_any
+            },
+        )
+        for model, names in known.items()
+    }
 
 
 def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:

@@ -9,6 +9,8 @@ from convert.core.findings import Finding
 from convert.planning.plan import Plan
 from convert.rules.file import parse_reference
 
+MODEL_TYPE = "model_type"  # key of transformers' config.json
+
 
 def config_values(template: Any, config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield what ``config.json`` states for the names that its template has: name of a size or fact, key, value."""
@@ -25,14 +27,27 @@ def config_values(template: Any, config: Any, path: str = "") -> Iterator[tuple[
 
 
 def config_conflicts(plan: Plan, config: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Find the sizes that ``config.json`` states and the tree of these tensors has not.
+    """Find what ``config.json`` states and the tree of these tensors has not: the kind of model, and sizes.
 
     Args:
         config: its contents; None without one.
     """
+    template, stated_config = plan.rules.targets[plan.target].config, config or {}
+    own, stated_type = (template or {}).get(MODEL_TYPE), stated_config.get(MODEL_TYPE)
+    if isinstance(own, str) and isinstance(stated_type, str) and own != stated_type:
+        yield Finding(
+            "config-conflict",
+            "the config.json of the tensors names another kind of model",
+            rule=plan.rules.path,
+            path=MODEL_TYPE,
+            expected=f"{own}, for {plan.rules.title}",
+            got=stated_type,
+            fix="give the rules of this model; `convert rules list` lists the known ones",
+        )
+        return
     rows = {fact for rule in plan.rules.rules if isinstance(fact := getattr(rule.kind, "rows", None), str)}
     known = {**plan.sizes, **{name: plan.facts[name] for name in rows if name in plan.facts}}
-    for name, key, stated in config_values(plan.rules.targets[plan.target].config, config or {}):
+    for name, key, stated in config_values(template, stated_config):
         if name not in known or not isinstance(stated, int | float) or stated == known[name]:
             continue
         meaning = f" ({plan.rules.axes[name].meaning})" if name in plan.rules.axes else ""

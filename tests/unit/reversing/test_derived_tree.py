@@ -207,6 +207,21 @@ def test_a_config_json_of_another_model_is_one_error(config: dict[str, int], exp
     assert found.expected.startswith(expected[1]) and found.got == expected[2]
 
 
+@pytest.mark.parametrize("like", [False, True])
+def test_a_config_json_of_another_kind_of_model_is_one_error(like: bool, tmp_path: Path) -> None:
+    """Although all names and shapes fit: Llama's tensors are those of Gemma 1."""
+    rules = rule_file(HEADS, CONFIG_HEAD.replace("config: {", "config: {model_type: ours, "))
+    heads(tmp_path)
+    given = MemorySource({f"layers_{k}/{x}": np.zeros((5, 3, 4)[x == "b" :], np.float32) for k in (0, 1) for x in "wb"})
+    options: dict[str, Any] = {"like": given} if like else {}
+    for stated in ("ours", None, "theirs"):
+        (tmp_path / "config.json").write_text(json.dumps({"num_heads": 3, "model_type": stated}))
+        if stated != "theirs":
+            assert len(convert.plan_reverse(rules, tmp_path, **options).leaves) == 4
+    found = problem(rules, tmp_path, **options)
+    assert (found.code, found.path, found.got) == ("config-conflict", "model_type", "theirs")
+
+
 def test_a_config_json_is_compared_where_a_checkpoint_gives_the_tree(tmp_path: Path) -> None:
     rules = rule_file(HEADS, CONFIG_HEAD)
     heads(tmp_path)

@@ -15,7 +15,7 @@ from convert.planning.facts import published_version
 from convert.planning.match import cover
 from convert.planning.options import ConversionOptions
 from convert.planning.planner import match_rules, plan_match
-from convert.planning.select_rules import Ambiguous, explain, pick, score
+from convert.planning.select_rules import Ambiguous, explain, own_options, pick, score
 from convert.planning.target_formats.registry import with_target
 from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, layout_of, named
 from convert.reversing.derived.leaves import TensorNames, claimed, wanted_leaves
@@ -28,6 +28,7 @@ from convert.rules.file import Layout, RuleFile
 from convert.writing.written import Written
 
 SAME_MODEL = 0.5  # share of the tensors that are of the same model
+ASKED = ("size-unknown", "variant-undecided")  # errors that an answer with --set removes
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def plan_derived(
     candidates = [for_tensors(rules, written) for rules in candidates]
     fitting: list[ReversePlan] = []
     errors: list[PlanError] = []
+    questions: dict[str, None] = {}  # of models that come before those that fit
     for trial in _likely(candidates, written, layout, options, leaf_dtype):
         try:
             fitting.append(_plan(trial))
@@ -69,9 +71,18 @@ def plan_derived(
             raise
         except PlanError as error:
             errors.append(error)
+            questions |= dict.fromkeys(() if fitting else _question(trial, error))
     if fitting:
-        return _only(fitting, options)
+        plan = _only(fitting, options)
+        return replace(plan, notes=(*plan.notes, *questions))
     raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
+
+
+def _question(trial: _Trial, error: PlanError) -> Iterator[str]:
+    """Say which other model the tensors may be of, where its rules only lack an answer of the user."""
+    if all(finding.code in ASKED for finding in error.findings):
+        first = error.findings[0]
+        yield f"the tensors may also be of {trial.rules.title}, named by {trial.rules.model}: {first.problem}; {first.fix}"
 
 
 def _dtypes(written: Written, options: ConversionOptions) -> tuple[ConversionOptions, str | None]:
@@ -111,6 +122,7 @@ def _likely(
     names = TensorNames(list(written.specs))
     weights = sum(not why_left_out(name, spec) for name, spec in written.specs.items())
     found: list[_Trial] = []
+    own = own_options(candidates, options)
     stated = written.metadata.get("model")
     known = stated in [rules.model for rules in candidates]
     for rules in candidates:
@@ -125,7 +137,7 @@ def _likely(
             form, _ = next(forms(rules, layout_of(rules, None)))
             have = set().union(*claimed(form, target, names).values())
             share = len(have) / max(weights, 1)
-            found.append(_Trial(share, rules, target, written, names, layout, options, leaf_dtype))
+            found.append(_Trial(share, rules, target, written, names, layout, own[rules.model], leaf_dtype))
     best = max((trial.share for trial in found), default=0.0)
     likely = [trial for trial in found if trial.share == best >= SAME_MODEL]
     having = [trial for trial in likely if layout in [None, *(one.name for one in trial.rules.layouts)]]
