@@ -34,7 +34,7 @@ def refused(rules: str, path: Path, url: str, **options: object) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("out", "shards"), [("out.safetensors", None), ("out", 200_000)])
+@pytest.mark.parametrize(("out", "shards"), [("out é.safetensors", None), ("out", 200_000)])
 def test_the_objects_are_the_files_of_a_local_conversion(
     out: str, shards: int | None, gs: GoogleStore, gs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:  # fmt: skip

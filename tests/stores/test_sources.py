@@ -137,6 +137,14 @@ def test_a_bucket_that_does_not_exist(s3: ObjectStore) -> None:
     assert "there is no such bucket" in refused("s3://no-such-bucket/run")
 
 
+@pytest.mark.parametrize(("key", "shown"), [("run//a.npz", "'run//'"), ("run/a\x01", r"'run/a\x01'"), ("run/..", "'run/..'")])  # fmt: skip
+def test_a_name_that_no_path_has_is_one_clear_error(key: str, shown: str, s3: ObjectStore, bucket: str) -> None:
+    s3.put_bytes(bucket, key, b"")
+    assert f"{shown} has an empty part" in refused(f"s3://{bucket}/run")
+    for path in ("run/../a.npz", "a\nb.npz"):
+        assert f"{path!r} has an empty part" in refused(f"s3://{bucket}/{path}")
+
+
 def test_a_prefix_without_objects(s3: ObjectStore, bucket: str) -> None:
     text = refused(f"s3://{bucket}/run")
     assert f"s3://{bucket}/run" in text and "there is no such file or directory" in text

@@ -110,7 +110,7 @@ def _fake_gcs_server() -> Iterator[int]:
 
 def _front(store: GoogleStore, moto: App) -> App:
     def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"].encode("latin-1").decode()  # as WSGI has it
         query = environ.get("QUERY_STRING", "")
         asked = parse_qs(query, keep_blank_values=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,7 @@ def read_jobs(path: Path, common: Mapping[str, Any]) -> list[Job]:
                     values[key] = _below(path.parent, values[key])
             jobs += expand(values, at)
         except ConvertError as error:
-            findings += error.findings
+            findings += (replace(finding, rule=finding.rule or at) for finding in error.findings)
     if findings:
         raise refuse(findings, len(nodes))
     return jobs

@@ -179,9 +179,11 @@ class Bucket:
             except (refusals.NotSupportedError, NotImplementedError):
                 problem = "the server does not answer requests for ranges of bytes"
                 raise StoreError(problem, place, "copy the checkpoint to a disk or to a bucket") from None
-            except (refusals.BaseError, ConnectionError) as error:
+            except (refusals.BaseError, ConnectionError, ValueError) as error:
                 if (known := refusal(str(error), place)) is not None:
                     raise known from None
+                if isinstance(error, ValueError):
+                    raise
                 if attempt == RETRIES or re.search(r"retries: [1-9]", str(error)):  # obstore has repeated it
                     raise unavailable(str(error), place) from None
                 time.sleep(min(BACKOFF[0] * 2**attempt, BACKOFF[1]))

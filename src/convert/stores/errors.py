@@ -9,6 +9,7 @@ import re
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 
+_WRONG_NAME = re.compile(r'Path "(?P<name>.*)" contained|parsing Path "(?P<part>.*)": E', re.DOTALL)  # of obstore
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
 
 
@@ -44,6 +45,9 @@ def gone(place: str, what: str) -> StoreError:
 
 def refusal(text: str, place: str) -> StoreError | None:
     """Return the error for an answer that a repetition does not change; None for others."""
+    if (wrong := _WRONG_NAME.search(text)) is not None:
+        problem = f"{wrong['name'] or wrong['part']!r} has an empty part, `.`, `..` or a control character"
+        return StoreError(problem, place, "correct the URL, or rename the object")
     status = re.search(r"status(?: code)?:? (\d{3})", text)
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
     name = code[1] if code else ""

@@ -92,6 +92,7 @@ def test_the_shards_are_all_jobs_once() -> None:
         (JOBS.replace("out/b.s", "out/a.safetensors/b.s"), "batch-invalid", "jobs.yaml:4"),
         (JOBS.replace("out/b.s", "./out/../out/a.s"), "batch-invalid", "jobs.yaml:4"),
         (JOBS.replace("b.npz", "absent.npz"), "checkpoint-missing", "jobs.yaml:4"),
+        (JOBS.replace("b.npz", "az://container/b.npz"), "store-url", "jobs.yaml:4"),
         (JOBS.replace("b.npz", "absent*"), "checkpoint-missing", "jobs.yaml:4"),
         (JOBS.replace("checkpoint: b.npz", "checkpoint: '*.npz'"), "batch-invalid", "jobs.yaml:4"),
         (JOBS.replace("{checkpoint: b", "{model: gemmma, checkpoint: b"), "rules-not-found", "jobs.yaml:4"),
