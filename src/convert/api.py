@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from convert.peft.write import AdapterResult
     from convert.reversing.plan import ReversePlan
     from convert.reversing.write import CheckpointResult
+    from convert.writing.written import Written
 
 
 def plan_conversion(
@@ -249,6 +250,7 @@ def plan_reverse(
     """
     from convert.peft.adapter import is_adapter, no_adapter
     from convert.reversing.plan import reverse
+    from convert.reversing.published_names import forms_of, plan_any
     from convert.writing.written import open_written
 
     options = replace(options, **keywords)
@@ -258,17 +260,21 @@ def plan_reverse(
         raise no_adapter(Path(tensors), str(options.settings["adapter"]))
     written = open_written(tensors)
     written.require_files()
+    candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
     if like is None:
         from convert.reversing.derived.choose import plan_derived
 
-        candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
-        return plan_derived(candidates, written, layout, options)
+        return plan_any(forms_of(written, candidates), lambda form: plan_derived(candidates, form, layout, options))
     if layout is not None:
         raise _has_its_layout()
     match = select_rules(model, like, options)
     targets = _targets(match.rules, written.metadata, options)
     plans = [plan_selected(replace(match, options=replace(match.options, to=to))) for to in targets]
-    return reverse(max(plans, key=lambda plan: sum(step.name in written.specs for step in plan.steps)), written)
+
+    def to_its_target(form: Written) -> ReversePlan:
+        return reverse(max(plans, key=lambda plan: sum(step.name in form.specs for step in plan.steps)), form)
+
+    return plan_any(forms_of(written, candidates), to_its_target)
 
 
 def _reverse_adapter(

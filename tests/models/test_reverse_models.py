@@ -36,6 +36,7 @@ from support import (
 )
 from support.drawn_cases import DrawnCases
 from support.goldens import checkpoint, golden_io, relative_error
+from support.marks import slow_but
 from support.paths import DOCS, GOLDEN, ROOT
 from support.timesfm_parity import BOUND
 
@@ -200,6 +201,52 @@ def test_a_setting_counts_for_the_models_that_know_it(tmp_path: Path) -> None:
     source = openpi.write("pi05", tmp_path)
     convert.convert("openpi", source, file, to="openpi", overwrite=True)
     assert convert.plan_reverse("openpi", file, source, settings={"action_horizon": 3}).forward.rules.model == "pi05"
+
+
+IMAGES_AND_TEXT = {
+    "model.language_model.": "language_model.model.",
+    "model.vision_tower.": "vision_tower.vision_model.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+}
+PUBLISHED = {  # what stands in the files on the Hub, by what transformers makes of it
+    "gemma3-vision": IMAGES_AND_TEXT,
+    "paligemma2": IMAGES_AND_TEXT,
+    "dinov2": {
+        ".attention.q_proj": ".attention.attention.query",
+        ".attention.k_proj": ".attention.attention.key",
+        ".attention.v_proj": ".attention.attention.value",
+        ".attention.o_proj": ".attention.output.dense",
+    },
+    "bert-model": {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+}
+
+
+@pytest.mark.parametrize("case", slow_but(["bert-model"], PUBLISHED))
+def test_the_names_of_published_files_are_known(case: str, tmp_path: Path) -> None:
+    """transformers loads them into the same class, so these are its names; and both give the same tree."""
+    import transformers
+
+    model, _, ckpt, said = next(one for one in GOLDENS if one[1] == case)
+    out = tmp_path / "out"
+    convert.convert(model, ckpt, out, settings=said)  # type: ignore[arg-type]
+    own = convert.load_pytree(model, out, layout=LAYOUTS.get(case))
+    tensors = load_torch(out / "model.safetensors")
+    for new, old in PUBLISHED[case].items():
+        assert any(new in name for name in tensors)
+        tensors = {name.replace(new, old): x for name, x in tensors.items()}
+    save_torch(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    (name,) = json.loads((out / "config.json").read_text())["architectures"]
+    _, report = getattr(transformers, name).from_pretrained(out, output_loading_info=True)
+    assert not any(report.values()), report
+    for options in ({"layout": LAYOUTS.get(case)}, {"like": ckpt, "settings": said}):
+        plan = convert.plan_reverse(model, out, **options)  # type: ignore[arg-type]
+        assert any("as it loads them" in note for note in plan.notes)
+    leaves = ReversedSource(convert.plan_reverse(model, out, layout=LAYOUTS.get(case)))
+    for leaf_name, leaf in leaves.leaves.items():
+        held = own
+        for key in leaf.keys:
+            held = held[key]
+        assert leaves.read(leaf_name).tobytes() == held.tobytes(), leaf_name
 
 
 @pytest.mark.parametrize(("model", "leaves"), [("bert", 42), ("gpt2", 28)])
