@@ -231,6 +231,31 @@ def test_a_profile_of_aws_gives_the_credentials(
     assert_same(s3.put(bucket, "zarr3", ORBAX / "zarr3"), ORBAX / "zarr3")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("AWS_PROFILE", "absent", "The config profile (absent) could not be found"),
+        ("AWS_PROFILE", "process", "Error when retrieving credentials from custom-process"),
+        ("AWS_PROFILE", "login", "Error loading SSO Token"),
+        ("AWS_ACCESS_KEY_ID", "half", "Partial credentials found in env"),
+        ("AWS_ENDPOINT_URL", "localhost:9000", "AWS_ENDPOINT_URL is not a URL"),
+        ("AWS_ENDPOINT_URL", "nonsense", "AWS_ENDPOINT_URL is not a URL"),
+    ],
+)
+def test_settings_of_aws_that_are_wrong_are_one_clear_error(
+    name: str, value: str, problem: str, s3: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for secret in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(secret)
+    (tmp_path / "config").write_text(
+        "[profile process]\ncredential_process = false\n[profile login]\nsso_session = me\nsso_account_id = 1\nsso_role_name = a\n"
+        "[sso-session me]\nsso_start_url = https://me.example\nsso_region = us-east-1\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv(name, value)
+    assert problem in refused("s3://bucket/run")
+
+
 def test_a_web_server_without_ranges_is_refused(s3: ObjectStore, tmp_path: Path) -> None:
     path = writers.safetensors(tmp_path / "a.safetensors", {"a": np.zeros(1 << 20, np.float32)})
     with serve_folder(tmp_path, ranges=False) as url:

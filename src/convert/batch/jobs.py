@@ -108,7 +108,7 @@ class Job:
     @property
     def statement(self) -> Path | None:
         """The file of the in-toto statement."""
-        return Path(self.values["attest"]) if "attest" in self.values else None
+        return located(self.values["attest"]) if "attest" in self.values else None
 
     @property
     def written(self) -> tuple[Path, ...]:

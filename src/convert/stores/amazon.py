@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.stores.errors import missing_extra
+from convert.stores.errors import StoreError, missing_extra, reason
+
+_ENDPOINT = re.compile(r"https?://([^\s/@]+@)?(\[[0-9a-fA-F:]+\]|[^\s/:@\[\]]+)(:\d{1,5})?(/\S*)?")
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,29 @@ class S3:
 
 
 def s3() -> S3:
-    """Find the endpoint, the region and the credentials of S3."""
+    """Find the endpoint, the region and the credentials of S3.
+
+    Raises:
+        StoreError: one of them cannot be used.
+    """
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint and not _ENDPOINT.fullmatch(endpoint):
+        raise StoreError("AWS_ENDPOINT_URL is not a URL", "s3://", "give it with http:// or https://")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     session, known = None, True
     if not (os.environ.get("AWS_ACCESS_KEY_ID") and os.environ.get("AWS_SECRET_ACCESS_KEY")):
         try:
             from boto3 import Session
+            from botocore.exceptions import BotoCoreError
         except ImportError:
             raise missing_extra("s3", "boto3", "remote", "s3://") from None
-        session = Session()
-        region, known = region or session.region_name, session.get_credentials() is not None
+        try:
+            session = Session()
+            credentials = session.get_credentials()
+            if known := credentials is not None:
+                credentials.get_frozen_credentials()  # SSO and credential processes are asked here
+        except BotoCoreError as error:
+            problem = f"boto3 finds no credentials: {reason(str(error))}"
+            raise StoreError(problem, "s3://", "correct the files of AWS or AWS_PROFILE, or log in again") from None
+        region = region or session.region_name
     return S3(endpoint, region or "us-east-1", session, known)
