@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 import convert
 from convert.core.errors import ConvertError
 from convert.core.system.process import PROGRESS_FD
-from convert.stores import upload
+from convert.stores import located, upload
 from convert.writing.execute import Result, execute
 from support import writers
 from support.command_line import Run
@@ -79,6 +83,26 @@ def test_parts_are_sent_before_the_end_and_their_space_is_given_back(
     assert sent[-1] > len(puts) / 2
     assert max(used) < size / 2
     assert stored(s3, bucket, "out.safetensors")[""] == (tmp_path / "out.safetensors").read_bytes()
+
+
+def test_a_part_is_sent_without_a_copy_in_memory(s3: ObjectStore, bucket: str) -> None:
+    """boto3 signs it, sums it up and sends it; here the request is answered when its bytes have been read."""
+    path, part = located(f"s3://{bucket}/out"), memoryview(np.arange(1 << 21, dtype=np.int64)).cast("B")
+    uploads, sent = upload.Uploads(path), hashlib.sha256()
+
+    def answered(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        while block := request.body.read(1 << 14):
+            sent.update(block)
+        return AWSResponse(request.url, 200, {"ETag": '"of the part"'}, SimpleNamespace(stream=lambda: [b""]))
+
+    uploads.start(path)
+    uploads._client.meta.events.register("before-send.s3.UploadPart", answered)
+    tracemalloc.start()
+    assert uploads.send(path, 1, part, lambda: None).result() == '"of the part"'
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < len(part) / 4 and sent.digest() == hashlib.sha256(part).digest()
+    assert uploads.abort() == []
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ boto3 sends the parts here. Google has the same interface for uploads in parts (
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 import threading
@@ -67,12 +68,12 @@ class Uploads:
         if not answer["ResponseMetadata"].get("RetryAttempts"):
             self._doubtful.discard(path.key)
 
-    def send(self, path: StorePath, number: int, content: Callable[[], bytes], sent: Callable[[], None]) -> Future[str]:
+    def send(self, path: StorePath, number: int, content: memoryview, sent: Callable[[], None]) -> Future[str]:
         """Send a part in a thread; wait where many are on their way.
 
         Args:
             number: of the part, from 1.
-            content: returns its bytes.
+            content: its bytes, of which no copy is made.
             sent: called afterwards.
 
         Raises:
@@ -86,8 +87,7 @@ class Uploads:
 
         def work() -> str:
             try:
-                body = content()
-                answer = self._ask(path, lambda: self._client.upload_part(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumber=number, Body=body))  # fmt: skip
+                answer = self._ask(path, lambda: self._client.upload_part(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumber=number, Body=_Body(content)))  # fmt: skip
                 sent()
                 return str(answer["ETag"])
             except BaseException as error:
@@ -224,6 +224,32 @@ class Uploads:
             if type(error).__name__ in ("NoCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"):
                 raise refusal("Unauthenticated", str(path)) from None  # type: ignore[misc]
             raise unavailable(type(error).__name__, str(path)) from None
+
+
+class _Body(io.RawIOBase):
+    """Bytes as a file, of which boto3 reads a block at a time: a part is never in memory as a whole."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content, self._at = content, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._content)}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        block = self._content[self._at : self._at + len(buffer)]
+        buffer[: len(block)] = block
+        self._at += len(block)
+        return len(block)
 
 
 def write_object(path: StorePath, content: bytes) -> None:

@@ -138,7 +138,7 @@ class StoreOutput:
             if index + 1 < len(parts.left):  # the last one may end within a page
                 _give_back(parts.fd, data, begin, stop - begin)
 
-        sent = self._uploads.send(self._path(file), index + 1, lambda: data[begin:stop], give_back)
+        sent = self._uploads.send(self._path(file), index + 1, memoryview(data)[begin:stop], give_back)
         parts.sent[index + 1] = sent
 
     def finish(self, file: str, fd: int, data: mmap.mmap) -> None:
