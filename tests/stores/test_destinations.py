@@ -87,7 +87,7 @@ def test_parts_are_sent_before_the_end_and_their_space_is_given_back(
 
 def test_a_part_is_sent_without_a_copy_in_memory(s3: ObjectStore, bucket: str) -> None:
     """boto3 signs it, sums it up and sends it; here the request is answered when its bytes have been read."""
-    path, part = located(f"s3://{bucket}/out"), memoryview(np.arange(1 << 21, dtype=np.int64)).cast("B")
+    path, part = located(f"s3://{bucket}/out"), memoryview(np.arange(1 << 23, dtype=np.int64)).cast("B")
     uploads, sent = upload.Uploads(path), hashlib.sha256()
 
     def answered(request: AWSPreparedRequest, **_: object) -> AWSResponse:
@@ -98,7 +98,7 @@ def test_a_part_is_sent_without_a_copy_in_memory(s3: ObjectStore, bucket: str) -
     uploads.start(path)
     uploads._client.meta.events.register("before-send.s3.UploadPart", answered)
     tracemalloc.start()
-    assert uploads.send(path, 1, part, lambda: None).result() == '"of the part"'
+    assert uploads.send(path, 1, part, lambda etag: None).result() == '"of the part"'
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < len(part) / 4 and sent.digest() == hashlib.sha256(part).digest()

@@ -15,13 +15,15 @@ from convert.core.safetensors_header import read_header
 from convert.core.system.regular_file import ObjectPath
 from convert.outputs.integrity import verify_output
 from convert.planning.plan import Plan
-from convert.stores import located
+from convert.stores import StorePath, located
+from convert.writing.atomic import os_errors
 from convert.writing.conversion_identity import newest_change
 from convert.writing.execute import Result, plan_layout
 from convert.writing.file_layout import INDEX, SINGLE_FILE
 from convert.writing.journal import refuse_other
 from convert.writing.model_card import CARD
 from convert.writing.provenance import header_metadata
+from convert.writing.store_output import remove_unfinished
 from convert.writing.transfer import default_jobs, stream_leaves
 from convert.writing.written import Written, open_written
 
@@ -56,6 +58,9 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
             raise refuse_other(out, ["source"], _WHAT, _FIX)
     tensors, seconds = len(plan.steps), time.monotonic() - started
     names = tuple(sorted(file.name for file in files))
+    if isinstance(out, StorePath):  # its run was killed between its last object and the end of its journal
+        with os_errors(out):
+            remove_unfinished(out)
     return Result(out, names, tensors, plan.nbytes, seconds, digest, {}, restored=tensors)
 
 

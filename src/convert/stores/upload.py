@@ -13,7 +13,7 @@ import io
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -54,8 +54,8 @@ class Uploads:
         """Return the bytes of each part but the last of an object of `size` bytes."""
         return max(PART, -(-size // _MOST_PARTS // PART) * PART)
 
-    def start(self, path: StorePath) -> None:
-        """Begin a multipart upload.
+    def start(self, path: StorePath) -> str:
+        """Begin a multipart upload; return its id.
 
         Raises:
             StoreError: the store refused, or did not answer.
@@ -67,14 +67,50 @@ class Uploads:
         self._started[path.key] = answer["UploadId"]
         if not answer["ResponseMetadata"].get("RetryAttempts"):
             self._doubtful.discard(path.key)
+        return self._started[path.key]
 
-    def send(self, path: StorePath, number: int, content: memoryview, sent: Callable[[], None]) -> Future[str]:
+    def resume(self, path: StorePath, upload: str) -> dict[int, tuple[int, str]] | None:
+        """Continue an upload of an earlier run: return size and ETag of each part that is there, by number; None where it has ended.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        found, last, more = dict[int, tuple[int, str]](), 0, True
+        while more:
+            try:
+                answer = self._ask(path, lambda after=last: self._client.list_parts(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumberMarker=after))  # type: ignore[misc]  # fmt: skip
+            except StoreError as error:
+                if _NOT_THERE in str(error):
+                    return None
+                raise
+            found |= {part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])}
+            last, more = answer.get("NextPartNumberMarker", 0), bool(answer.get("IsTruncated"))
+        self._before[path.key] = path.bucket.head(path.key)
+        self._started[path.key] = upload
+        return found
+
+    def send(self, path: StorePath, number: int, content: memoryview, sent: Callable[[str], None]) -> Future[str]:
         """Send a part in a thread; wait where many are on their way.
 
         Args:
             number: of the part, from 1.
             content: its bytes, of which no copy is made.
-            sent: called afterwards.
+            sent: called afterwards, with its ETag.
+
+        Raises:
+            StoreError: an earlier part could not be sent.
+        """
+        upload = self._started[path.key]
+
+        def work() -> str:
+            answer = self._ask(path, lambda: self._client.upload_part(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumber=number, Body=_Body(content)))  # fmt: skip
+            sent(etag := str(answer["ETag"]))
+            return etag
+
+        return self.later(work)
+
+    def later(self, work: Callable[[], T]) -> Future[T]:
+        """Do something in a thread that sends parts; wait where many are on their way.
 
         Raises:
             StoreError: an earlier part could not be sent.
@@ -83,23 +119,20 @@ class Uploads:
         if self._failed:
             self._turn.release()
             raise self._failed[0]
-        upload = self._started[path.key]
 
-        def work() -> str:
+        def done() -> T:
             try:
-                answer = self._ask(path, lambda: self._client.upload_part(Bucket=self._bucket, Key=path.key, UploadId=upload, PartNumber=number, Body=_Body(content)))  # fmt: skip
-                sent()
-                return str(answer["ETag"])
+                return work()
             except BaseException as error:
                 self._failed.append(error)
                 raise
             finally:
                 self._turn.release()
 
-        return self._threads.submit(work)
+        return self._threads.submit(done)
 
-    def complete(self, path: StorePath, parts: Iterable[tuple[int, str]]) -> None:
-        """Let the object of a multipart upload appear.
+    def complete(self, path: StorePath, parts: Iterable[tuple[int, str]]) -> str:
+        """Let the object of a multipart upload appear; return its ETag.
 
         Raises:
             StoreError: the store refused, or did not answer.
@@ -107,12 +140,14 @@ class Uploads:
         listed = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in parts]}
         upload = self._started[path.key]
         try:
-            self._ask(path, lambda: self._client.complete_multipart_upload(Bucket=self._bucket, Key=path.key, UploadId=upload, MultipartUpload=listed))  # fmt: skip
+            answer = self._ask(path, lambda: self._client.complete_multipart_upload(Bucket=self._bucket, Key=path.key, UploadId=upload, MultipartUpload=listed))  # fmt: skip
         except StoreError:
             if not self._has_appeared(path, upload):
                 raise
+            answer = {}
         del self._started[path.key]
         self._published.append(path.key)
+        return str(answer.get("ETag", "")).strip('"')
 
     def _has_appeared(self, path: StorePath, upload: str) -> bool:
         """Whether the object is there, although the answer to `complete` was lost: the upload has ended, and there is a new object."""
@@ -132,7 +167,15 @@ class Uploads:
             StoreError: the store refused, or did not answer.
         """
         self._published.append(path.key)  # also where the answer is lost
-        self._ask(path, lambda: self._client.put_object(Bucket=self._bucket, Key=path.key, Body=content))
+        self.write(path, memoryview(content))
+
+    def write(self, path: StorePath, content: memoryview) -> None:
+        """Write a small object that does not belong to the output.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+        self._ask(path, lambda: self._client.put_object(Bucket=self._bucket, Key=path.key, Body=_Body(content)))
 
     def remove(self, path: StorePath) -> None:
         """Remove an object, if there is one.
@@ -146,17 +189,21 @@ class Uploads:
             if _NOT_THERE not in str(error):  # of Google; S3 says nothing
                 raise
 
-    def finished(self) -> None:
-        """End: what was published stays."""
+    def finished(self) -> list[str]:
+        """End: what was published stays. Return the keys of lost uploads that stay."""
         self._published.clear()
         self._threads.shutdown()
-        self._sweep()
+        return self._sweep()
+
+    def leave(self) -> list[str]:
+        """End: what was sent and what was published stays for another run. Return the keys of lost uploads that stay."""
+        self._failed.append(StoreError("the run ends", str(self.out), ""))
+        self._threads.shutdown(cancel_futures=True)
+        return self._sweep()
 
     def abort(self) -> list[str]:
         """Remove what was sent and what was published. Return the keys of which something could not be removed."""
-        self._failed.append(StoreError("the run ends", str(self.out), ""))
-        self._threads.shutdown(cancel_futures=True)
-        left = self._sweep()
+        left = self.leave()
         for key, upload in list(self._started.items()):
             if self._tried(self._client.abort_multipart_upload, Key=key, UploadId=upload):
                 del self._started[key]
@@ -181,17 +228,29 @@ class Uploads:
         self._doubtful.clear()
         return left
 
-    def abort_others(self, paths: Iterable[StorePath]) -> None:
-        """Abort the uploads of these objects that a killed run left.
+    def forget(self, path: StorePath, upload: str) -> None:
+        """Abort an upload of another run.
 
         Raises:
             StoreError: the store refused.
         """
-        keys = {path.key for path in paths}
+        if not self._tried(self._client.abort_multipart_upload, Key=path.key, UploadId=upload):
+            fix = "abort the multipart uploads of this key, or let a rule of the bucket do it"
+            raise StoreError("what a killed run left cannot be removed", str(path), fix)
+
+    def abort_others(self, paths: Iterable[StorePath], but: Collection[str] = ()) -> None:
+        """Abort the uploads of these objects that a killed run left.
+
+        Args:
+            but: ids of uploads that this run continues.
+
+        Raises:
+            StoreError: the store refused.
+        """
+        of = {path.key: path for path in paths}
         for key, upload in sorted(self._others or ()):
-            if key in keys and not self._tried(self._client.abort_multipart_upload, Key=key, UploadId=upload):
-                fix = "abort the multipart uploads of this key, or let a rule of the bucket do it"
-                raise StoreError("what a killed run left cannot be removed", f"{self.out.bucket.url}/{key}", fix)
+            if key in of and upload not in but:
+                self.forget(of[key], upload)
 
     def _unfinished(self) -> set[tuple[str, str]] | None:
         """Return key and id of the uploads below the output that are not complete; None where the store does not list them."""

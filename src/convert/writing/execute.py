@@ -162,7 +162,7 @@ def execute(
     digests: dict[str, str] = {}
     meter = Meter()
     metadata = header_metadata(plan)
-    keeps_journal = (resume or plan.nbytes >= MIN_JOURNAL) and not isinstance(out, StorePath)
+    keeps_journal = resume or (plan.nbytes >= MIN_JOURNAL and not isinstance(out, StorePath))
     with Writer(
         out,
         layout,
@@ -175,9 +175,10 @@ def execute(
         resume=resume,
     ) as writer:
         for step in plan.steps:
-            if step.value is not None:
+            if step.value is not None and step.name not in writer.restored:
                 # One number fills a tensor of any size without a second one in memory.
                 writer.region(step.name)[...] = step.value if isinstance(step.value, float) else computed(step)
+                writer.done(step.name)
         meter.add("prepare", time.monotonic() - started)
         skip = {leaf for leaf, work in used.items() if leaf in writer.leaves and _restored(work, writer.restored)}
         digests |= {leaf: writer.leaves[leaf] for leaf in skip}
@@ -222,7 +223,7 @@ class Write:
         self._writer, self._meter = writer, meter
 
     def region(self, step: Step) -> Array | None:
-        return self._writer.region(step.name)
+        return None if step.name in self._writer.restored else self._writer.region(step.name)
 
     def piece(self, step: Step, part: Part, region: Array, values: Callable[[], Array]) -> None:
         started = time.perf_counter()

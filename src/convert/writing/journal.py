@@ -1,8 +1,9 @@
 """The journal of an unfinished output: which tensors are complete, so that `--resume` continues with the others.
 
-It lies beside the temporary (see `atomic`) and goes with it. Each line is complete or ignored. A line is written when the bytes
-are in the page cache, and not synced: a killed process loses nothing, and after a power cut the digests tell what was lost.
-The first line says of what conversion the temporary is. Tensors of two conversions are never mixed.
+On a disk it lies beside the temporary (see `atomic`) and goes with it. Each line is complete or ignored. A line is written when the
+bytes are in the page cache, and not synced: a killed process loses nothing, and after a power cut the digests tell what was lost.
+In a store, its lines are those of objects (`stores.unfinished`).
+The first line says of what conversion the output is. Tensors of two conversions are never mixed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
@@ -28,6 +30,7 @@ _MEANING = {
     "target": "another --to",
     "tokenizer": "other files of --tokenizer",
 }
+_UNFINISHED = "the unfinished output", "start again without --resume, which removes it"
 MAX_BYTES = 1 << 30
 
 
@@ -51,46 +54,67 @@ def refuse_other(out: Path, differing: list[str], what: str, fix: str) -> Output
     )
 
 
+class Lines(Protocol):
+    """Where the lines of a journal are."""
+
+    def read(self) -> list[Any]:
+        """Return the lines that are complete."""
+
+    def append(self, line: object) -> None:
+        """Add a line. Called from several threads."""
+
+    def close(self) -> None:
+        """End; what was added stays."""
+
+
 @dataclass
 class Journal:
     """An opened journal.
 
     Attributes:
-        path: the file.
+        lines: where it is.
         tensors: name -> digest of the tensors that an earlier run completed.
         leaves: name -> digest of the leaves that it read to their end.
+        notes: lines of other kinds, of the place of the output.
+        out: the output, for messages.
+        fixed: whether a tensor must get the digest that an earlier run recorded, as a part of it may stay.
     """
 
-    path: Path
+    lines: Lines
+    out: Path
+    fixed: bool = False
     tensors: dict[str, str] = field(default_factory=dict)
     leaves: dict[str, str] = field(default_factory=dict)
-    _fd: int = -1
+    notes: list[list[Any]] = field(default_factory=list)
 
     @classmethod
-    def start(cls, path: Path, of: Mapping[str, str], *, adopted: bool, out: Path) -> Journal:
-        """Open the journal of a temporary.
+    def start(cls, lines: Lines, of: Mapping[str, str], *, out: Path, fixed: bool = False) -> Journal:
+        """Open the journal of an output that is begun or continued.
 
         Args:
+            lines: its place.
             of: the `identity` of this conversion (`conversion_identity`).
-            adopted: whether an earlier run made the temporary.
-            out: the output, for the message.
+            out, fixed: attributes of the journal.
 
         Raises:
-            OutputError: the temporary is of another conversion. It stays as it is.
+            OutputError: the output is of another conversion. It stays as it is.
         """
-        journal = cls(path)
-        first, lines, size = _read(path) if adopted else ({}, [], 0)
+        journal = cls(lines, out, fixed)
+        first, *rest = lines.read() or [{}]
         differing = sorted(key for key in {*of, *first} if of.get(key) != first.get(key)) if first else []
         if differing:
-            raise refuse_other(
-                out, differing, "the unfinished output", "start again without --resume, which removes it"
-            )
-        for kind, name, digest in lines:
-            (journal.tensors if kind == "tensor" else journal.leaves)[name] = digest
-        journal._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        os.ftruncate(journal._fd, size)
+            lines.close()
+            raise refuse_other(out, differing, *_UNFINISHED)
+        for line in rest:
+            match line:
+                case ["tensor", name, digest]:
+                    journal.tensors[name] = digest
+                case ["leaf", name, digest]:
+                    journal.leaves[name] = digest
+                case _:
+                    journal.notes.append(line)
         if not first:
-            journal._write(dict(of))
+            lines.append(dict(of))
         return journal
 
     @property
@@ -99,33 +123,67 @@ class Journal:
         return not self.tensors
 
     def tensor(self, name: str, digest: str) -> None:
-        """Record a tensor whose bytes are all written."""
+        """Record a tensor whose bytes are all written.
+
+        Raises:
+            OutputError: it has other values than in the run that is continued.
+        """
+        if self.fixed and self.tensors.get(name, digest) != digest:
+            raise refuse_other(self.out, ["source"], *_UNFINISHED)
         self.tensors[name] = digest
-        self._write(["tensor", name, digest])
+        self.lines.append(["tensor", name, digest])
 
     def leaf(self, name: str, digest: str) -> None:
         """Record a leaf that was read to its end."""
-        self._write(["leaf", name, digest])
+        self.lines.append(["leaf", name, digest])
+
+    def note(self, *line: object) -> None:
+        """Record something of the place of the output."""
+        self.lines.append(list(line))
 
     def close(self) -> None:
-        """Close the file."""
+        """End."""
+        self.lines.close()
+
+
+class FileLines:
+    """The lines of a file."""
+
+    def __init__(self, path: Path, adopted: bool) -> None:
+        """Open the file; cut off what an earlier run did not write to its end.
+
+        Args:
+            adopted: whether an earlier run wrote the temporary; else its lines do not count.
+        """
+        self._read, size = _read(path) if adopted else ([], 0)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        os.ftruncate(self._fd, size)
+
+    def read(self) -> list[Any]:
+        return self._read
+
+    def append(self, line: object) -> None:
+        """Add a line with one call, so that lines of several threads do not mix."""
+        os.write(self._fd, (json.dumps(line) + "\n").encode())
+
+    def close(self) -> None:
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             close(descriptor)
 
-    def _write(self, value: object) -> None:
-        """Append a line with one call, so that lines of several threads do not mix."""
-        os.write(self._fd, (json.dumps(value) + "\n").encode())
 
-
-def _read(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str]], int]:
-    """Read the first line, the others, and the bytes that they take: nothing after a line that is cut off or damaged."""
+def _read(path: Path) -> tuple[list[Any], int]:
+    """Read the lines and the bytes that they take."""
     try:
         content = read_regular(path, MAX_BYTES)
     except OSError:
-        return {}, [], 0
-    first: dict[str, str] = {}
-    lines: list[tuple[str, str, str]] = []
+        return [], 0
+    return complete_lines(content)
+
+
+def complete_lines(content: bytes) -> tuple[list[Any], int]:
+    """Return the lines of a journal and the bytes that they take: nothing after a line that is cut off or damaged."""
+    lines: list[Any] = []
     size = 0
     for line in content.splitlines(keepends=True):
         try:
@@ -134,9 +192,6 @@ def _read(path: Path) -> tuple[dict[str, str], list[tuple[str, str, str]], int]:
             break
         if not line.endswith(b"\n") or not isinstance(value, list if size else dict):
             break
-        if size:
-            lines.append((value[0], value[1], value[2]))
-        else:
-            first = dict(value)
+        lines.append(value)
         size += len(line)
-    return first, lines, size
+    return lines, size

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from convert.core.system.regular_file import close
-from convert.writing import atomic
+from convert.writing import atomic, digests
+from convert.writing.journal import FileLines, Journal
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 # Smallest tensor, in bytes, for which a system call pays: to release its pages, and to start writing them out early.
@@ -23,6 +24,15 @@ class LocalOutput(atomic.AtomicOutput):
     def folder(self) -> Path:
         """Where free space is needed."""
         return self.out.parent
+
+    def start_journal(self, identity: Mapping[str, str], out: Path) -> Journal:
+        """Open the journal beside the temporary; arguments and errors of `Journal.start`."""
+        return Journal.start(FileLines(self.journal, self.adopted), identity, out=out)
+
+    def kept(self, file: str, data: mmap.mmap, start: int, stop: int, digest: str) -> bool:
+        """Whether an earlier run wrote the bytes of this range, and they are there."""
+        with memoryview(data) as view, view[start:stop] as values:
+            return digests.digest(values) == digest
 
     def create(self, file: str, size: int, start: int) -> int:
         """Return the descriptor of a file of `size` bytes, all reserved on the disk. What an earlier run wrote stays.

@@ -2,18 +2,18 @@
 
 A file is mapped as on a disk, over a scratch file without a name. A part is sent when all its tensors are complete, and its space
 is given back: the machine holds the tensors that are being filled, not the model.
+
+With `keep`, an interrupted run leaves its uploads, and beside OUT (`stores.unfinished`) a journal that names them. The parts of an upload
+cannot be read; the store lists their sizes and ETags, and those that the journal has are not sent again. The part with the header is
+sent last, as the header has the digests of all tensors. Its tensors, the head, are kept in an object of their own until then.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -23,61 +23,67 @@ from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.stores import StorePath
 from convert.stores.errors import StoreError
+from convert.stores.parts import Known, Parts, done, give_back, known_files
+from convert.stores.unfinished import Unfinished, folder_of
 from convert.stores.upload import Uploads, check_destination, scratch
-from convert.writing import atomic
+from convert.writing import atomic, digests
 from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.journal import Journal
 
-
-@dataclass
-class _Parts:
-    """The parts of one file.
-
-    Attributes:
-        size: bytes of each but the last.
-        left: bytes of each that are not complete.
-        fd: of the scratch file.
-        sent: those that are sent or on their way, by number from 1.
-    """
-
-    size: int
-    left: list[int]
-    fd: int
-    sent: dict[int, Future[str]] = field(default_factory=dict)
+_HEAD = ".head"
 
 
 class StoreOutput:
     """Where `Writer` writes a URL. Attributes and methods are those of `LocalOutput`."""
 
-    adopted = False
-
-    def __init__(self, out: StorePath, *, directory: bool, overwrite: bool, of_killed: Collection[str] = ()) -> None:
+    def __init__(
+        self, out: StorePath, *, directory: bool, overwrite: bool, keep: bool = False, files: Collection[str] = ()
+    ) -> None:
         """Check that `out` may be written. Nothing is sent yet.
 
         Args:
-            of_killed: names of files of which a killed run may have left objects and uploads, to be removed.
+            keep: whether to continue what an earlier run left, and to leave it when this one is interrupted.
+            files: names of all files of a directory.
 
         Raises:
             OutputError: as `refuse_existing`, or the store refused.
         """
-        self.out, self.directory, self.overwrite, self._of_killed = out, directory, overwrite, of_killed
-        refuse_existing(out, overwrite, directory, of_killed)
+        self.out, self.directory, self.overwrite = out, directory, overwrite
+        self._keep, self._files = keep, tuple(files)
+        refuse_existing(out, overwrite, directory, files if keep else ())
         with atomic.os_errors(out):
             self._uploads: Uploads | None = Uploads(out)
-            self._uploads.abort_others(self._path(name) for name in of_killed)
-        self._parts: dict[str, _Parts] = {}
+            if not keep:
+                remove_unfinished(out, self._uploads)
+        self._unfinished: Unfinished | None = None
+        self._journal: Journal | None = None
+        self._known: dict[str, Known] = {}
+        self._parts: dict[str, Parts] = {}
         self._extra: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        signals.add_cleanup(self._abort)
+        if keep:
+            signals.rest = "what is done is kept; continue with --resume"
+        else:
+            signals.add_cleanup(self._abort)
+
+    def start_journal(self, identity: Mapping[str, str], out: Path) -> Journal:
+        """Open the journal beside the output; arguments as `Journal.start`.
+
+        Raises:
+            OutputError: the unfinished output is of another conversion. It stays as it is.
+            OSError: the store refused.
+        """
+        assert self._uploads is not None
+        unfinished = Unfinished(self.out, self._uploads)
+        self._journal = Journal.start(unfinished, identity, out=out, fixed=True)
+        self._unfinished, self._known = unfinished, known_files(self._journal.notes)
+        self._uploads.abort_others(map(self._path, self._files), but=[each.upload for each in self._known.values()])
+        return self._journal
 
     @property
     def folder(self) -> Path:
         """Where free space is needed: for the scratch files."""
         return Path(gettempdir())
-
-    @property
-    def journal(self) -> Path:
-        """A run into a store leaves nothing that another one could continue."""
-        raise NotImplementedError
 
     def _path(self, file: str) -> StorePath:
         return self.out / file if self.directory else self.out
@@ -92,12 +98,43 @@ class StoreOutput:
             OSError: the store or the system refused.
         """
         assert self._uploads is not None
-        part = self._uploads.part_size(size)
-        self._uploads.start(self._path(file))
+        path, known, part = self._path(file), self._known.get(file, Known()), self._uploads.part_size(size)
         fd = scratch(size)
         own = os.dup(fd)  # a thread may still use it when the caller has closed its own
-        self._parts[file] = _Parts(part, [min(part, size - begin) for begin in range(0, size, part)], own)
+        left = [min(part, size - begin) for begin in range(0, size, part)]
+        self._parts[file] = parts = Parts(size, part, left, own, start)
+        found = path.bucket.head(path.key) if known.appeared else None
+        parts.appeared = found is not None and (found.etag, found.size) == (known.appeared, size)
+        if not parts.appeared:
+            there = self._uploads.resume(path, known.upload) if known.upload else None
+            if there is None:
+                self._note("upload", file, self._uploads.start(path))
+            for number, (nbytes, etag) in (there or {}).items():
+                if parts.last + 1 < number <= len(left) and (nbytes, etag) == (left[number - 1], known.parts.get(number)):  # fmt: skip
+                    parts.sent[number] = done(etag)
+            parts.head = self._read_head(file, known.head)
         return fd
+
+    def _read_head(self, file: str, digest: str) -> bool:
+        """Take over the tensors of the part that is sent last, if they are what an earlier run wrote."""
+        parts = self._parts[file]
+        begin, stop = parts.tensors
+        content = self._unfinished.get(file + _HEAD) if self._unfinished is not None and digest else None
+        if content is None or len(content) != stop - begin or digests.digest(content) != digest:
+            return False
+        atomic.allocate(parts.fd, begin, stop - begin)
+        os.pwrite(parts.fd, content, begin)
+        return True
+
+    def _note(self, *line: object) -> None:
+        if self._journal is not None:
+            self._journal.note(*line)
+
+    def kept(self, file: str, data: mmap.mmap, start: int, stop: int, digest: str) -> bool:
+        """Whether an earlier run sent the bytes of this range, and the store has them: size and ETag of their parts are those of the journal."""
+        parts = self._parts[file]
+        inside = range(start // parts.size, -(-stop // parts.size))
+        return parts.appeared or all(index + 1 in parts.sent or (parts.head and index == parts.last) for index in inside)  # fmt: skip
 
     def reserve(self, fd: int, start: int, size: int) -> None:
         """Reserve space for a range, so that a full disk is an error and not a signal.
@@ -118,28 +155,50 @@ class StoreOutput:
             OSError: the store refused.
         """
         parts = self._parts[file]
-        complete = []
+        if parts.appeared:
+            return
+        complete, head = [], False
+        begin, end = parts.tensors
         with self._lock:
             for index in range(start // parts.size, -(-stop // parts.size)):
-                begin = index * parts.size
-                parts.left[index] -= min(stop, begin + parts.size) - max(start, begin)
+                at = index * parts.size
+                parts.left[index] -= min(stop, at + parts.size) - max(start, at)
                 if not parts.left[index]:
                     complete.append(index)
+                elif index == parts.last and parts.left[index] == begin - at and not parts.head:
+                    parts.head = head = True
         for index in complete:
             self._send(file, data, index)
+        if head and self._unfinished is not None:
+            self._keep_head(file, memoryview(data)[begin:end])
+
+    def _keep_head(self, file: str, content: memoryview) -> None:
+        assert self._uploads is not None and self._unfinished is not None
+        unfinished = self._unfinished
+
+        def work() -> None:
+            unfinished.put(file + _HEAD, content)
+            self._note("head", file, digests.digest(content))
+
+        self._uploads.later(work)
 
     def _send(self, file: str, data: mmap.mmap, index: int) -> None:
+        """Send a part, unless an earlier run has; give its space back."""
         assert self._uploads is not None
-        parts = self._parts[file]
+        parts, number = self._parts[file], index + 1
         begin = index * parts.size
         stop = min(begin + parts.size, len(data))
 
-        def give_back() -> None:
-            if index + 1 < len(parts.left):  # the last one may end within a page
-                _give_back(parts.fd, data, begin, stop - begin)
+        def sent(etag: str) -> None:
+            if index != parts.last:  # it is sent again by each run
+                self._note("part", file, number, etag)
+            if number < len(parts.left):  # the last one may end within a page
+                give_back(parts.fd, data, begin, stop - begin)
 
-        sent = self._uploads.send(self._path(file), index + 1, memoryview(data)[begin:stop], give_back)
-        parts.sent[index + 1] = sent
+        if number in parts.sent:
+            give_back(parts.fd, data, begin, stop - begin)
+        else:
+            parts.sent[number] = self._uploads.send(self._path(file), number, memoryview(data)[begin:stop], sent)
 
     def finish(self, file: str, fd: int, data: mmap.mmap) -> None:
         """Send what is left of a file that is complete, and wait for its parts.
@@ -148,6 +207,8 @@ class StoreOutput:
             OSError: the store refused.
         """
         parts = self._parts[file]
+        if parts.appeared:
+            return
         for index in range(len(parts.left)):
             if index + 1 not in parts.sent:
                 self._send(file, data, index)
@@ -163,7 +224,7 @@ class StoreOutput:
         self.out.bucket.forget()
         if not self.overwrite:
             try:
-                refuse_existing(self.out, False, self.directory, self._of_killed)
+                refuse_existing(self.out, False, self.directory, self._files if self._keep else ())
             except OutputError:
                 raise atomic.appeared(self.out) from None
         uploads = self._uploads
@@ -171,39 +232,67 @@ class StoreOutput:
         with signals.uninterrupted(), atomic.os_errors(self.out):
             if self.directory and self.out.is_dir():
                 for old in list(self.out.iterdir()):
-                    if ours(old.name) and old.is_file():
+                    if ours(old.name) and old.is_file() and not (old.name in self._parts and self._parts[old.name].appeared):  # fmt: skip
                         uploads.remove(old)
             index = [name for name in self._extra if name.endswith(".index.json")]
             for name in self._extra:
                 if name not in index:
                     uploads.put(self.out / name, self._extra[name])
             for file, parts in self._parts.items():
-                uploads.complete(self._path(file), [(number, sent.result()) for number, sent in sorted(parts.sent.items())])  # fmt: skip
+                if not parts.appeared:
+                    self._note("appeared", file, uploads.complete(self._path(file), [(number, sent.result()) for number, sent in sorted(parts.sent.items())]))  # fmt: skip
+                    if self._unfinished is not None:
+                        self._unfinished.flush()
             for name in index:
                 uploads.put(self.out / name, self._extra[name])
-            uploads.finished()
-            self._uploads = None
-            self._abort()
+            self._end(Uploads.finished)
         self.out.bucket.forget()
 
     def discard(self, *, keep: bool = False) -> None:
-        """Remove what was sent. Does nothing after `publish`.
+        """Remove what was sent, or leave it for the next run. Does nothing after `publish`.
 
         Raises:
             OutputError: something could not be removed.
         """
-        if left := self._abort():
+        if left := self._end(Uploads.leave) if keep else self._abort():
             problem = f"parts of {', '.join(left)} could not be removed from the store"
             fix = "abort the multipart uploads of these keys, or let a rule of the bucket do it (AbortIncompleteMultipartUpload)"
             raise OutputError(Finding("output-incomplete", problem, path=str(self.out), fix=fix))
 
     def _abort(self) -> list[str]:
+        return self._end(Uploads.abort)
+
+    def _end(self, end: Callable[[Uploads], list[str]]) -> list[str]:
+        """End once, and close the scratch files when no thread gives space of them back. Return the keys of what could not be removed."""
         uploads, self._uploads = self._uploads, None
         signals.remove_cleanup(self._abort)
-        left = uploads.abort() if uploads is not None else []
+        left = end(uploads) if uploads is not None else []
+        if uploads is not None and self._unfinished is not None and end is not Uploads.leave:
+            try:
+                self._unfinished.remove()
+            except OSError:
+                left.append(self._unfinished.folder.key)
         while self._parts:
             close(self._parts.popitem()[1].fd)
         return left
+
+
+def remove_unfinished(out: StorePath, uploads: Uploads | None = None) -> None:
+    """Remove what an interrupted run left for another one to continue, and which none will.
+
+    Raises:
+        StoreError: the store refused, or did not answer.
+    """
+    if not folder_of(out).is_dir():
+        return
+    own = uploads or Uploads(out)
+    unfinished = Unfinished(out, own)
+    lines = [line for line in unfinished.read() if isinstance(line, list)]
+    for file, known in known_files(lines).items():
+        own.forget(out if file == out.name else out / file, known.upload)
+    unfinished.remove()
+    if uploads is None:
+        own.finished()
 
 
 def refuse_existing(out: StorePath, overwrite: bool, directory: bool, of_killed: Collection[str] = ()) -> None:
@@ -249,14 +338,3 @@ def require_writable(out: StorePath, overwrite: bool, of_killed: Collection[str]
                 str(out),
                 "allow s3:AbortMultipartUpload, or storage.multipartUploads.abort",
             )
-
-
-_PUNCH_HOLE = 0x01 | 0x02  # linux/falloc.h: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
-
-
-def _give_back(fd: int, data: mmap.mmap, start: int, size: int) -> None:
-    """Give the memory and the disk space of a range back; where the system cannot, it stays until the end."""
-    with suppress(OSError, ValueError, AttributeError):
-        data.madvise(mmap.MADV_DONTNEED, start, size)
-        punch = ctypes.CDLL(None).fallocate
-        punch(fd, ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(start), ctypes.c_int64(size))

@@ -68,7 +68,7 @@ def open_output(
     """
     if not isinstance(there := located(out), StorePath):
         return LocalOutput(out, directory=directory, overwrite=overwrite, keep=keep)
-    return StoreOutput(there, directory=directory, overwrite=overwrite, of_killed=files if keep else ())
+    return StoreOutput(there, directory=directory, overwrite=overwrite, keep=keep, files=files)
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -185,7 +185,7 @@ class Writer:
         try:
             if self._identity is not None:
                 with atomic.os_errors(output.out):
-                    self._journal = Journal.start(output.journal, self._identity, adopted=output.adopted, out=self._out)
+                    self._journal = output.start_journal(self._identity, self._out)
             with atomic.os_errors(output.out, needed, output.folder):
                 for file, header in headers.items():
                     self._files[file] = self._map(file, header, data[file], tensors[file])
@@ -245,11 +245,17 @@ class Writer:
             return
         self.leaves = self._journal.leaves
         for name, digest in self._journal.tensors.items():
-            if name in self._specs and self._digest(name) == digest:
+            if name in self._specs and self._kept(name, digest):
                 self._digests[name] = digest
                 self._release(name)
         self.restored = frozenset(self._digests)
         self._requested |= self.restored
+
+    def _kept(self, name: str, digest: str) -> bool:
+        assert self._output is not None
+        place = self._layout.placements[name]
+        file = self._open(place.file)
+        return self._output.kept(place.file, file.data, file.header + place.start, file.header + place.stop, digest)
 
     def leaf_done(self, leaf: str, digest: str) -> None:
         """Record for `resume` that a leaf was read to its end; call it after `done` of its tensors."""

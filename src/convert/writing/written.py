@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ from convert.writing.file_layout import INDEX, SINGLE_FILE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_JSON = 64 << 20  # bytes of an index or a config.json
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 WEIGHTS_KEY = "transformers_weights"  # key of config.json: the file to load
 
 
@@ -126,10 +128,10 @@ def open_written(path: str | Path) -> Written:
 
     Of a directory, open what ``from_pretrained`` loads (transformers 5.23, ``_get_resolved_checkpoint_files``): the file that
     `transformers_weights` of ``config.json`` names, or ``model.safetensors``, or the files of the index. Without any of them,
-    open all files.
+    open all files, if none is a shard: a run into a store that was killed leaves shards, and the index comes last.
 
     Raises:
-        CheckpointError: no such file, not safetensors, or an index that contradicts the files.
+        CheckpointError: no such file, not safetensors, or an index that contradicts the files; or shards without an index.
     """
     path = located(path)
     config = _read_config(path / "config.json") if path.is_dir() and (path / "config.json").exists() else None
@@ -147,6 +149,10 @@ def open_written(path: str | Path) -> Written:
         files = [path / index]
     elif path.is_dir():
         files = sorted(path.glob("*.safetensors"))
+        if shard := next((file.name for file in files if _SHARD.search(file.name)), ""):
+            problem = f"there are shards, such as {shard}, and no index, which is written last"
+            fix = "run the conversion to its end; `--resume` keeps what is there"
+            raise CheckpointError(Finding("output-incomplete", problem, path=str(path), fix=fix))
     else:
         files = [path] if path.exists() else []
     if not files and not missing:
