@@ -171,6 +171,21 @@ rules:
 """
 
 
+def test_the_plan_names_what_the_rules_drop(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(f"{FACTOR_RULES}- drop: /step\n  because: the training step\n")
+    save_file({"w.weight": np.zeros((7, 6), ml_dtypes.bfloat16)}, tmp_path / "in.safetensors")
+    np.savez(tmp_path / "like.npz", w=np.zeros((6, 7), np.float32), step=np.int32(3))
+    back = ("plan", tmp_path / "r.yaml", tmp_path / "in.safetensors", "--to", "npz")
+    printed, _ = run(*back, "--dtype", "float32")
+    head, _, line = printed.rstrip().rpartition("\n")
+    assert head.endswith("not written without --like (where the model has them)")
+    assert line.split("  ")[1:] == ["/step", f"the training step ({tmp_path / 'r.yaml'}:10)"]
+    dumped, _ = run(*back, "--dtype", "float32", "--json")
+    assert json.loads(dumped)["unwritten"] == [{"leaves": "/step", "because": "the training step"}]
+    printed, _ = run(*back, "--like", tmp_path / "like.npz", "--dtype", "bfloat16")
+    assert "not written" not in printed and "Leaves of --like: 1" in printed
+
+
 def test_wider_leaves_are_written_and_checked_in_one_command(run: Run, tmp_path: Path) -> None:
     """The check compares with the dtype of the tensors, although --dtype is that of the leaves."""
     (tmp_path / "r.yaml").write_text(FACTOR_RULES)

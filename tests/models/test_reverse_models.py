@@ -189,6 +189,23 @@ def test_the_rules_give_the_tree_without_a_checkpoint(
     assert len(differ) == (ROUNDED.get(case, 0) if case not in FOLDED else 4), differ
 
 
+def test_what_the_configuration_of_the_jax_model_may_state_differently_is_named(tmp_path: Path) -> None:
+    """DINOv2's layerscale_value is 0.3 in the golden, and is in the tensors; config.json next to them says 1."""
+    out = tmp_path / "out"
+    convert.convert("dinov2", checkpoint("dinov2"), out)
+    plan = convert.plan_reverse("dinov2", out)
+    (note,) = plan.notes
+    assert "layerscale_value 1.0" in note and "lambda1 by it twice" in note
+    with pytest.raises(convert.PlanError) as error:  # the header alone says 0.3, and a hidden width of 2 x D
+        convert.plan_reverse("dinov2", out / "model.safetensors")
+    assert {found.code for found in error.value.findings} == {"not-reversible"}
+    convert.convert("timesfm", checkpoint("timesfm-1.0"), tmp_path / "t.safetensors")
+    assert [one.pattern for one in convert.plan_reverse("timesfm", tmp_path / "t.safetensors").unwritten][:2] == [
+        "/step",
+        "/opt_states/**",
+    ]
+
+
 def test_a_setting_counts_for_the_models_that_know_it(tmp_path: Path) -> None:
     """Of a family: the flax class of transformers, which has the same tensors, has no N."""
     file = tmp_path / "out.safetensors"

@@ -131,6 +131,10 @@ def _lines(plan: ReversePlan, full: bool) -> Iterator[str | Line]:
         yield ""
         yield Line(f"Tensors left out: {len(plan.left_out)}", HEADING)
         yield from _folded([(f"{name}  {why}",) for name, why in plan.left_out.items()], full)
+    if plan.unwritten:
+        yield ""
+        yield Line("Leaves that the rules drop, not written without --like (where the model has them)", HEADING)
+        yield from (f"  {leaves.pattern}  {leaves.reason} ({leaves.rule.line_only})" for leaves in plan.unwritten)
     if plan.layout is not None:
         return
     yield ""

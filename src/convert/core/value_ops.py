@@ -44,7 +44,7 @@ class Multiply(Op):
 
     @property
     def rounds(self) -> bool:
-        return True
+        return abs(self.value) != 1
 
     def out_spec(self, spec: TensorSpec) -> TensorSpec:
         if self.value == 0:

@@ -69,6 +69,15 @@ class KeptLeaf:
 
 
 @dataclass(frozen=True)
+class UnwrittenLeaves:
+    """Leaves that the rules drop, so that without the checkpoint `like` nothing holds them. A model may have none of them."""
+
+    pattern: str
+    reason: str
+    rule: Position
+
+
+@dataclass(frozen=True)
 class ReversePlan:
     """What a checkpoint is made of, from the tensors of a PyTorch model.
 
@@ -80,6 +89,7 @@ class ReversePlan:
         constants: tensors that no leaf holds; they must have the value that the forward plan computes.
         notes: remarks for the user.
         left_out: tensor that no leaf is made of -> why.
+        unwritten: leaves that only a checkpoint `like` would give.
         layout: name of the published form of the tree; empty: that of the rules; None: the tree is that of a checkpoint.
     """
 
@@ -91,6 +101,7 @@ class ReversePlan:
     notes: tuple[str, ...] = ()
     layout: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    unwritten: tuple[UnwrittenLeaves, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -125,6 +136,7 @@ class ReversePlan:
                 {"leaf": kept.leaf, "dtype": kept.spec.dtype, "shape": list(kept.spec.shape), "because": kept.reason}
                 for kept in self.kept
             ],
+            "unwritten": [{"leaves": leaves.pattern, "because": leaves.reason} for leaves in self.unwritten],
             "left_out": dict(self.left_out),
             "notes": list(self.notes),
         }

@@ -201,7 +201,7 @@ class Share:
                 expected=str(got[wrong].ravel()[0]),
                 got=f"{again[wrong].ravel()[0]} when the leaf is converted again",
                 fix=self._made.remedy
-                or "give with --like a checkpoint whose leaf has a wider dtype, or round the tensors first",
+                or "give with --like a checkpoint whose leaf has a wider dtype, or without --like a wider --dtype, such as float32; or round the tensors first",
                 data={"values": int(np.count_nonzero(wrong)), "leaf": self._made.leaf},
             )
         )

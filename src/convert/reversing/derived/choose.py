@@ -21,9 +21,9 @@ from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, lay
 from convert.reversing.derived.leaves import TensorNames, claimed, wanted_leaves
 from convert.reversing.derived.modules import for_tensors
 from convert.reversing.derived.shapes import Known, Shapes
-from convert.reversing.derived.stated import known_sizes, rows_of_tables, stated_choices, stated_settings
+from convert.reversing.derived.stated import adapted_notes, known_sizes, rows_of_tables, stated_choices, stated_settings
 from convert.reversing.left_out import why_left_out
-from convert.reversing.plan import ReversePlan, reverse
+from convert.reversing.plan import ReversePlan, UnwrittenLeaves, reverse
 from convert.rules.file import Layout, RuleFile
 from convert.writing.written import Written
 
@@ -222,7 +222,7 @@ def _undecided(rules: RuleFile, choice: str) -> PlanError:
 
 
 def _described(plan: ReversePlan, layout: Layout, rules: RuleFile) -> ReversePlan:
-    """Return the plan with the name of its layout and those of the others.
+    """Return the plan with the name of its layout, those of the others, and what the rules drop.
 
     Raises:
         PlanError: the tensors lack elements of a leaf.
@@ -241,8 +241,11 @@ def _described(plan: ReversePlan, layout: Layout, rules: RuleFile) -> ReversePla
     if findings:
         raise PlanError(*findings)
     others = [other.name for other in rules.layouts if other is not layout]
-    note = f"the tree has the layout {layout.name}; --layout also knows {', '.join(others)}" if others else ""
-    return replace(plan, layout=layout.name, notes=(*plan.notes, *filter(None, [note])))
+    notes = [f"the tree has the layout {layout.name}; --layout also knows {', '.join(others)}"] if others else []
+    notes += adapted_notes(rules, plan.written.config)
+    drops = [rule for rule in plan.forward.rules.rules if rule.kind.drop_reason is not None]
+    unwritten = tuple(UnwrittenLeaves(str(rule.path), rule.kind.drop_reason or "", rule.at) for rule in drops)
+    return replace(plan, layout=layout.name, notes=(*plan.notes, *notes), unwritten=unwritten)
 
 
 def _alternatives(rules: RuleFile, target: str, names: TensorNames) -> Iterator[RuleFile]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.planning.settings import settable
@@ -35,10 +35,13 @@ def known_sizes(rules: RuleFile, target: str, written: Written, settings: Mappin
 def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str, Any]:
     """Return the facts that ``config.json`` has for this target, and the settings of the conversion that wrote the tensors.
 
-    Facts that the rules read from a sidecar are read from it.
+    Facts that the rules read from a sidecar are read from it, or else from the header of the file.
     """
     found: dict[str, Any] = {}
     known = settable(rules)
+    if rules.sidecar is not None and written.config is None and _is_of(rules, written):
+        stated = written.stated("facts")
+        found = {name: value for name, value in stated.items() if name in known and rules.facts.get(name) != value}
     if rules.sidecar is None:
         for name, _, value in config_values(rules.targets[target].config, written.config or {}):
             own = rules.facts.get(name)
@@ -46,6 +49,13 @@ def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str,
                 found[name] = value
     said = written.stated("settings") if _is_of(rules, written) else {}
     return found | {name: value for name, value in said.items() if name in known}
+
+
+def adapted_notes(rules: RuleFile, config: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say what the JAX model's configuration may state differently from that of the tensors."""
+    for key, reason in rules.sidecar.adapted.items() if rules.sidecar is not None else ():
+        if config is not None and key in config:
+            yield f"the leaves are those of {key} {config[key]}, as config.json of the tensors has it; that of the JAX model may have another: {reason}"
 
 
 def stated_choices(rules: RuleFile, written: Written) -> dict[str, str]:
