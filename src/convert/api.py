@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from convert.checkpoints import Source, open_source
+from convert.checkpoints.divided import divided
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords, SourceKeywords
@@ -396,7 +397,7 @@ def load_pytree(
 
 def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:
     if isinstance(checkpoint, Source):
-        return checkpoint
+        return divided(checkpoint)
     leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
     return open_source(
         checkpoint,

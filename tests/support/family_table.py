@@ -144,15 +144,17 @@ def _gemma(case: str, folder: Path) -> Measured:
     from support import gemma_models
     from support.goldens import checkpoint
 
-    if case not in gemma_models.CASES:
+    if case not in (*gemma_models.CASES, *gemma_models.INTEGERS):
         return _images(case, folder)
     out = gemma_models.directory(case, folder / "out")
     return Measured(gemma_models.error(case, out), None, checkpoint(case), out)
 
 
 def _gemma_4(case: str, folder: Path) -> Measured:
-    from support import gemma_drawn, t5gemma
+    from support import gemma_drawn, gemma_models, t5gemma
 
+    if case in gemma_models.INTEGERS:
+        return _gemma(case, folder)
     cases = t5gemma if case in t5gemma.CASES else gemma_drawn
     source, out = cases.converted(case, folder)
     return Measured(*cases.errors(case, out), source, out)
@@ -215,7 +217,7 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
-    for case in t5gemma.CASES:
+    for case in (*gemma_models.INTEGERS, *t5gemma.CASES):
         yield f"{case} (gemma)", GEMMA_4, case
     for family in flax_table.listed():
         yield f"{family} (Flax)", FLAX, family

@@ -13,6 +13,7 @@ import convert
 from support.goldens import checkpoint, golden_io, relative_error
 from support.paths import GOLDEN
 
+INTEGERS = ("gemma3-int4", "gemma3-int8")
 CASES = ("gemma1-mqa", "gemma1-mha", "gemma2-2b", "gemma2-9b", "gemma3", "gemma3-stacked", "gemma3-kauldron")
 
 # The largest error that the project promises; measured: 3e-7 to 2e-6.

@@ -2,7 +2,7 @@
 
 `open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
 dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
-for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `memory_budget` limits
+for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `divided` is the view of a quantised checkpoint, `memory_budget` limits
 the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats. May import ``convert.core`` and ``convert.stores``.
 A new format goes to ``formats``.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convert.checkpoints.access import Boundary, children
+from convert.checkpoints.divided import divided
 from convert.checkpoints.errors import (
     MOST_KEYS,
     ambiguous,
@@ -70,7 +71,7 @@ def open_source(
         if len(keys) > MOST_KEYS:
             raise too_deep(source.path, keys)
     source.given_path, source.boundary = path, boundary
-    return source
+    return divided(source)
 
 
 def _open(path: Path, options: Options) -> Source:

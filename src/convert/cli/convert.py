@@ -431,7 +431,7 @@ def _notes(plan: Plan, result: Result) -> tuple[Any, ...]:
 
 def _print_summary(plan: Plan, result: Result) -> None:
     """Print what was found and written; details only on a terminal, since a log keeps the rest."""
-    choices = [note for note in plan.source.notes if note.code in ("step-chosen", "item-chosen")]
+    choices = [note for note in plan.source.notes if note.code in ("step-chosen", "item-chosen", "weights-divided")]
     details = "; ".join([plan.source.format, *map(str, choices)])
     output.status(f"found {plan.found} in {plan.source.display_path} ({details})")
     if output.on_terminal():

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from convert.checkpoints.chunks import Box
+from convert.checkpoints.divided import DividedSource
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.ops import Op, Pad, Slice, Take, apply, inverse, out_spec
@@ -192,6 +193,14 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             f"the tensors of {plan.target!r} are not laid out for torch",
             rule=plan.rules.path,
             fix="give a file of a PyTorch target",
+        )
+    if isinstance(plan.checkpoint, DividedSource):
+        yield Finding(
+            "not-reversible",
+            "the weights of the checkpoint are integers and scales, and the tensors are their quotients; they do not tell the two apart",
+            rule=plan.rules.path,
+            path=next(iter(plan.checkpoint.scales)),
+            fix="give a checkpoint with floating-point weights with --like, or none",
         )
     for merge in plan.merges.values():
         user = next(step for step in plan.steps if any(part.leaf == merge.name for part in step.parts))

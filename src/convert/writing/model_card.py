@@ -53,7 +53,8 @@ def render_card(plan: Plan, tool: str) -> str:
     lines += ["tags: [converted-from-jax]", "---", "", f"# {_text(plan.found)}", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in rows]
     lines += plan.format.loading_code(target, plan.layers)
-    remarks = [*plan.notes, *plan.config_notes]
+    computed = [note.problem for note in plan.checkpoint.notes if note.code == "weights-divided"]
+    remarks = [*computed, *plan.notes, *plan.config_notes]
     reasons: dict[str, list[str]] = {}
     for dropped in plan.dropped:
         reasons.setdefault(dropped.reason, []).append(dropped.leaf)

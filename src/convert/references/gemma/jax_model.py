@@ -20,6 +20,7 @@ MASKED = -2.3819763e38  # _modules.py, K_MASK
 EPSILON = 1e-6  # _layers.py, RMSNorm
 LOGITS = "logits"
 _STACKED = re.compile(r"stacked_layers/attention_type_(\d+)/(.+)")
+_WRAPPED = re.compile(r"_(?:SimulateQuantized|Int)Einsum_(\w+)/kernel$")  # of quantised weights
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def layered(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
+    name = _WRAPPED.sub(lambda found: "w" if found[1] == "0" else found[1], name)
     return name.removesuffix("/w") if "/mlp/" in name else name
 
 
