@@ -35,6 +35,25 @@ def test_timesfm_2p5_reproduces_the_jax_outputs() -> None:
         assert relative_error(got, io[name]) < BOUND, name
 
 
+def test_a_head_that_accelerate_unties_is_tied_again(tmp_path: Path) -> None:
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    said = gemma_models.settings("gemma2-9b")
+    config = AutoConfig.from_pretrained(gemma_models.directory("gemma2-9b", tmp_path / "out"))
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(convert.PlanError) as error:
+        convert.load_into(model, "gemma", checkpoint("gemma2-9b"), settings=said)
+    (finding,) = error.value.findings
+    assert finding.path == "lm_head.weight" and "module.tie_weights()" in finding.fix
+    model.tie_weights()
+    convert.load_into(model, "gemma", checkpoint("gemma2-9b"), settings=said)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    want = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in want.items())
+
+
 @pytest.mark.parametrize("case", ["gemma3", "gemma3-stacked"])
 def test_gemma_3_reproduces_the_jax_logits(case: str, tmp_path: Path) -> None:
     """The parameters are on the meta device, the head is tied to the table."""

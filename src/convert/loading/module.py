@@ -144,6 +144,9 @@ def _fit(
     return plan, filled, findings
 
 
+TIE = "if it is a tied one, which accelerate's init_empty_weights unties, call `module.tie_weights()` of transformers first; or else "
+
+
 def _missing(slots: Sequence[Slot], names: Mapping[str, Step]) -> list[Finding]:
     known, missing = ClosestNames(names), [slot for slot in slots if not any(name in names for name in slot.names)]
     return [
@@ -152,7 +155,8 @@ def _missing(slots: Sequence[Slot], names: Mapping[str, Step]) -> list[Finding]:
             f"the module has this tensor ({slot.spec}), and the checkpoint gives none",
             path=slot.names[0],
             fix=known.did_you_mean(slot.names[0])
-            or "build a module without it, choose another target with `to=`, or add a rule",
+            or (TIE if slot.tensor.is_meta else "")
+            + "build a module without it, choose another target with `to=`, or add a rule",
         )
         for slot in missing
     ]
