@@ -171,6 +171,12 @@ rules:
 """
 
 
+@pytest.mark.parametrize("to", [(), ("--to", "flax")])
+def test_tensors_without_a_format_of_jax_are_told_the_way(to: tuple[str, ...], tensors: Path, run: Run, tmp_path: Path) -> None:  # fmt: skip
+    _, said = run("timesfm", tensors, tmp_path / "out", *to, code=2)
+    assert said.startswith("error[rules-of-another-model]: ") and "with --to orbax, msgpack or npz; " in said
+
+
 def test_the_plan_names_what_the_rules_drop(run: Run, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(f"{FACTOR_RULES}- drop: /step\n  because: the training step\n")
     save_file({"w.weight": np.zeros((7, 6), ml_dtypes.bfloat16)}, tmp_path / "in.safetensors")

@@ -474,6 +474,8 @@ def test_the_form_of_pairs_without_an_adapter(tmp_path: Path, run: Run) -> None:
     _, error = run("gemma", written(tmp_path / "a", pair()), tmp_path / "ckpt", "--to", "orbax", code=2)
     assert "adapter-not-importable" in error and "convert the base model first" in error
     assert not (tmp_path / "ckpt").exists()
+    _, error = run("check", tmp_path / "a", "--from", checkpoint("gemma3"), code=2)
+    assert error.startswith("error[usage]: ") and "an adapter is none" in error and "merge_and_unload" in error
 
 
 PRESCALED = '- {einsum: "...D,DNH->...NH", prescaled_by: "1/sqrt(H)", from: q/kernel, linear: q}'

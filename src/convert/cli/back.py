@@ -51,8 +51,12 @@ def refuse_check(tensors: Path) -> None:
     from convert.peft.adapter import is_adapter
 
     if is_adapter(tensors):
-        fix = "leave --check out: every value is computed forward again while it is written"
-        raise ConvertError(Finding("usage", "--check compares models, and an adapter is none", path=str(tensors), fix=fix))  # fmt: skip
+        problem = "the check compares models, and an adapter is none"
+        fix = (
+            "leave it out: every value is computed forward again while an adapter goes back; for all levels, merge the adapter with PEFT "
+            "(`merge_and_unload`), and check the saved model against the tree with the pairs"
+        )
+        raise ConvertError(Finding("usage", problem, path=str(tensors), fix=fix))
 
 
 def refuse_options(to: str, given: Mapping[str, object]) -> None:

@@ -100,6 +100,7 @@ def check(
 
     Exit codes: 0 equal, 1 different, 2 inconclusive.
     """
+    from convert.cli.back import refuse_check
     from convert.cli.check_text import lines
     from convert.planning.options import ConversionOptions
     from convert.verify.report.report import LEVELS
@@ -116,6 +117,7 @@ def check(
     interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html or sarif else nullcontext()
     try:
         with interrupted:
+            refuse_check(out)
             report = run(
                 out,
                 source,

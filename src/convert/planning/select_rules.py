@@ -157,6 +157,9 @@ def _plan_error(match: RuleMatch) -> PlanError:
     raise AssertionError(f"{match.rules.model} does not fit and can be planned")
 
 
+BACK = "if these are PyTorch's, they go back to JAX with --to orbax, msgpack or npz; "
+
+
 def _no_match(outcome: NoMatch) -> Finding:
     source = outcome.nearest.source
     if alone(source.leaves):
@@ -166,7 +169,8 @@ def _no_match(outcome: NoMatch) -> Finding:
         f"{source.display_path} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
         f"matches any of its {len(source.leaves)} leaves",
         got=f"leaves such as {next(iter(source.leaves))}" if source.leaves else "no leaves",
-        fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",
+        fix=(BACK if source.format.startswith("safetensors") else "")
+        + "list the leaves with `convert inspect`, and the known models with `convert rules list`",
     )
 
 
