@@ -8,7 +8,8 @@ sees float64, so its scalars are not rounded to float32. Arrays that NumPy round
 
 *Staged* traces the function and evaluates its jaxpr. Loops stay loops, and code that requires float32 works. The trace has
 rounded Python scalars; they are restored to their shortest decimal, which is exact for ``0.1`` but not for ``math.log(1e4)``.
-Loops that the eager mode finds already traced are evaluated in this mode, too.
+Loops that the eager mode finds already traced are evaluated in this mode, too, and so are functions that `jax.checkpoint` wrapped
+before the run. What a run itself wraps, such as ``nn.remat`` of flax, runs as Python.
 
 Two lifted runs differ only where the functions differ, not by rounding.
 
@@ -373,7 +374,7 @@ class Lifted:
 
     def _eager(self, args: Any) -> Any:
         lifter = self._lifter(args)
-        with jax.disable_jit(), _set_current_trace(_Eager(lifter)):
+        with jax.disable_jit(), _without_checkpoints(), _set_current_trace(_Eager(lifter)):
             out = self.function(*args)
             out = jax.tree.map(lambda x: lifter.constant(jnp.asarray(x)), out)
         self.unlifted = tuple(sorted(lifter.unlifted))
@@ -389,6 +390,23 @@ class Lifted:
         outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(wide))
         self.unlifted = tuple(sorted(lifter.unlifted))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Let `jax.checkpoint` return its function: it would trace it, and a trace has rounded scalars. It changes no value."""
+    kept = {name: getattr(jax, name) for name in ("checkpoint", "remat")}
+
+    def unchanged(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else lambda function: function
+
+    for name in kept:
+        setattr(jax, name, unchanged)
+    try:
+        yield
+    finally:
+        for name, checkpoint in kept.items():
+            setattr(jax, name, checkpoint)
 
 
 def lift(function: Callable[..., Any], *, staged: bool = False, observer: Observer | None = None) -> Lifted:

@@ -196,6 +196,24 @@ def test_eager_keeps_scalars_that_python_computed() -> None:
     assert 1e-9 < relative(lift(computed, staged=True)(X), want) < 1e-6
 
 
+def test_eager_runs_what_is_checkpointed_within() -> None:
+    """A trace of float32 has GELU's sqrt(2 / pi) rounded; so has what was wrapped before the run."""
+
+    def block(x: Any) -> Any:
+        return jax.nn.gelu(x.astype(jnp.float32), approximate=True)
+
+    def rematted(x: Any) -> Any:
+        return jax.checkpoint(block, prevent_cse=False)(jax.remat(prevent_cse=False)(block)(x))
+
+    twice = lambda x: block(block(x))  # noqa: E731
+    before = (jax.checkpoint, jax.remat)
+    assert np.array_equal(lift(rematted)(X), lift(twice)(X))
+    assert (jax.checkpoint, jax.remat) == before
+    wrapped = jax.checkpoint(block)
+    error = np.abs(np.asarray(lift(lambda x: wrapped(wrapped(x)))(X)) - np.asarray(lift(twice)(X))).max()
+    assert 1e-12 < error < 1e-6
+
+
 def test_functions_of_computed_constants_are_lifted() -> None:
     """A rotary table from Python scalars, in float32 throughout."""
 
