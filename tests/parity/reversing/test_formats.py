@@ -139,6 +139,12 @@ def test_orbax_restores_onto_given_shapes(tmp_path: Path) -> None:
         manager.wait_until_finished()
         back(like, tmp_path / "run" / "3" / "default", "orbax", overwrite=True)
         assert_same_tree(manager.restore(3, args=ocp.args.StandardRestore()), jax.tree.map(jnp.asarray, tree()))
+    (tmp_path / "new" / "5").mkdir(parents=True)  # a step that Orbax has not begun
+    back(like, tmp_path / "new" / "5" / "default", "orbax")
+    with ocp.CheckpointManager(tmp_path / "new") as manager:
+        assert manager.latest_step() == 5
+        restored = manager.restore(5, args=ocp.args.StandardRestore())
+    assert_same_tree(restored, ocp.StandardCheckpointer().restore(like))
 
 
 MESH = """
