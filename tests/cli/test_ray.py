@@ -23,6 +23,7 @@ from convert.core.system.process import PROGRESS_FD
 from support.command_line import Run
 from support.goldens import checkpoint
 from support.kills import content
+from support.object_store import SECRET, TOKEN, ObjectStore, credentials, serve
 from support.small_conversion import write_rules
 
 LEAVES, SIZE = 24, 1024
@@ -97,6 +98,13 @@ def written_address(file: Path) -> str:
 
 
 @pytest.fixture
+def s3() -> Iterator[ObjectStore]:
+    """A server, with its credentials in the environment of all that is started afterwards."""
+    with serve() as store, credentials(store):
+        yield store
+
+
+@pytest.fixture
 def nodes(ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """The address of a head, and two nodes with a processor each; a token that the test draws admits the nodes and the driver."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
@@ -167,6 +175,30 @@ def test_two_nodes_one_of_which_is_killed(nodes: Nodes, folder: Path, killed: bo
     assert driver.wait() == 0 and "wrote there: 24 tensors" in said, said
     assert content(Path("there")) == content(Path("here"))
     assert not list(folder.glob(".*"))
+
+
+@pytest.mark.slow
+def test_two_nodes_from_bucket_to_bucket_one_of_which_is_killed(s3: ObjectStore, nodes: Nodes, folder: Path) -> None:
+    """The nodes have the credentials of their environment; Ray's logs and the disk have none of them, and nothing else stays."""
+    address, (head, second) = nodes
+    bucket = s3.bucket("ray")
+    source = s3.put(bucket, "in/source.npz", Path("source.npz"))
+    out = f"s3://{bucket}/models/out"
+    driver = on_ray(out, "--address", address, "--max-shard-size", 4 * SIZE * SIZE, source=source)
+    assert driver.stdout is not None and driver.stderr is not None
+    for k, _ in enumerate(driver.stdout):
+        if k == 3:  # three files are complete
+            kill(second)
+    said = driver.stderr.read()
+    driver.stdout.close(), driver.stderr.close()
+    assert driver.wait() == 0 and f"wrote {out}: 24 tensors" in said, said
+    assert {key.removeprefix("models/out/"): s3.get(bucket, key) for key in s3.keys(bucket) if key.startswith("models/")} == content(Path("here"))  # fmt: skip
+    assert s3.unfinished(bucket) == []
+    (logs,) = (Path(part.partition("=")[2]) for part in head.args if str(part).startswith("--temp-dir="))  # type: ignore[union-attr]
+    written = [file.read_bytes() for file in logs.rglob("*") if file.is_file() and not file.is_symlink()]
+    assert written and not any(
+        secret.encode() in text for text in (*written, said.encode()) for secret in (SECRET, TOKEN)
+    )
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 
 import convert
 from convert.core.errors import ConvertError
-from convert.stores import upload
-from convert.writing.execute import execute
+from convert.stores import unfinished, upload
+from convert.writing.execute import Event, Result, execute
 from support.command_line import Run
 from support.google_store import BEARER, GoogleStore
 from support.object_store import Fault
@@ -136,3 +136,28 @@ def test_a_bucket_that_cannot_be_written_is_refused_before_anything_is_read(
     assert "there is no such bucket" in refused(*small, "gs://no-such-bucket/out")
     with gs.failing(Fault(any_write, 403, "AccessDenied")):
         assert "refused the credentials" in refused(*small, f"gs://{gs_bucket}/out")
+
+
+def test_an_interrupted_run_is_continued(
+    gs: GoogleStore, gs_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of uploads are listed with Google's interface, and the journal lies beside the output."""
+    monkeypatch.setattr(upload, "PART", 1 << 16)
+    monkeypatch.setattr(unfinished, "EVERY", 0)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    monkeypatch.setattr("convert.writing.transfer.BATCH", 1)
+    out, plan = f"gs://{gs_bucket}/models/out", convert.plan_conversion("timesfm", TIMESFM)
+    convert.convert("timesfm", TIMESFM, tmp_path / "out", max_shard_bytes=200_000)
+    running = execute(plan, out, max_shard_bytes=200_000, jobs=1, resume=True)
+    for event in running:
+        if isinstance(event, Event) and event.done > event.total / 2:
+            break
+    running.close()  # type: ignore[attr-defined]
+    assert gs.unfinished(gs_bucket) and all(key.startswith("models/.out.unfinished/") for key in gs.keys(gs_bucket))
+    first = {query for method, _, query in gs.requests if "partNumber" in query}
+    gs.requests.clear()
+    *_, result = execute(plan, out, max_shard_bytes=200_000, resume=True)
+    assert isinstance(result, Result) and result.restored
+    assert first and not first & {query for method, _, query in gs.requests if "partNumber" in query}
+    assert stored(gs, gs_bucket, "models/") == {f"out/{name}": data for name, data in local_files(tmp_path / "out").items()}  # fmt: skip
+    assert gs.unfinished(gs_bucket) == []

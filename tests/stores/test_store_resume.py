@@ -90,6 +90,7 @@ def test_what_is_there_is_neither_read_nor_sent_again(s3: ObjectStore, bucket: s
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_again_and_again(s3: ObjectStore, bucket: str, url: str) -> None:
     for leaves in (1, 2, 0, 3):
         interrupt(url, leaves)
@@ -130,13 +131,13 @@ def beside(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Obje
 @pytest.mark.parametrize(
     "change",
     [
-        abort,
+        pytest.param(abort, marks=pytest.mark.slow),
         replace_part,
-        shorten_part,
+        pytest.param(shorten_part, marks=pytest.mark.slow),
         beside(".head", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
-        beside(".head", lambda data: None),
-        beside("lines-000001", lambda data: None),
-        beside("lines-000004", lambda data: data[:9]),
+        pytest.param(beside(".head", lambda data: None), marks=pytest.mark.slow),
+        pytest.param(beside("lines-000001", lambda data: None), marks=pytest.mark.slow),
+        pytest.param(beside("lines-000004", lambda data: data[:9]), marks=pytest.mark.slow),
     ],
     ids=["no upload", "other bytes", "a shorter part", "a flipped bit", "no head", "no first line", "a line cut off"],
 )
@@ -149,6 +150,7 @@ def test_what_was_damaged_meanwhile_is_written_again(
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_without_the_comparison_damage_is_kept(
     s3: ObjectStore, bucket: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_another_conversion_is_refused_and_nothing_is_changed(s3: ObjectStore, b
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_gives_other_values_and_looks_the_same_is_noticed(
     s3: ObjectStore, bucket: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +213,7 @@ def second_completion() -> Fault:
     return Fault(lambda *request: completing(*request) and next(seen) > 0, 403, "AccessDenied")
 
 
-@pytest.mark.parametrize("change", [None, "object"])
+@pytest.mark.parametrize("change", [None, pytest.param("object", marks=pytest.mark.slow)])
 def test_objects_that_have_appeared_are_kept_if_they_are_the_same(
     change: str | None, s3: ObjectStore, bucket: str, url: str
 ) -> None:
@@ -225,6 +228,7 @@ def test_objects_that_have_appeared_are_kept_if_they_are_the_same(
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_with_the_old_model_overwritten(s3: ObjectStore, bucket: str, url: str, run: Run) -> None:
     source(1)
     convert.convert("./small.yaml", "source.safetensors", url, max_shard_bytes=SHARD)
@@ -239,6 +243,7 @@ def test_with_the_old_model_overwritten(s3: ObjectStore, bucket: str, url: str, 
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_before_the_index_there_is_no_model_and_all_is_kept(s3: ObjectStore, bucket: str, url: str, run: Run) -> None:
     killed_when(url, s3, Fault(the_last, 403, "AccessDenied"))
     assert "model.safetensors.index.json" in run("verify", url, code=1)[0]
@@ -248,6 +253,7 @@ def test_before_the_index_there_is_no_model_and_all_is_kept(s3: ObjectStore, buc
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 def test_a_journal_that_outlives_its_output_goes(
     s3: ObjectStore, bucket: str, url: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +266,7 @@ def test_a_journal_that_outlives_its_output_goes(
     assert_whole(s3, bucket)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", ["out.safetensors", "out"])
 def test_a_single_file(out: str, s3: ObjectStore, bucket: str, url: str) -> None:
     plan = convert.plan_conversion("./small.yaml", "source.safetensors")

@@ -91,7 +91,7 @@ def convert(
     elsewhere = to in back.FORMATS or adapter == "peft"
     on_disk = out.suffix != ".safetensors" and not isinstance(located(out), StorePath)
     target = pushing.refuse(push, private, {"--dry-run": dry_run, "the way back and adapters": elsewhere, "an OUT that is no directory of this machine": not on_disk})  # fmt: skip
-    _refuse_engine(engine, address, checkpoint, elsewhere)
+    _refuse_engine(engine, address, elsewhere)
     said = o.parse_settings(settings, custom_cells)
     if adapter is not None:
         back_to = to if to in back.FORMATS else None
@@ -152,7 +152,7 @@ def convert(
     from convert.writing.shard_size import shard_bytes
     from convert.writing.writer import refuse_existing
 
-    out = destination(out, {"--adapter": adapter == "peft", "--engine ray": engine == "ray"})
+    out = destination(out, {"--adapter": adapter == "peft"})
     started = time.perf_counter()
     options = ConversionOptions(
         to=to,
@@ -329,18 +329,11 @@ def _refuse_options(
             )
 
 
-def _refuse_engine(engine: str, address: str | None, checkpoint: Path, elsewhere: bool) -> None:
-    from convert.stores import StorePath, located
-
+def _refuse_engine(engine: str, address: str | None, elsewhere: bool) -> None:
     if engine not in ("local", "ray"):
         raise ConvertError(Finding("usage", path="--engine", expected="local or ray", got=engine))
     if address is not None and engine != "ray":
         raise ConvertError(Finding("usage", "--address is the head of a Ray cluster", fix="add --engine ray"))
-    if engine == "ray" and isinstance(located(checkpoint), StorePath):
-        fix = "copy the checkpoint to a file system that all machines see"
-        raise ConvertError(
-            Finding("usage", "--engine ray reads no checkpoint in a store", path=str(checkpoint), fix=fix)
-        )
     if engine == "ray" and elsewhere:
         problem = "--engine ray writes safetensors for PyTorch only"
         raise ConvertError(Finding("usage", problem, fix="leave it out for adapters and the way back"))

@@ -16,6 +16,7 @@ from convert.core.system import signals
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.rules.library import is_path
+from convert.stores import located
 from convert.writing.conversion_identity import identity
 from convert.writing.execute import Event, Result, prepare
 from convert.writing.provenance import header_metadata
@@ -41,7 +42,7 @@ def execute_tasks(
     """Execute a plan as tasks, one for each file; yield an `Event` after each and a `Result` at the end, as `execute` does.
 
     The bytes are those of `execute`. The output's directory and the checkpoint must be on file systems that all machines see under the
-    same paths.
+    same paths, or in stores: each machine finds the credentials itself, and a request has none.
 
     Args:
         model, checkpoint, options: what `plan` was made of.
@@ -52,7 +53,7 @@ def execute_tasks(
         ConvertError: as `execute`; and ``cluster-failed`` where a machine cannot do its part.
     """
     started = time.monotonic()
-    out = Path(out)
+    out = located(out)
     tensors, layout, extra = prepare(plan, out, max_shard_bytes)
     metadata = header_metadata(plan)
     of = identity(plan, layout, metadata)
@@ -74,15 +75,14 @@ def execute_tasks(
         }
         done = total - sum(task.nbytes for task in waiting.values())
         request = Request(
-            str(Path(model).absolute()) if is_path(model) else model, Path(checkpoint).absolute(), _absolute(options), out.absolute(),
-            max_shard_bytes, writer.temporary, of, writer.headers, threads,
+            str(Path(model).absolute()) if is_path(model) else model, located(checkpoint).absolute(), _absolute(options), out.absolute(),
+            max_shard_bytes, writer.place, of, writer.headers, threads,
         )  # fmt: skip
         yield Event("", done, total)
         for part in run(request, tuple(waiting.values())) if waiting else ():
             if part.findings:
                 raise ConvertError(*part.findings)
-            for name, digest in part.tensors.items():
-                writer.take(name, digest)
+            writer.take(part.file, part.tensors, part.notes)
             for leaf, chunks in part.chunks.items():
                 _join(leaf, found[leaf], chunks)
                 if leaf not in leaves and len(found[leaf]) == grids[leaf]:
@@ -104,7 +104,7 @@ def execute_tasks(
 
 def _absolute(options: ConversionOptions) -> ConversionOptions:
     """Return the options of a task: with absolute paths, as it runs in another directory; it writes tensors alone."""
-    skeleton, rules = (path and str(Path(path).absolute()) for path in (options.skeleton, options.rules_dir))
+    skeleton, rules = (path and str(located(path).absolute()) for path in (options.skeleton, options.rules_dir))
     return replace(options, skeleton=skeleton, rules_dir=rules, tokenizer=None)
 
 

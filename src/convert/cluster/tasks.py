@@ -26,7 +26,7 @@ from convert.writing.file_layout import Layout, OutTensor
 from convert.writing.provenance import header_metadata
 from convert.writing.scatter import ELEMENTWISE, MOVING, needed_box
 from convert.writing.transfer import stream_chunks, used_leaves
-from convert.writing.writer import Writer
+from convert.writing.writer import Place, Writer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Bytes of a task in which no single object exceeds the limit of a budget: `checkpoints.memory_budget`.
@@ -41,7 +41,7 @@ class Request:
         model, checkpoint, options: of `plan_conversion`; paths are absolute.
         out: the output.
         max_shard_bytes: the largest size of one of its files.
-        temporary: the file or directory that the driver has created for it.
+        place: the file or directory that the driver has created for it; in a store, the uploads that it has begun.
         identity: of the driver's plan (`conversion_identity`). A process whose plan is another one refuses the task.
         headers: file -> bytes of its header.
         threads: of a task.
@@ -52,7 +52,7 @@ class Request:
     options: ConversionOptions
     out: Path
     max_shard_bytes: int | None
-    temporary: Path
+    place: Place
     identity: Mapping[str, str]
     headers: Mapping[str, int]
     threads: int
@@ -85,12 +85,14 @@ class Done:
         file: of the task.
         tensors: name -> digest of its bytes.
         chunks: leaf -> number of a chunk -> digest.
+        notes: what else the driver's writer must know (`Writer.take`).
         findings: why it failed; empty otherwise. An exception of this package keeps more than a process can send.
     """
 
     file: str
     tensors: Mapping[str, str] = field(default_factory=dict)
     chunks: Mapping[str, Mapping[int, bytes]] = field(default_factory=dict)
+    notes: tuple[Sequence[Any], ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
@@ -154,7 +156,7 @@ def run_task(request: Request, task: Task) -> Done:
     try:
         plan, tensors, layout = _prepare(request)
         writer = Writer(request.out, layout, tensors, with_digests=True)
-        with writer.part(request.temporary, task.file, request.headers[task.file]) as digests:
+        with writer.part(request.place, task.file, request.headers[task.file]) as (digests, notes):
             sink = _OneFile(writer, layout, task.file)
             for step in plan.steps:
                 if step.value is not None and sink.holds(step):
@@ -163,7 +165,7 @@ def run_task(request: Request, task: Task) -> Done:
             chunks = dict(stream_chunks(plan, sink, task.chunks, jobs=request.threads))
     except ConvertError as error:
         return Done(task.file, findings=error.findings)
-    return Done(task.file, dict(digests), chunks)
+    return Done(task.file, dict(digests), chunks, tuple(notes))
 
 
 def _prepare(request: Request) -> tuple[Plan, list[OutTensor], Layout]:

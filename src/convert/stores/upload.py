@@ -89,6 +89,14 @@ class Uploads:
         self._started[path.key] = upload
         return found
 
+    def join(self, path: StorePath, upload: str) -> None:
+        """Send parts of an upload that another process has begun, and that it completes or aborts."""
+        self._started[path.key] = upload
+
+    def id_of(self, path: StorePath) -> str:
+        """Return the id of an upload that was begun or continued; empty where there is none."""
+        return self._started.get(path.key, "")
+
     def send(self, path: StorePath, number: int, content: memoryview, sent: Callable[[str], None]) -> Future[str]:
         """Send a part in a thread; wait where many are on their way.
 

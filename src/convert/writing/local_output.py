@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from convert.core.system.regular_file import close
 from convert.writing import atomic, digests
@@ -66,6 +67,14 @@ class LocalOutput(atomic.AtomicOutput):
                 opened.flush()
                 os.fsync(opened.fileno())
 
+    @property
+    def place(self) -> Path:
+        """The temporary, whose files other processes can fill (`LocalPart`)."""
+        return self.path
+
+    def take(self, file: str, notes: Sequence[Sequence[Any]]) -> None:
+        """Take over a file that another process has filled: it is there."""
+
     def filled(self, file: str, fd: int, data: mmap.mmap, start: int, stop: int) -> None:
         """Release the pages of a range that is complete, and start to write them out."""
         if stop - start < _MIN_RELEASE:
@@ -95,7 +104,11 @@ class LocalOutput(atomic.AtomicOutput):
 
 
 class LocalPart(LocalOutput):
-    """One file of a temporary that another process keeps: that one creates it, and publishes or removes it."""
+    """One file of a temporary that another process keeps: that one creates it, and publishes or removes it.
+
+    Attributes:
+        notes: what `take` must know: nothing.
+    """
 
     def __init__(self, out: Path, temporary: Path, directory: bool) -> None:
         """Refer to the temporary.
@@ -104,6 +117,7 @@ class LocalPart(LocalOutput):
             out: the output, for messages.
         """
         self.out, self.path, self.directory, self.adopted, self._fd = out, temporary, directory, True, -1
+        self.notes: list[list[Any]] = []
 
     def create(self, file: str, size: int, start: int) -> int:
         """Return the descriptor of the file, which exists and has `size` bytes.

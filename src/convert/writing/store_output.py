@@ -13,9 +13,11 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from tempfile import gettempdir
+from typing import Any
 
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
@@ -59,6 +61,7 @@ class StoreOutput:
         self._journal: Journal | None = None
         self._known: dict[str, Known] = {}
         self._parts: dict[str, Parts] = {}
+        self._heads: list[Future[None]] = []
         self._extra: dict[str, bytes] = {}
         self._lock = threading.Lock()
         if keep:
@@ -130,6 +133,36 @@ class StoreOutput:
         if self._journal is not None:
             self._journal.note(*line)
 
+    @property
+    def place(self) -> Mapping[str, str]:
+        """The ids of the uploads by file, with which other processes can send their parts (`StorePart`)."""
+        assert self._uploads is not None
+        return {file: self._uploads.id_of(self._path(file)) for file in self._parts}
+
+    def take(self, file: str, notes: Sequence[Sequence[Any]]) -> None:
+        """Take over what another process has sent of a file.
+
+        Args:
+            notes: of its `StorePart`.
+
+        Raises:
+            OutputError: something of the file was not sent.
+            OSError: the store refused.
+        """
+        parts, sent = self._parts[file], known_files(notes).get(file, Known())
+        if parts.appeared:
+            return
+        parts.sent = {number: done(etag) for number, etag in sent.parts.items()}
+        self.out.bucket.forget()  # the head has just been written
+        begin, stop = parts.tensors
+        whole = parts.sent.keys() == set(range(parts.last + 2, len(parts.left) + 1))
+        parts.head = begin == stop or self._read_head(file, sent.head)
+        if not (whole and parts.head):
+            problem = f"{file} was not sent as a whole"
+            raise OutputError(Finding("cluster-failed", problem, path=str(self.out), fix="continue with --resume"))
+        for note in notes:
+            self._note(*note)
+
     def kept(self, file: str, data: mmap.mmap, start: int, stop: int, digest: str) -> bool:
         """Whether an earlier run sent the bytes of this range, and the store has them: size and ETag of their parts are those of the journal."""
         parts = self._parts[file]
@@ -170,9 +203,9 @@ class StoreOutput:
         for index in complete:
             self._send(file, data, index)
         if head and self._unfinished is not None:
-            self._keep_head(file, memoryview(data)[begin:end])
+            self._heads.append(self._keep_head(file, memoryview(data)[begin:end]))
 
-    def _keep_head(self, file: str, content: memoryview) -> None:
+    def _keep_head(self, file: str, content: memoryview) -> Future[None]:
         assert self._uploads is not None and self._unfinished is not None
         unfinished = self._unfinished
 
@@ -180,7 +213,7 @@ class StoreOutput:
             unfinished.put(file + _HEAD, content)
             self._note("head", file, digests.digest(content))
 
-        self._uploads.later(work)
+        return self._uploads.later(work)
 
     def _send(self, file: str, data: mmap.mmap, index: int) -> None:
         """Send a part, unless an earlier run has; give its space back."""
@@ -275,6 +308,48 @@ class StoreOutput:
         while self._parts:
             close(self._parts.popitem()[1].fd)
         return left
+
+
+class StorePart(StoreOutput):
+    """One file of an output whose uploads another process has begun: that one sends the headers, and completes or aborts them.
+
+    Attributes:
+        notes: what was sent, for `StoreOutput.take`.
+    """
+
+    def __init__(self, out: StorePath, place: Mapping[str, str], directory: bool) -> None:
+        """Refer to the uploads (`StoreOutput.place`)."""
+        self.out, self.directory, self.overwrite, self._place = out, directory, False, place
+        self._uploads = Uploads(out)
+        self._unfinished = Unfinished(out, self._uploads)
+        self._parts, self._heads, self._lock = {}, [], threading.Lock()
+        self.notes: list[list[Any]] = []
+
+    def create(self, file: str, size: int, start: int) -> int:
+        """Return the descriptor of the scratch file."""
+        assert self._uploads is not None
+        part, fd = self._uploads.part_size(size), scratch(size)
+        left = [min(part, size - begin) for begin in range(0, size, part)]
+        self._parts[file] = Parts(size, part, left, os.dup(fd), start, appeared=not self._place[file])
+        self._uploads.join(self._path(file), self._place[file])
+        return fd
+
+    def _note(self, *line: object) -> None:
+        self.notes.append(list(line))
+
+    def finish(self, file: str, fd: int, data: mmap.mmap) -> None:
+        """Wait for what is on its way.
+
+        Raises:
+            OSError: the store refused.
+        """
+        waiting: list[Future[Any]] = [*self._parts[file].sent.values(), *self._heads]
+        for future in waiting:
+            future.result()
+
+    def discard(self, *, keep: bool = False) -> None:
+        """Leave what was sent to the other process."""
+        self._end(Uploads.leave)
 
 
 def remove_unfinished(out: StorePath, uploads: Uploads | None = None) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,8 +30,9 @@ from convert.writing.complete import check_complete
 from convert.writing.file_layout import SUFFIX, Layout, OutTensor, Placement
 from convert.writing.journal import Journal
 from convert.writing.local_output import LocalOutput, LocalPart
-from convert.writing.store_output import StoreOutput
+from convert.writing.store_output import StoreOutput, StorePart
 
+Place = Path | Mapping[str, str]  # the temporary; in a store, the ids of the uploads by file
 # What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: files of an older output
 # must not stay in a new one.
 _MODEL_FILES = re.compile(
@@ -69,6 +70,14 @@ def open_output(
     if not isinstance(there := located(out), StorePath):
         return LocalOutput(out, directory=directory, overwrite=overwrite, keep=keep)
     return StoreOutput(there, directory=directory, overwrite=overwrite, keep=keep, files=files)
+
+
+def _open_part(out: Path, place: Place, directory: bool) -> LocalPart | StorePart:
+    if isinstance(out, StorePath):
+        assert isinstance(place, Mapping)
+        return StorePart(out, place, directory)
+    assert isinstance(place, Path)
+    return LocalPart(out, place, directory)
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
@@ -202,40 +211,47 @@ class Writer:
         return {name: file.header for name, file in self._files.items()}
 
     @property
-    def temporary(self) -> Path:
-        """The file or directory that is being written."""
-        assert isinstance(self._output, LocalOutput)
-        return self._output.path
+    def place(self) -> Place:
+        """Where other processes fill files (`part`)."""
+        assert self._output is not None
+        return self._output.place
 
-    def take(self, name: str, digest: str) -> None:
-        """Take over a tensor that another process has filled in the temporary, with the digest that it computed."""
-        self._requested.add(name)
-        self._digests[name] = digest
-        if self._journal is not None:
-            self._journal.tensor(name, digest)
+    def take(self, file: str, digests: Mapping[str, str], notes: Sequence[Sequence[Any]]) -> None:
+        """Take over tensors of a file that another process has filled: name -> the digest that it computed, and what else it said (`part`).
+
+        Raises:
+            OutputError: the file is not complete, or a tensor has other values than in the run that is continued.
+        """
+        assert self._output is not None
+        with atomic.os_errors(self._output.out):
+            self._output.take(file, notes)
+        self._requested |= digests.keys()
+        self._digests |= digests
+        for name, digest in digests.items() if self._journal is not None else ():
+            self._journal.tensor(name, digest)  # type: ignore[union-attr]
 
     @contextmanager
-    def part(self, temporary: Path, file: str, header: int) -> Iterator[dict[str, str]]:
-        """Fill one file of a temporary that the writer of another process keeps (`region`, `done`), and sync it.
+    def part(self, place: Place, file: str, header: int) -> Iterator[tuple[dict[str, str], list[list[Any]]]]:
+        """Fill one file of an output that the writer of another process keeps (`region`, `done`), and sync or send it.
 
         Args:
-            temporary: `temporary` of the other writer.
+            place: of the other writer.
             header: bytes of the file's header (`headers`).
 
         Yields:
-            The digests of the tensors that are `done`, by name.
+            What `take` takes at the end of the block: the digests of the tensors that are `done`, by name, and notes.
 
         Raises:
             OutputError: the file is not there, has another size, or cannot be written.
         """
-        inside = [(name, self._specs[name]) for name, place in self._layout.placements.items() if place.file == file]
-        self._output = LocalPart(self._out, temporary, self._directory)
+        inside = [(name, self._specs[name]) for name, at in self._layout.placements.items() if at.file == file]
         with atomic.os_errors(self._out):
+            output = self._output = _open_part(located(self._out), place, self._directory)
             self._files = {file: self._map(file, bytes(header), sum(spec.nbytes for _, spec in inside), inside)}
         try:
-            yield self._digests
+            yield self._digests, output.notes
             with atomic.os_errors(self._out):
-                self._output.finish(file, self._files[file].fd, self._files[file].data)
+                output.finish(file, self._files[file].fd, self._files[file].data)
         finally:
             self._discard()
 

@@ -161,7 +161,7 @@ def test_a_machine_with_another_plan_or_without_the_output_is_refused(folder: Pa
         return run_each(replace(request, identity={**request.identity, "converter": "ckpt-convert 9"}), tasks)
 
     def elsewhere(request: Request, tasks: Sequence[Task]) -> Iterator[Done]:
-        return run_each(replace(request, temporary=folder / "absent"), tasks)
+        return run_each(replace(request, place=folder / "absent"), tasks)
 
     for run, code in ((other, "cluster-failed"), (elsewhere, "output-not-writable")):
         with pytest.raises(ConvertError) as caught:
