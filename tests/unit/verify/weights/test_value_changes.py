@@ -42,6 +42,10 @@ CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "tail": ("tail zeroed", tail),
     "softplus": ("softplus applied", lambda x: np.logaddexp(x, 0).astype(np.float32)),
     "exp": ("exp applied", lambda x: np.exp(x).astype(np.float32)),
+    "softplus and a scale": (
+        "softplus applied and multiplied",
+        lambda x: (np.logaddexp(x, 0) * 0.51).astype(np.float32),
+    ),
     "abs": ("abs applied", np.abs),
     "half twice": ("one half twice", lambda x: np.concatenate([x[:12], x[:12]])),
     "a head twice": ("rows repeated", lambda x: np.concatenate([x[:8], x[:8], x[16:]])),

@@ -20,6 +20,7 @@ from convert.verify.weights.corruption.rounding import find_decimals, find_grid,
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLE = 1 << 20  # values of a large tensor that are compared in float64
 MIN_SHIFTED = 4  # rows of a table whose order tells something
+MIN_SCALED = 4  # values that are the same multiple of a function's values by no chance
 MIN_INSIDE = 2  # values of a clipped tensor that keep theirs
 MAX_AXES = 4  # of a tensor whose axes are permuted: 24 orders
 # Functions that code applies to a parameter when it is used, and that a conversion may apply as well.
@@ -132,6 +133,20 @@ def _applied(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]
             return
 
 
+def _applied_and_multiplied(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
+    """Find a function of each value and a number behind it, such as a scale that code makes of a parameter when it is used."""
+    if not is_float(want.dtype.name) or got.size < MIN_SCALED:
+        return
+    x = exact.astype(np.float64)
+    for name, function in FUNCTIONS.items():
+        with np.errstate(all="ignore"):
+            made = function(x)
+        if np.all(np.isfinite(made)) and (factor := common_factor(got, made)) is not None:
+            text = f"{name} is applied to all values, and they are multiplied by {factor_text(factor)}"
+            yield f"{name} applied and multiplied", text
+            return
+
+
 def _is_function(function: Callable[[Array], Array], x: Array, y: Array, eps_x: float, eps_y: float) -> bool:
     """Whether each `y` is a function of `x`, up to a few roundings of both."""
     with np.errstate(all="ignore"):
@@ -225,6 +240,7 @@ _FINDERS = (
     _applied,
     _transposed,
     _multiplied,
+    _applied_and_multiplied,
     find_grid,
     find_decimals,
 )
