@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,9 @@ MODELS = (
     "gemma_flax_model",
 )
 TABLE = "embed_tokens.weight"
+_Array = np.ndarray[Any, Any]
+_Turn = Callable[[_Array], _Array]
+_Turns = Mapping[str, _Turn]  # part -> its rotation
 
 
 def reference(plan: Plan) -> Reference:
@@ -99,22 +102,21 @@ def _variants(model: equations.Decoder, steps: int, name: str) -> Iterator[Varia
         yield from embedding_variants(f"{model.prefix}{TABLE}")
     layer, _, inner = name.rpartition(".mlp.")
     if inner == f"down_proj{INPUT}":
-        yield from gated_variants(
-            lambda seen: seen.values[f"{layer}.mlp.gate_proj"], lambda seen: seen.values[f"{layer}.mlp.up_proj"]
-        )
+        gate, up = f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"
+        yield from gated_variants(lambda seen: seen.values[gate], lambda seen: seen.values[up], model.activation)
     block, _, inner = name.rpartition(".")
     if inner != f"o_proj{INPUT}":
         return
     meant = Attention(window=None if model.window is None else model.window + 1)
 
-    def attended(base: float, how: Attention) -> Iterator[Variant]:
-        def part(seen: Observed, which: str) -> np.ndarray[Any, Any]:
+    def attended(turns: _Turns, spread: _Turn) -> Iterator[Variant]:
+        def part(seen: Observed, which: str) -> _Array:
             x = seen.values[f"{block}.{which}_proj"]
             x = x.reshape(*x.shape[:2], model.heads if which == "q" else model.groups, -1)
-            x = x if which == "v" else rope(x, np.arange(x.shape[1])[None], base)
-            return x if which == "q" else np.repeat(x, model.heads // model.groups, axis=2)
+            x = turns[which](x) if which in turns else x
+            return x if which == "q" else spread(x)
 
-        def finish(seen: Observed, probabilities: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        def finish(seen: Observed, probabilities: _Array) -> _Array:
             out = np.einsum("bhqk,bkhd->bqhd", probabilities, part(seen, "v"))
             return np.asarray(out.reshape(*out.shape[:2], -1))
 
@@ -124,11 +126,38 @@ def _variants(model: equations.Decoder, steps: int, name: str) -> Iterator[Varia
             finish,
             lambda seen: np.asarray(seen.inputs["attention_mask"]) == 0,
             steps,
-            meant=how,
+            meant=meant,
         )
 
-    yield from attended(equations.BASE, meant)
-    for base in BASES:
-        if base != equations.BASE:
-            fix = rope_fix(equations.BASE)
-            yield Variant(f"RoPE with base {base:g}", next(attended(base, meant)).make, fix=fix)
+    def in_groups(x: _Array) -> _Array:
+        return np.repeat(x, model.heads // model.groups, axis=2)
+
+    def in_turns(x: _Array) -> _Array:
+        return np.tile(x, (1, 1, model.heads // model.groups, 1))
+
+    right, *wrong = _ropes().items()
+    yield from attended(right[1], in_groups)
+    fix = rope_fix(equations.BASE)
+    yield from (Variant(name, next(attended(turns, in_groups)).make, fix=fix) for name, turns in wrong)
+    if model.groups not in (1, model.heads):
+        yield Variant("key heads in turns, not in groups", next(attended(right[1], in_turns)).make)
+
+
+def _ropes() -> Mapping[str, _Turns]:
+    """Return how queries and keys may be rotated; the first is correct."""
+
+    def turned(base: float = equations.BASE, pairing: str = "half-split", sign: int = 1) -> _Turn:
+        return lambda x: rope(x, sign * np.arange(x.shape[1])[None], base, pairing)
+
+    ropes: dict[str, _Turns] = {
+        "half-split RoPE": {"q": turned(), "k": turned()},
+        "keys without RoPE": {"q": turned()},
+        "queries without RoPE": {"k": turned()},
+        "no RoPE": {},
+    }
+    others = {
+        "interleaved RoPE": turned(pairing="interleaved"),
+        "RoPE turned backwards": turned(sign=-1),
+        **{f"RoPE with base {base:g}": turned(base) for base in BASES if base != equations.BASE},
+    }
+    return ropes | {name: {"q": turn, "k": turn} for name, turn in others.items()}
