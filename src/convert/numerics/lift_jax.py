@@ -7,7 +7,8 @@ sees float64, so its scalars are not rounded to float32. Arrays that NumPy round
 `Lifted.unlifted`; rounded NumPy scalars, such as ``np.float32(0.1)``, cannot be detected.
 
 *Staged* traces the function and evaluates its jaxpr. Loops stay loops, and code that requires float32 works. The trace has
-rounded Python scalars; they are restored to their shortest decimal, which is exact for ``0.1`` but not for ``math.log(1e4)``.
+rounded Python scalars; they are restored to their shortest decimal, which is exact for ``0.1`` but not for ``math.log(1e4)``; the
+sqrt(2 / pi) of GELU is known.
 Loops that the eager mode finds already traced are evaluated in this mode, too, and so are functions that `jax.checkpoint` wrapped
 before the run. What a run itself wraps, such as ``nn.remat`` of flax, runs as Python.
 
@@ -19,6 +20,7 @@ primitives are evaluated by NumPy (`numpy_primitives`), as XLA would compile hun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custo
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 FLOAT = np.dtype(np.float64)
+_OF_GELU = math.sqrt(2 / math.pi)
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
@@ -102,7 +105,9 @@ def _usual(x: Any) -> Any:
 
 
 def _digits(x: Any) -> float:
-    """Return the shortest decimal that rounds to this scalar, most likely the literal in the source code."""
+    """Return what most likely stands in the source code: the constant of GELU, or the shortest decimal that rounds to this scalar."""
+    if x.dtype == np.float32 and np.float32(_OF_GELU) == x:
+        return _OF_GELU
     for precision in range(1, 18):
         typed = float(f"{float(x):.{precision}g}")
         if np.asarray(typed).astype(x.dtype) == x:
