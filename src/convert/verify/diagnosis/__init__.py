@@ -4,5 +4,6 @@
 tensors, and whole_model does so with outputs alone; norm, padding, recurrence and variants try other functions by comparing what
 each side computes (compare.py); other_order tries other orders of values; wrong_reference tries the reference itself; other_operation
 compares the records of both models operation by operation. The first hypothesis that restores parity is the diagnosis. Without one,
-what_is_known.py says what is equal in front of the difference. May import `verify.sides`, `verify.mistakes` and what lies below them.
+what_is_known.py says what is equal in front of the difference, and unused.py which tensors the target never uses. May import
+`verify.sides`, `verify.mistakes` and what lies below them.
 """

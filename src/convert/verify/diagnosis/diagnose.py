@@ -17,8 +17,9 @@ from convert.verify.diagnosis.norm import any_norm, declared_norm
 from convert.verify.diagnosis.other_operation import other_operation
 from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
-from convert.verify.diagnosis.recurrence import other_recurrence
+from convert.verify.diagnosis.recurrence import other_call, other_recurrence
 from convert.verify.diagnosis.site import Site
+from convert.verify.diagnosis.unused import unused_tensors
 from convert.verify.diagnosis.variants import other_variant
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
@@ -101,6 +102,10 @@ def diagnose(
     if found is not None and found.target_known:
         return _diagnosis(site, found, ruled_out)
     generic = (site, found, ruled_out) if found is not None else None
+    called = other_call(site, reference)
+    if called.explanation is not None:
+        return _diagnosis(site, called.explanation, ruled_out)
+    ruled_out += called.ruled_out
     boundaries = find_boundaries(plan, reference, module, evidence, allowed) if boundary in reference.outputs else None
     between: list[Site] = []
     if boundaries is not None:
@@ -134,9 +139,8 @@ def diagnose(
     if operation.explanation is not None:
         return _diagnosis(site, operation.explanation, ruled_out)
     first = between[0] if between else site
-    problem = what_is_known(first, boundaries, list(names))
-    if operation.known:
-        problem = f"{problem}; {operation.known}"
+    clauses = (what_is_known(first, boundaries, list(names)), unused_tensors(site, reference), operation.known)
+    problem = "; ".join(clause for clause in clauses if clause)
     fix = _add_boundaries(reference, module, boundary, names) if boundaries is None else ""
     return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)
 

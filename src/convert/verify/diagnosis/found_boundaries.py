@@ -66,7 +66,8 @@ def find_boundaries(
     except HOOKS_FAIL:  # the code of the JAX model does not take hooks
         return None
     found = list(_matched(_layers(plan), calls))
-    names = [name for layer, _ in found for name in (layer + INPUT, layer)]
+    flattened = _flattened(plan)
+    names = [name for layer, _ in found for name in (layer + INPUT, layer) if name not in flattened]
     values = _torch_values(reference, module, evidence, names)
     aligned: dict[str, Array] = {}
     equal: list[str] = []
@@ -146,6 +147,12 @@ def _sources(step: Step, plan: Plan) -> Iterator[tuple[str, int | None] | None]:
         yield None
     else:
         yield path, int(index) if index else None
+
+
+def _flattened(plan: Plan) -> set[str]:
+    """Return the inputs of layers whose rule declares that the two sides flatten a map in different orders."""
+    parts = {holder_of(step.name) + INPUT: step.parts[0] for step in plan.steps if step.parts}
+    return {name for name, part in parts.items() if part.rule is not None and part.rule.flattened is not None}
 
 
 def _matched(

@@ -24,7 +24,12 @@ from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial, holder_of
 from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES
 from convert.verify.mistakes.catalogue import own_mistakes
-from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
+from convert.verify.mistakes.layouts import (
+    HEAD_BY_HEAD,
+    fused_order_mistakes,
+    layout_mistakes,
+    stacked_axis_mistakes,
+)
 from convert.verify.sides.replay import Replay
 from convert.verify.sides.run_torch import input_tensors, observed
 
@@ -63,7 +68,7 @@ def _tried(
     site: Site, reference: Reference, right: Collection[str], trials: Callable[[Replay], Iterator[Trial]]
 ) -> Search:
     """Run the model with the tensors of each trial, as often as its size allows; no trial changes a layer that is right."""
-    replay = Replay(site.module, lambda: _run(site, reference))
+    replay = Replay(site.module, lambda: run_again(site, reference))
     weights = sum(step.spec.size for step in site.plan.steps)
     runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
     ruled_out: list[str] = []
@@ -97,7 +102,8 @@ def _within(site: Site) -> list[Step]:
     return [step for step in steps if step.rule.line_only in rules]
 
 
-def _run(site: Site, reference: Reference) -> Array:
+def run_again(site: Site, reference: Reference) -> Array:
+    """Run the whole PyTorch model in float64, and return its value at the boundary."""
     import torch
 
     from convert.numerics.lift_torch import lifted
@@ -148,11 +154,14 @@ def _of_rules(
     for made in groups.values():
         (first, mistake), *others = made.items()
         rule, more = first.rule.line_only, f" and {len(others)} more tensors" if others else ""
+        fix = f"correct the rule at {rule}: it does not describe what the source computes"
+        if mistake.name == HEAD_BY_HEAD:  # the order is that of the target
+            fix = f"name this order in the target of the rule at {rule}, or correct the code that takes the parts apart"
         yield Trial(
             mistake.converse,
             f"by {rule} {first.name}{more}: expected {mistake.gives} (the JAX model), got {mistake.instead} (the rule)",
             rule,
-            f"correct the rule at {rule}: it does not describe what the source computes",
+            fix,
             lambda made=made: replay.with_tensors({step.name: m.make() for step, m in made.items()}),  # type: ignore[misc]
             [step.name for step in made],
         )

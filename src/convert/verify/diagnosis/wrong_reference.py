@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = Callable[[], Mapping[str, "torch.Tensor"]]
+DROPOUT = "dropout in eval mode"
 TRAINING, NOT_LOADED = "module in training mode", "module does not hold the file's values"
 RANDOM = "module that is not deterministic"
 EXCHANGED, MISNAMED = "boundary names exchanged", "boundary with another name"
@@ -46,6 +47,8 @@ def wrong_reference(site: Site, reference: Reference, state: State, differing: S
 
 def _wrong_build(site: Site, reference: Reference, state: Mapping[str, torch.Tensor]) -> Explanation | None:
     """Run the module again in eval mode, and then with the values of the file; what restores parity is the mistake."""
+    from convert.verify.sides.no_dropout import without_dropout
+
     built = built_with(site.module, state)
     buffers = {name for name, _ in site.module.named_buffers()}
     if built.training:
@@ -61,6 +64,12 @@ def _wrong_build(site: Site, reference: Reference, state: Mapping[str, torch.Ten
             return Explanation(NOT_LOADED, built.problem(state), site.rule(site.name), built.fix, error)
     again = [_run(site, reference) for _ in range(2)]
     if (apart := site.error(again[0], site.evidence.pick(site.boundary, again[1]))) > site.enough:
+        with without_dropout() as lines:
+            error = site.error(_run(site, reference))
+        if error <= site.enough:
+            problem = f"the module drops elements at random in eval mode, too ({', '.join(dict.fromkeys(lines))})"
+            fix = "give `training=self.training` to torch.nn.functional.dropout, whose default is True, or use torch.nn.Dropout"
+            return Explanation(DROPOUT, problem, "", fix, error)
         problem = f"two runs of the PyTorch module on the same inputs differ by {apart:.1e} at {site.boundary}"
         fix = "remove what is random from the module in eval mode, or give it a fixed seed"
         return Explanation(RANDOM, problem, "", fix, site.before)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
 from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake, symmetric
-from convert.layers.step_tensor import maker
+from convert.layers.step_tensor import expected, maker
 from convert.planning.ambiguity import MAX_AXES, layout_text, other_layouts
 
+Array = np.ndarray[Any, np.dtype[Any]]
 OTHER_STACK = "stacked along another axis"
+HEAD_BY_HEAD = "parts within heads"
 MAX_PARTS = 4  # of a fused tensor, all orders of which are tried
 
 
@@ -77,6 +82,25 @@ def fused_order_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
         parts = tuple(step.parts[k] for k in order)
         wrong = f"{word} in the order {', '.join(part.leaf for part in parts)}"
         yield symmetric("fused parts in another order", wrong, right, maker(step, source, parts), str(order))
+    yield from _head_by_head(step, source)
+
+
+def _head_by_head(step: Step, source: LeafReader) -> Iterator[Mistake]:
+    """Yield a fused tensor whose rows alternate: the first head of each part, then the second of each."""
+    groups, sizes = step.parts[0].groups, dict(step.parts[0].axes)
+    if not groups or step.parts[0].axis != 0 or len({(p.groups, p.axes) for p in step.parts}) != 1:
+        return
+    heads = sizes.get(groups[0][:1], 1)
+    if len(groups[0]) < 2 or heads == 1:
+        return
+
+    def make() -> Array:
+        made = expected(step, source)
+        return made.reshape(len(step.parts), heads, -1, *made.shape[1:]).swapaxes(0, 1).reshape(made.shape)
+
+    right = f"all rows of {step.parts[0].leaf}, then those of {step.parts[1].leaf}"
+    wrong = f"of each of the {heads} heads ({groups[0][0]}) the rows of all {len(step.parts)} leaves"
+    yield symmetric(HEAD_BY_HEAD, wrong, right, make, HEAD_BY_HEAD)
 
 
 def stacked_axis_mistakes(step: Step, source: LeafReader) -> Iterator[Mistake]:
