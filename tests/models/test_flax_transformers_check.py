@@ -98,6 +98,20 @@ def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_activation_that_the_reference_does_not_have(tmp_path: Path) -> None:
+    """The model level is skipped with the reason; in a release before, its JAX side ended with a KeyError."""
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint("bert"), source)
+    config = json.loads((source / "config.json").read_text()) | {"hidden_act": "quick_gelu"}
+    (source / "config.json").write_text(json.dumps(config))
+    convert.convert("bert", source, tmp_path / "out")
+    with one_thread():
+        *_, layers, model = check(tmp_path / "out", source).levels
+    assert layers.verdict is Verdict.PASSED
+    assert model.verdict is Verdict.SKIPPED and "got quick_gelu" in model.reason and "hidden_act" in model.reason
+
+
+@pytest.mark.slow
 def test_t5_without_a_head(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5"), source)

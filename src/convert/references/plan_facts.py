@@ -7,6 +7,7 @@ from typing import Any
 
 from convert.core.errors import ConvertError, UnavailableError
 from convert.core.findings import Finding
+from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.planning.plan import Plan
 
@@ -79,9 +80,25 @@ def require_fact(plan: Plan, name: str) -> Any:
 
 
 def activation_fact(plan: Plan, name: str) -> str:
-    """Return the activation that a fact names, by its name in rules."""
-    value = str(require_fact(plan, name))
-    return ACTIVATION_NAMES.get(value, value)
+    """Return the activation that a fact names, by its name in rules.
+
+    Raises:
+        ConvertError: nothing gives the fact, or it is no activation that a reference has.
+    """
+    given = str(require_fact(plan, name))
+    value = ACTIVATION_NAMES.get(given, given)
+    if value not in ACTIVATIONS:
+        raise ConvertError(
+            Finding(
+                "reference-unavailable",
+                f"the reference has no activation of this name, which {name} gives",
+                path=str(plan.source.display_path),
+                expected=", ".join(ACTIVATIONS),
+                got=given,
+                fix="correct it, if it is wrong; otherwise give the two models with --reference",
+            )
+        )
+    return value
 
 
 def not_installed(side: str, error: ImportError, install: str) -> UnavailableError:

@@ -97,7 +97,7 @@ GRIFFIN: tuple[Fault, ...] = (
     fault("recurrent output projection transposed (square)", HUGGING, InRule(OUTPUT), "model", f"{BLOCK[HUGGING]}linear_out", "transposed"),
     fault("attention output projection transposed (square)", HUGGING, InRule(ATTENDED), "model", f"{LOOK[HUGGING]}o_proj", "transposed"),
     fault("1+scale folded and added again", HUGGING, InRule(TEMPORAL[HUGGING]), "layers", f"{LAYER[HUGGING]}temporal_pre_norm", "multiplies_by", (f"{LAYER[HUGGING]}temporal_pre_norm", "1+scale doubled")),
-    fault("convolution kernel flipped", HUGGING, InFile(tensor(CONV[HUGGING], lambda x: np.flip(x, AXIS[HUGGING]))), "weights", CONV[HUGGING], "kernel flipped", (f"{BLOCK[HUGGING]}rg_lru{IN}", "convolution flipped, in the JAX model")),
+    fault("convolution kernel flipped", HUGGING, InFile(tensor(CONV[HUGGING], lambda x: np.flip(x, AXIS[HUGGING]))), "weights", CONV[HUGGING], "kernel flipped", (f"{BLOCK[HUGGING]}rg_lru{IN}", "another value in the file")),
     fault("convolution kernel flipped", UPSTREAM, InFile(tensor(CONV[UPSTREAM], lambda x: np.flip(x, AXIS[UPSTREAM]))), "weights", CONV[UPSTREAM], "kernel flipped", (f"{BLOCK[UPSTREAM]}conv_1d", "another value in the file")),
     fault("gate and up swapped", HUGGING, InRule(UP_FIRST), "model", f"{LAYER[HUGGING]}mlp_block.gate_proj", "of another tensor"),
     fault("convolution flipped", HUGGING, InTarget(each("Conv1d", forward(flipped))), "model", f"{BLOCK[HUGGING]}rg_lru{IN}", "convolution flipped"),

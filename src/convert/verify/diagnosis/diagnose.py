@@ -23,7 +23,7 @@ from convert.verify.diagnosis.unused import unused_tensors
 from convert.verify.diagnosis.variants import other_variant
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
-from convert.verify.diagnosis.whole_model import exchanged, wrong_rule
+from convert.verify.diagnosis.whole_model import exchanged, wrong_file, wrong_rule
 from convert.verify.diagnosis.wrong_reference import State, wrong_reference
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.float64_plan import float64_plan
@@ -152,6 +152,7 @@ def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[
         other_recurrence,
         other_padding,
         wrong_tensor,
+        partial(wrong_file, reference=reference),
         partial(other_variant, reference=reference),
         any_norm,
         other_order,

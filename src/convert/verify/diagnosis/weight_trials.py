@@ -62,7 +62,7 @@ def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
     """Yield trials in which the rule is right, and the file does not hold what the rule makes."""
     source = site.plan.source
     constants = [step for step in steps if isinstance(step.value, float)]
-    from_leaves = [step for step in steps if step.parts and _differs(site, step)]
+    from_leaves = [step for step in steps if step.parts and differs(site, step)]
 
     def trial(name: str, problem: str, rule: str, tensors: Callable[[], dict[str, Array]]) -> Trial:
         return Trial(name, problem, rule, CONVERT_AGAIN, lambda: replay.with_tensors(tensors()))
@@ -97,7 +97,7 @@ def _called(site: Site, steps: list[Step]) -> str:
     return f": {'; '.join(words)}" if words else ""
 
 
-def _differs(site: Site, step: Step) -> bool:
+def differs(site: Site, step: Step) -> bool:
     """Whether the module has other values than the rule makes, by more than the roundings of the file."""
     got = site.seen.weights.get(step.name)
     if got is None:

@@ -22,7 +22,7 @@ from convert.references.protocol import INPUT, Reference
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial, holder_of
-from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES
+from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES, differs
 from convert.verify.mistakes.catalogue import own_mistakes
 from convert.verify.mistakes.layouts import (
     HEAD_BY_HEAD,
@@ -52,6 +52,14 @@ def wrong_rule(site: Site, reference: Reference, right: Collection[str]) -> Sear
     """
     steps = _within(site)
     return _tried(site, reference, right, lambda replay: _trials(site, replay, steps)) if steps else Search()
+
+
+def wrong_file(site: Site, reference: Reference) -> Search:
+    """Try the tensors that the rules make in place of all that hold other values: no code is wrong if they restore parity."""
+    if not site.evidence.is_live:  # a recording need not have the leaves of other layers
+        return Search()
+    steps = [step for step in site.plan.steps if step.parts and differs(site, step)]
+    return _tried(site, reference, (), lambda replay: _of_file(site, replay, steps))
 
 
 def exchanged(site: Site, reference: Reference, right: Collection[str]) -> Search:
