@@ -62,7 +62,9 @@ def test_transformers_computes_what_t5x_did(case: str, tmp_path: Path) -> None:
     rounded, exact = (t5x_cases.ALL.values(case, kind)["logits"] for kind in ("out", "out64"))
     drift = relative_error(rounded, exact)
     assert drift < 5e-6 and relative_error(logits(model, case), rounded) < 1e-5
-    assert relative_error(logits(model.double(), case, exact=True), exact) < (3e-7 if "umt5" in case else 1e-12)
+    assert relative_error(logits(model.double(), case, exact=True), exact) < (
+        1e-7 if case in ("umt5", "umt5-unscanned") else 1e-12
+    )  # whose head is rounded
 
 
 @pytest.mark.parametrize("case", ["t5-1.0", "umt5"])
