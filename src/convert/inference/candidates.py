@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,13 @@ class Piece:
     meeting: Meeting | None = None
     places: Array | None = None
     low_rank: LowRank | None = None
+
+    def only(self, here: Array) -> Piece:
+        """Return the piece with some of its elements: those where a mask is true."""
+        places = None if self.places is None else self.places[here]
+        return replace(
+            self, elements=self.elements[here], numbers=self.numbers[here], values=self.values[here], places=places
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +253,7 @@ class Context:
         source: the source.
         replay: the target, as far as it is known.
         used: how often each element of the source is used.
+        origins: for each element of the target the source's that it is, or -1.
         level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
@@ -255,6 +263,7 @@ class Context:
     source: Source
     replay: Replay
     used: Array
+    origins: Array
     level: int = 0
     near: int = 0
     tolerance: float = EXACT
@@ -278,9 +287,12 @@ class Context:
             return data
         return np.asarray(users[0].again([data])[0])
 
-    def free(self, numbers: Array) -> bool:
-        """Whether no element is used yet, or all may be used again."""
-        return self.level > 1 or not self.used[numbers[numbers >= 0]].any()
+    def free(self, numbers: Array, target: Array | None = None) -> bool:
+        """Whether no element is used yet, but where it is the target's element already, or all may be used again."""
+        used = (numbers >= 0) & (self.used[numbers] > 0)
+        if target is not None:
+            used &= self.origins[target] != numbers
+        return self.level > 1 or not used.any()
 
     def pieces(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, Context, Source
+from convert.inference.candidates import Candidate, Choice, Context, Source, equal
 from convert.inference.derivation import Role
 from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, own, products
@@ -133,7 +133,9 @@ class Search:
     def __post_init__(self) -> None:
         self.replay = Replay(self.target)
         self.used = np.zeros(len(self.source.theta), np.int32)
-        self.context = Context(self.source, self.replay, self.used)
+        self._first = self.target.first_element
+        self._origins = np.full(sum(value.array.size for value in self.target.parameters.values()), -1)
+        self.context = Context(self.source, self.replay, self.used, self._origins)
         self._progress = self._start = 0
         self._loose = False
         self._ways: dict[Any, list[Ways]] = {}
@@ -191,6 +193,7 @@ class Search:
         for piece in candidate.pieces:
             numbers = piece.numbers[piece.numbers >= 0]
             self.used[numbers] += 1  # a number that stands twice counts once, here and where it is given back
+            self._origins[self._first[piece.tensor] + piece.elements] = piece.numbers
             if piece.meeting is not None:
                 self.context.near = piece.meeting.index
 
@@ -199,6 +202,7 @@ class Search:
             self.replay.assign([(piece.tensor, piece.elements, np.full(len(piece.elements), np.nan))])
             numbers = piece.numbers[piece.numbers >= 0]
             self.used[numbers] -= 1
+            self._origins[self._first[piece.tensor] + piece.elements] = -1
 
     def solved(self, at: int, levels: Sequence[tuple[int, bool]] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with all its solutions at the first of the levels that has one."""
@@ -249,6 +253,18 @@ class Search:
                 break
         self._loose = False
         return found
+
+    def _unknown(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with the elements that are not known; with none if it says other things of those that are."""
+        pieces = []
+        for piece in candidate.pieces:
+            now = self.replay.parameters[piece.tensor][piece.elements]
+            new = np.isnan(now)
+            if not equal(now[~new], piece.values[~new]):
+                return replace(candidate, pieces=())
+            if new.any():
+                pieces.append(piece if new.all() else piece.only(new))
+        return replace(candidate, pieces=tuple(pieces))
 
     def _signature(self, candidate: Candidate) -> Any:
         """Return what a candidate has in common with that of the same operation in another layer."""
@@ -410,8 +426,9 @@ class Search:
         rest: list[Choice] = []
         proposals = (PROPOSE[role], own.propose)
         for candidate in itertools.chain.from_iterable(of(self.context, operation, side) for of in proposals):
-            if not any(np.isnan(self.replay.parameters[p.tensor][p.elements]).any() for p in candidate.pieces):
-                continue  # nothing becomes known
+            candidate = self._unknown(candidate)
+            if not candidate.pieces:
+                continue
             if self.tried > self._limit or self._stuck:
                 break
             if candidate.key in seen:

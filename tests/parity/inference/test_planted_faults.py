@@ -8,10 +8,10 @@ import pytest
 
 from convert.inference.derivation import Derivation, Grade
 from support.inferred import derive
-from support.planted import Pair, attention, lines_of, others, small
+from support.planted import Pair, attention, lines_of, others, small, translator
 from support.planted.words import WORDS
 
-PAIRS = attention.PAIRS | others.PAIRS | small.PAIRS
+PAIRS = attention.PAIRS | others.PAIRS | small.PAIRS | translator.PAIRS
 QUICK = (("bag", "no places"), ("bag", "no softmax"), ("features", "cos"))
 CASES = [
     pytest.param(base, fault, marks=() if (base, fault) in QUICK else pytest.mark.slow)

@@ -23,7 +23,7 @@ def _heads(x: Any) -> Any:
     return x.reshape(*x.shape[:-1], N, H)
 
 
-def _attend(q: Any, k: Any, v: Any, mask: Any = None, cap: float = 0.0) -> Any:
+def attend(q: Any, k: Any, v: Any, mask: Any = None, cap: float = 0.0) -> Any:
     logits = jnp.einsum("btnh,bsnh->bnts", _heads(q), _heads(k)) / np.sqrt(H)
     logits = cap * jnp.tanh(logits / cap) if cap else logits
     logits = logits if mask is None else jnp.where(mask, logits, -1e30)
@@ -35,7 +35,7 @@ def _attend(q: Any, k: Any, v: Any, mask: Any = None, cap: float = 0.0) -> Any:
 
 def _block(w: Any, x: Any) -> Any:
     y = layer_norm(x, w["s"], w["t"])
-    z = _attend(y @ w["q"] + w["qb"], y @ w["k"] + w["kb"], y @ w["v"] + w["vb"], CAUSAL)
+    z = attend(y @ w["q"] + w["qb"], y @ w["k"] + w["kb"], y @ w["v"] + w["vb"], CAUSAL)
     x = x + z @ w["o"] + w["ob"]
     y = jax.nn.gelu(layer_norm(x, w["u"], w["z"]) @ w["i"] + w["ib"], approximate=True)
     return x + y @ w["j"] + w["jb"]
@@ -103,7 +103,7 @@ def _turned(x: Any) -> Any:
 def _decoder(w: Any, x: Any) -> Any:
     x = w["e"][x] * np.sqrt(D)
     y = rms_norm(x, w["a"])
-    z = _attend(_turned(y @ w["q"]), _turned(y @ w["k"]), y @ w["v"], CAUSAL, cap=5.0)
+    z = attend(_turned(y @ w["q"]), _turned(y @ w["k"]), y @ w["v"], CAUSAL, cap=5.0)
     x = x + rms_norm(z @ w["o"], w["b"])
     y = rms_norm(x, w["c"])
     x = x + (jax.nn.silu(y @ w["g"]) * (y @ w["u"])) @ w["d"]
@@ -185,11 +185,11 @@ DECODER_FAULTS = (
 
 def _encoder(w: Any, x: Any) -> Any:
     x = layer_norm(w["e"][x] + w["p"][:T] + w["y"][0], w["s0"], w["t0"], 1e-3)
-    z = _attend(x @ w["q"] + w["qb"], x @ w["k"] + w["kb"], x @ w["v"] + w["vb"])
+    z = attend(x @ w["q"] + w["qb"], x @ w["k"] + w["kb"], x @ w["v"] + w["vb"])
     x = layer_norm(x + z @ w["o"] + w["ob"], w["s1"], w["t1"], 1e-3)
     z = jax.nn.gelu(x @ w["i"] + w["ib"], approximate=False) @ w["j"] + w["jb"]
     memory = layer_norm(x + z, w["s2"], w["t2"], 1e-3)
-    z = _attend(jnp.tanh(x) @ w["q2"], memory @ w["k2"], memory @ w["v2"])
+    z = attend(jnp.tanh(x) @ w["q2"], memory @ w["k2"], memory @ w["v2"])
     return jnp.tanh((x + z).mean(1) @ w["pool"] + w["poolb"]) @ w["head"]
 
 

@@ -69,6 +69,14 @@ WORDS: dict[str, dict[str, str]] = {
         "sum": "JAX model divides by 6" + MISSING,
         "no last tanh": _TANH,
     },
+    "translator": {
+        "positions from one on": "of p.weight, the target picks elements, and the JAX model takes the indices 0 to 3",
+        "norm of the decoder": "multiplies by n.1.weight .*JAX model multiplies by u",
+        "no norm of the encoder": _NORM,
+        "keys for values": "and what m.3 gives, the target takes the matrix product",
+        "no scale": "JAX model divides by 2" + MISSING,
+        "axis": "softmax over axis 2 for softmax over the last axis",
+    },
     "mixer": {
         "epsilon": "adds 0.001 .*adds 1e-06",
         "bias": "JAX model adds bb",

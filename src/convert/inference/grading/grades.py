@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def _tensor(
     parts = [part for choice, piece, k in found.pieces for part in _parts(search, choice, piece, search.segments[k])]
     exact = all(search.segments[k].exact for _, _, k in found.pieces)
     size = int(np.prod(shape))
-    parts, unseen = _completed(search.source, parts, shape, size)
+    parts, unseen = _completed(search.source, _joined(parts), shape, size)
     candidates: tuple[str, ...] = ()
     if not parts or sum(len(part.elements) for part in parts) < size or not exact or not solved:
         grade = Grade.OPEN
@@ -205,6 +205,25 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
         for axis in summed:
             axes |= {k for k, index in enumerate(at) if np.diff(index, axis=axis).any()}
     return tuple(sorted(axes))
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Join the parts that are one stretch of a leaf: rows of a table that two operations read."""
+    found: dict[Any, list[Part]] = {}
+    for number, part in enumerate(parts):
+        steps = np.unique(part.positions - part.elements) if part.leaf else np.zeros(0, int)
+        alone = len(steps) != 1
+        key = number if alone else (part.leaf, steps[0], part.arithmetic, part.factor, part.contracted)
+        found.setdefault(key, []).append(part)
+    return [_join(same) if len(same) > 1 else same[0] for same in found.values()]
+
+
+def _join(parts: Sequence[Part]) -> Part:
+    elements = np.concatenate([part.elements for part in parts])
+    order = np.argsort(elements)
+    return replace(
+        parts[0], elements=elements[order], positions=np.concatenate([part.positions for part in parts])[order]
+    )
 
 
 def _completed(source: Source, parts: list[Part], shape: Sequence[int], size: int) -> tuple[list[Part], int]:

@@ -60,12 +60,10 @@ def _by_columns(
     for meeting in context.near_first(context.source.same_data(role, met, context.tolerance)):
         source = meeting.weight
         for t, s in itertools.product(weight.elements, source.elements):
-            if not context.free(s):
-                continue
             one = columns_met([x], t)
             two = meeting.columns(s)
             pairing = pair(one, two, context.tolerance)
-            if pairing is None:
+            if pairing is None or not context.free(pairing.numbers, one.numbers):
                 continue
             spots = _first(s, pairing.numbers)
             operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
@@ -105,11 +103,10 @@ def anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role
     chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
     found: list[Meeting] = []
     for meeting in context.source.same_columns(role, target, context.tolerance):
-        source = meeting.weight
-        if not context.free(source.elements[0]):
-            continue
-        columns = meeting.columns(source.elements[0])
+        columns = meeting.columns(meeting.weight.elements[0])
         one, two = matches(target, columns, context.tolerance)
+        if not context.free(columns.numbers[two], target.numbers[one]):  # the rest of the leaf may be another layer's
+            continue
         once = len(np.unique(two)) == len(two) or context.level > 1  # one gate may be two of the target's
         if len(np.unique(one)) != len(one) or not once or not len(one):
             continue

@@ -30,7 +30,7 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 continue
             rows = min(len(numbers), len(weight.array))
             cut = np.s_[:rows]
-            if not context.free(numbers[cut]):
+            if not context.free(numbers[cut], weight.elements[0][cut]):
                 continue
             places = np.arange(source.array.size).reshape(source.array.shape)
             found = context.fitted(

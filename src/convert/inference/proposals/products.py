@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from convert.programs.program import Operation
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
+MAX_STEPS = 20_000  # so many times a leaf is looked at as the next part of a fused matrix
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
@@ -213,23 +214,36 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
     if whole:  # only gates are reordered within
         small = [atom for atom in small if atom.order[0] in ("leaf", "block")]
 
-    def fill(start: int, chosen: list[_Atom]) -> Iterator[list[_Atom]]:
+    reached = _sums({len(atom.columns) for atom in small}, out)
+
+    def fill(start: int, chosen: list[_Atom]) -> Iterator[list[_Atom] | None]:
+        """Yield the ways to go on, and None for every leaf that is looked at."""
         if start == out:
             if {atom.order[0] for atom in chosen} != {"index"} or len({atom.product for atom in chosen}) > 1:
                 yield list(chosen)
             return
-        if len(chosen) == MAX_PARTS:
-            return
+        rest = reached[MAX_PARTS - len(chosen) - 1]
         for atom in small:
-            if start + len(atom.columns) > out or not _goes_with(atom, chosen, again=level > 1):
-                continue
-            chosen.append(atom)
-            yield from fill(start + len(atom.columns), chosen)
-            chosen.pop()
+            yield None
+            end = start + len(atom.columns)
+            if out - end in rest and _goes_with(atom, chosen, again=level > 1):
+                chosen.append(atom)
+                yield from fill(end, chosen)
+                chosen.pop()
 
-    for atoms_ in itertools.islice(fill(0, []), MAX_FILLINGS):
+    full = (found for found in itertools.islice(fill(0, []), MAX_STEPS) if found is not None)
+    for atoms_ in itertools.islice(full, MAX_FILLINGS):
         ends = np.cumsum([len(atom.columns) for atom in atoms_])
         yield [(atom, slice(end - len(atom.columns), end)) for atom, end in zip(atoms_, ends, strict=True)]
+
+
+def _sums(widths: Collection[int], limit: int) -> list[set[int]]:
+    """Return what at most 0, 1, ... parts of these widths can add up to, within a limit."""
+    found = [{0}]
+    while len(found) < MAX_PARTS:
+        more = {total + width for total in found[-1] for width in widths}
+        found.append({total for total in found[-1] | more if total <= limit})
+    return found
 
 
 def _in_turns(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
