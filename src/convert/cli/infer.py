@@ -117,7 +117,6 @@ def infer(
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
-    from convert.inference.infer import PROVEN
     from convert.inference.pair import JAX_OPTION
     from convert.inference.rule_file.from_pair import infer_rules
     from convert.inference.shrink import confirm
@@ -153,7 +152,7 @@ def infer(
             confirmed = confirm(
                 written.text, other, shapes_of(None, leaf_shapes(small[1][0]), root), root.strip("/"), seed
             )
-            problem = "" if confirmed <= PROVEN else "the rules make other weights, "
+            problem = "" if confirmed <= derivation.proof.allowed else "the rules make other weights, "
         except ConvertError as error:
             problem = str(error)
         complete = complete and not problem

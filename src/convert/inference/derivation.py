@@ -311,10 +311,12 @@ class Proof:
     Attributes:
         draws: how many times.
         error: the largest difference of an output, relative to the largest value of that output.
+        allowed: up to which error it proves: the rounding of float64, or of numbers that a program has in float32.
     """
 
     draws: int
     error: float
+    allowed: float
 
 
 @dataclass(frozen=True, eq=False)

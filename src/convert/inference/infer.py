@@ -21,6 +21,7 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
+from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.programs.program import Program
@@ -35,7 +36,6 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 DRAWS = 3
 ATTEMPTS = 3
-PROVEN = 1e-6  # relative; tables of angles that either side rounds to float32 leave about 1e-8
 
 
 def infer(
@@ -118,15 +118,18 @@ def _derived(
             parameters_as_data(runs.program(other, require_inputs(inputs(other))), learned[0]) for other in further
         ]
         again = any(told_by_some(tensor, fresh) for tensor in found)
-        error = partial(proof.error, module, run, masks)
-        evidence = Proof(DRAWS, max(error(found, program) for program in fresh))
-        if evidence.error > PROVEN:
+        error, allowed = partial(proof.error, module, run, masks), tolerance(first, target)
+        errors = [error(found, program) for program in fresh]
+        evidence = Proof(DRAWS, max(errors), allowed)
+        if evidence.error > allowed:
             problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
             end = target.operations[-1]
-            differences = (Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error),)
-            evidence = None
+            ended = Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error)
+            worst = fresh[errors.index(evidence.error)]
+            differences = (explained(ended, found, target.buffers, module, run, worst),)
+            found, evidence = tensors(search, names, False, []), None
         elif any(t.ties for t in found):
-            found = told_apart(found, target, fresh, error, PROVEN)
+            found = told_apart(found, target, fresh, error, allowed)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))
@@ -174,4 +177,8 @@ def _notes(source: Program, target: Program) -> tuple[str, ...]:
             )
         if program.opaque:
             notes.append(f"operations of the {side} that were not looked into: {', '.join(program.opaque)}")
+        elif (where := rounded_where(program)) is not None:
+            notes.append(
+                f"numbers of the {side} at {where} were rounded to float32 before it ran; a difference below 1e-6 is not seen"
+            )
     return tuple(notes)

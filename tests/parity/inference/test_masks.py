@@ -72,7 +72,7 @@ def test_rows_with_padding_are_in_the_proof():
     """The planted fault: the target attends to padding, which rows without it cannot show."""
     found = derived(reads_padding=False)
     assert not found.complete and found.proof is None
-    assert "with fresh weights and inputs" in found.differences[0].problem
+    assert "positions that the JAX model hides" in found.differences[0].problem
 
 
 @pytest.mark.parametrize("counts", [(True, False, True), (False, False, False)])

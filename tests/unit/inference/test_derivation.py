@@ -44,14 +44,14 @@ def _derivation(grade: Grade, proof: Proof | None) -> Derivation:
 
 
 def test_to_dict_is_json_with_every_part():
-    found = json.loads(json.dumps(_derivation(Grade.DERIVED, Proof(3, 1e-16)).to_dict()))
+    found = json.loads(json.dumps(_derivation(Grade.DERIVED, Proof(3, 1e-16, 1e-10)).to_dict()))
     (part,) = found["tensors"][0]["parts"]
     assert part["leaf"] == "w" and _expanded(part["positions"]) == [0, 3, 1, 4, 2, 5]
     assert part["evidence"]["source"]["operation"] == "dot_general"
 
 
 @pytest.mark.parametrize("grade", list(Grade))
-@pytest.mark.parametrize("proof", [None, Proof(3, 1e-16)])
+@pytest.mark.parametrize("proof", [None, Proof(3, 1e-16, 1e-10)])
 def test_complete_needs_a_proof_and_no_tied_or_open_tensor(grade, proof):
     expected = proof is not None and grade in (Grade.DERIVED, Grade.INTERCHANGEABLE)
     assert _derivation(grade, proof).complete == expected

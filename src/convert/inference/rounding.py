@@ -1,0 +1,50 @@
+"""How exactly the outputs of two programs can agree: to float64, unless one has numbers that were rounded to float32 before it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROUNDING = 1e-10  # relative; models of 26 layers leave 1e-12, an epsilon of 1e-6 in place of 1e-12 leaves 1e-7
+MASK = 1e9  # a number of at least this size hides what it is added to, and its rounding shows in no output
+SHORT = 2.0**16  # a number of at most so many steps below its power of two was written as it is, such as 0.375
+
+
+def tolerance(*programs: Program) -> float:
+    """Return the relative error up to which values of these programs are equal."""
+    return EXACT if any(rounded_where(program) is not None for program in programs) else ROUNDING
+
+
+def rounded_where(program: Program) -> str | None:
+    """Return where a program first uses numbers that have the precision of float32, such as a table of angles; None: it has none.
+
+    What the program computes itself has not: it runs in float64.
+    """
+    if program.opaque:
+        return program.opaque[0]
+    return next((where for where, array in _constants(program) if _is_rounded(array)), None)
+
+
+def _constants(program: Program) -> Iterator[tuple[str, Array]]:
+    computed = {result for operation in program.operations for result in operation.results}
+    for operation in program.operations:
+        for value in operation.operands:
+            if (value.constant and value not in computed) or not value.leaves.isdisjoint(program.buffers):
+                yield operation.where or operation.name, value.array
+
+
+def _is_rounded(array: Array) -> bool:
+    """Whether an array holds numbers of float32 that are no short ones."""
+    if array.dtype.kind != "f":
+        return False
+    x = array[np.abs(array) < MASK]
+    fractions, _ = np.frexp(x)
+    with np.errstate(all="ignore"):
+        single = x.astype(np.float32) == x
+    return bool((single & (fractions * SHORT % 1 != 0)).any())

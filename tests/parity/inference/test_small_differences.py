@@ -1,0 +1,74 @@
+"""A difference that is small, but larger than the rounding of float64, is named, and nothing is derived; numbers in float32 are a note."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation, Grade
+from convert.inference.rounding import ROUNDING
+from convert.programs.fingerprint import EXACT
+from support.inferred import WIDTH, derive, grades
+
+SHAPES = {"up": (WIDTH, WIDTH), "down": (WIDTH, WIDTH)}
+
+
+class Between(torch.nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.up, self.down = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.function(self.up(x)))
+
+
+def _derived(source: Callable[[Any], Any], target: Callable[[Any], Any]) -> Derivation:
+    return derive(lambda w, x: source(x @ w["up"]) @ w["down"], Between(target), SHAPES)
+
+
+def _unit_length(numpy: Any, epsilon: float) -> Callable[[Any], Any]:
+    return lambda x: x / (numpy.sqrt((x * x).sum(-1)[..., None]) + epsilon)
+
+
+def _gelu(numpy: Any, coefficient: float) -> Callable[[Any], Any]:
+    return lambda x: 0.5 * x * (1 + numpy.tanh(math.sqrt(2 / math.pi) * (x + coefficient * x**3)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        (_unit_length(jnp, 1e-6), _unit_length(torch, 1e-12), "the JAX model adds 1e-06"),
+        (_gelu(jnp, 0.044715), _gelu(torch, 0.0447151), "the target multiplies by 0.0447151 .* by 0.044715 "),
+    ],
+    ids=["epsilon", "coefficient"],
+)
+def test_a_small_difference_is_named(source: Any, target: Any, words: str) -> None:
+    found = _derived(source, target)
+    assert not found.complete and found.proof is None and found.notes == ()
+    assert grades(found) == {Grade.OPEN}
+    (difference,) = found.differences
+    assert difference.error is not None and ROUNDING < difference.error < EXACT
+    assert re.search(words, difference.problem), difference.problem
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_table_in_float32_is_a_note(rounds: bool) -> None:
+    table = np.sin(np.arange(WIDTH)).astype(np.float32)
+    found = _derived(
+        lambda x: x * (table if rounds else jnp.sin(jnp.arange(float(WIDTH)))),
+        lambda x: x * torch.arange(WIDTH, dtype=torch.float64).sin(),
+    )
+    assert found.complete and found.proof is not None
+    assert found.proof.allowed == (EXACT if rounds else ROUNDING)
+    assert bool(found.notes) == rounds
+    assert all(re.match("numbers of the JAX function at test_small_differences.py:.* float32", x) for x in found.notes)
