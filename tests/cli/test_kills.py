@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import convert
+from support.google_store import emulator, serve_google
 from support.kills import CONVERT, content, format_jobs, golden_jobs, kill_and_resume
 from support.object_store import credentials, serve
 from support.small_conversion import write_rules
@@ -82,9 +83,9 @@ def test_a_batch_of_one_golden_of_each_kind_that_is_killed_and_resumed(tmp_path:
     goldens = golden_jobs()
     chosen = [goldens[name] for name in ("timesfm-2.5", "timesfm-1.0", "gemma3", "gemma1-mqa", "bert", "siglip")]
     jobs = [*chosen, *list(format_jobs(tmp_path).values())[1::3]]
-    with serve() as s3, credentials(s3):
-        done = kill_and_resume(jobs, tmp_path, kills=10, each=5, s3=s3)
-    assert done.kills == 10 and len(set(done.outputs_complete_at_kills)) > 2, (
+    with serve() as s3, credentials(s3), serve_google() as gs, emulator(gs):
+        done = kill_and_resume(jobs, tmp_path, kills=9, each=3, stores=(s3, gs))
+    assert done.kills == 9 and len(set(done.outputs_complete_at_kills)) > 2, (
         "the kills did not fall into the conversions"
     )
 

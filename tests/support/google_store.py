@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 from urllib.parse import parse_qs, quote, urlencode
 
 from support.object_store import XML, App, ObjectStore, listening, with_faults
@@ -54,9 +55,13 @@ class GoogleStore(ObjectStore):
         assert status == 200
         return content
 
-    def keys(self, bucket: str) -> list[str]:
-        found = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o")[2])
+    def keys(self, bucket: str, prefix: str = "") -> list[str]:
+        found = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o?{urlencode({'prefix': prefix})}")[2])
+        assert "nextPageToken" not in found
         return sorted(item["name"] for item in found.get("items", []))
+
+    def delete(self, bucket: str, key: str) -> None:
+        assert self.ask("DELETE", f"/storage/v1/b/{bucket}/o/{quote(key, safe='')}")[0] == 200
 
     def ask(
         self, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -83,6 +88,11 @@ def serve_google() -> Iterator[GoogleStore]:
         store = GoogleStore(url, boto3.client("s3", endpoint_url=moto, **keys), inner=port)
         apps.append(with_faults(_front(store, moto_apps[0]), store))
         yield store
+
+
+def emulator(store: GoogleStore) -> mock._patch_dict:
+    """The environment of a user of the server."""
+    return mock.patch.dict("os.environ", {"STORAGE_EMULATOR_HOST": store.url})
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:tests python -m support.kills FOLDER --kills 100 --json benchmarks/results/kills.json
 
-runs the batch of all goldens and formats; the tests run a part of it. Every second job reads a bucket and writes to it; in the next round
-the others do.
+runs the batch of all goldens and formats; the tests run a part of it. A third of the jobs read a bucket of S3 and write to it, a third one
+of Google; in the next round others do.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from support import writers
+from support.google_store import emulator, serve_google
 from support.object_store import ObjectStore, credentials, serve
 from support.paths import GOLDEN
 from support.small_conversion import RULES
@@ -182,23 +183,24 @@ class Kills:
 
 
 class Bucket:
-    """A bucket with the checkpoints of the jobs, and the outputs of every second job."""
+    """A bucket with the checkpoints of the jobs, and the outputs of some."""
 
-    def __init__(self, s3: ObjectStore, jobs: Sequence[Job], folder: Path) -> None:
-        self._s3, self._name = s3, s3.bucket("kills")
-        self._in = {job["out"]: s3.put(self._name, f"in/{Path(job['out']).name}/{Path(job['checkpoint']).name}", folder / job["checkpoint"]) for job in jobs}  # fmt: skip
+    def __init__(self, store: ObjectStore, jobs: Sequence[Job], folder: Path) -> None:
+        self._store = store
+        self._name = store.bucket(f"kills-{store.scheme}")  # all of moto's servers in a process have the same buckets
+        self._in = {job["out"]: store.put(self._name, f"in/{Path(job['out']).name}/{Path(job['checkpoint']).name}", folder / job["checkpoint"]) for job in jobs}  # fmt: skip
 
-    def placed(self, jobs: Sequence[Job], turn: int) -> list[Job]:
-        """Move every second job into the bucket; with `turn`, the others."""
-        there = [{**job, "checkpoint": self._in[job["out"]], "out": f"s3://{self._name}/{job['out']}"} for job in jobs]
-        return [moved if (k + turn) % 2 else job for k, (job, moved) in enumerate(zip(jobs, there, strict=True))]
+    def placed(self, job: Job) -> Job:
+        """Move a job into the bucket."""
+        out = f"{self._store.scheme}://{self._name}/{job['out']}"
+        return {**job, "checkpoint": self._in[job["out"]], "out": out}
 
     def outputs(self) -> dict[str, dict[str, bytes]]:
         """Return the files of each output."""
         found: dict[str, dict[str, bytes]] = {}
         for key in self._keys():
             _, out, *file = key.split("/")
-            found.setdefault(out, {})[file[0] if file else out] = self._s3.get(self._name, key)
+            found.setdefault(out, {})[file[0] if file else out] = self._store.get(self._name, key)
         return found
 
     def names(self) -> set[str]:
@@ -206,19 +208,18 @@ class Bucket:
         return {key.split("/")[1] for key in self._keys()}
 
     def _keys(self) -> list[str]:
-        pages = self._s3.client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix="out/")
-        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return self._store.keys(self._name, "out/")
 
     def writes(self) -> int:
         """Return how many requests of the bucket wrote."""
-        return sum(method in ("PUT", "POST") for method, _, _ in self._s3.requests)
+        return sum(method in ("PUT", "POST") for method, _, _ in self._store.requests)
 
     def unfinished(self) -> list[str]:
-        return self._s3.unfinished(self._name)
+        return self._store.unfinished(self._name)
 
     def clear(self) -> None:
         for key in self._keys():
-            self._s3.client.delete_object(Bucket=self._name, Key=key)
+            self._store.delete(self._name, key)
 
 
 def kill_and_resume(
@@ -228,7 +229,7 @@ def kill_and_resume(
     kills: int,
     each: int,
     seed: int = 0,
-    s3: ObjectStore | None = None,
+    stores: Sequence[ObjectStore] = (),
     shards: int = 1,
 ) -> Kills:
     """Run a batch undisturbed, then kill and resume it, and compare the bytes of all outputs.
@@ -238,6 +239,7 @@ def kill_and_resume(
     with a run to the end.
 
     Args:
+        stores: places of the jobs, beside the disk.
         shards: a run that is killed has one of so many parts of the jobs.
 
     Raises:
@@ -246,20 +248,23 @@ def kill_and_resume(
     draw, jobs = random.Random(seed), list(jobs)
     file, out = folder / "jobs.yaml", folder / "out"
     command = ("batch", "jobs.yaml", "--resume", "--jobs", "2")
-    bucket = Bucket(s3, jobs, folder) if s3 is not None else None
-    placed = [jobs if bucket is None else bucket.placed(jobs, turn) for turn in (0, 1)]
+    buckets = [Bucket(store, jobs, folder) for store in stores]
+    places: list[Callable[[Job], Job]] = [lambda job: job, *(bucket.placed for bucket in buckets)]
+    turns = range(len(places))
+    placed = [[places[(k + turn) % len(places)](job) for k, job in enumerate(jobs)] for turn in turns]
 
     def writes() -> tuple[set[str], int]:
-        return {path.name for path in out.glob("*")}, bucket.writes() if bucket else 0
+        return {path.name for path in out.glob("*")}, sum(bucket.writes() for bucket in buckets)
 
     def run(seconds: float | None, *, early: bool = False) -> bool:
-        now, before = placed[rounds % 2], writes()
+        now, before = placed[rounds % len(placed)], writes()
         file.write_text(json.dumps({"jobs": draw.sample(now, len(now))}))
         began = None if early or seconds is None else lambda: writes() != before
         return kill_after((*command, *(shard if seconds is not None else ())), folder, seconds, began)
 
     def names() -> set[str]:
-        return {p.name for p in out.glob("*") if not p.name.startswith(".")} | (bucket.names() if bucket else set())
+        here = {path.name for path in out.glob("*") if not path.name.startswith(".")}
+        return here.union(*(bucket.names() for bucket in buckets))
 
     rounds, moved, shard = 0, list[int](), ("--shard", f"1/{shards}")
     file.write_text(json.dumps({"jobs": placed[0]}))
@@ -274,7 +279,7 @@ def kill_and_resume(
     killed, before_the_first_byte, complete = 0, 0, []
     while killed < kills:
         shutil.rmtree(out)
-        if bucket is not None:
+        for bucket in buckets:
             bucket.clear()
         for _ in range(min(each, kills - killed)):
             early = draw.random() < 0.1
@@ -283,12 +288,11 @@ def kill_and_resume(
                 complete.append(len(names()))
         assert run(None)
         found = {path.name: content(path) for path in out.iterdir()}
-        in_bucket = bucket.outputs() if bucket is not None else {}
-        assert not found.keys() & in_bucket.keys() and len(in_bucket) == sum(
-            job["out"].startswith("s3:") for job in placed[rounds % 2]
-        )
-        assert found | in_bucket == expected, "other bytes, or something unfinished"
-        assert bucket is None or not bucket.unfinished(), "an upload stays"
+        in_bucket = [item for bucket in buckets for item in bucket.outputs().items()]
+        assert sorted([*found, *(name for name, _ in in_bucket)]) == sorted(expected), "missing, twice, or unfinished"
+        assert len(in_bucket) == sum("://" in job["out"] for job in placed[rounds % len(placed)])
+        assert found | dict(in_bucket) == expected, "other bytes, or something unfinished"
+        assert not any(bucket.unfinished() for bucket in buckets), "an upload stays"
         rounds, moved = rounds + 1, [*moved, len(in_bucket)]
     return Kills(len(jobs), killed, before_the_first_byte, rounds, tuple(moved), round(whole, 1), tuple(complete))
 
@@ -305,9 +309,9 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     jobs = [*golden_jobs().values(), *format_jobs(options.folder).values()]
-    with serve() as s3, credentials(s3):
+    with serve() as s3, credentials(s3), serve_google() as gs, emulator(gs):
         done = kill_and_resume(
-            jobs, options.folder, kills=options.kills, each=options.each, s3=s3, shards=options.shards
+            jobs, options.folder, kills=options.kills, each=options.each, stores=(s3, gs), shards=options.shards
         )
     text = json.dumps(vars(done), indent=1)
     sys.stdout.write(f"{text}\n")

@@ -72,8 +72,12 @@ class ObjectStore:
     def get(self, bucket: str, key: str) -> bytes:
         return bytes(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
 
-    def keys(self, bucket: str) -> list[str]:
-        return sorted(entry["Key"] for entry in self.client.list_objects_v2(Bucket=bucket).get("Contents", []))
+    def keys(self, bucket: str, prefix: str = "") -> list[str]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return sorted(entry["Key"] for page in pages for entry in page.get("Contents", []))
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.client.delete_object(Bucket=bucket, Key=key)
 
     def unfinished(self, bucket: str) -> list[str]:
         """Keys of multipart uploads that were neither completed nor aborted."""
