@@ -84,8 +84,8 @@ def test_a_batch_of_one_golden_of_each_kind_that_is_killed_and_resumed(tmp_path:
     chosen = [goldens[name] for name in ("timesfm-2.5", "timesfm-1.0", "gemma3", "gemma1-mqa", "bert", "siglip")]
     jobs = [*chosen, *list(format_jobs(tmp_path).values())[1::3]]
     with serve() as s3, credentials(s3), serve_google() as gs, emulator(gs):
-        done = kill_and_resume(jobs, tmp_path, kills=9, each=3, stores=(s3, gs))
-    assert done.kills == 9 and len(set(done.outputs_complete_at_kills)) > 2, (
+        done = kill_and_resume(jobs, tmp_path, kills=10, each=5, stores=(s3, gs))
+    assert done.kills == 10 and len(set(done.outputs_complete_at_kills)) > 2, (
         "the kills did not fall into the conversions"
     )
 
