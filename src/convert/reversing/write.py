@@ -13,10 +13,10 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.reversing.formats.flax_msgpack import write_msgpack
 from convert.reversing.formats.npz import write_npz
-from convert.reversing.formats.orbax import OWN, write_orbax
+from convert.reversing.formats.orbax import OWN, step_files, write_orbax
 from convert.reversing.plan import ReversePlan
 from convert.reversing.source import ReversedSource
-from convert.writing.atomic import AtomicOutput, os_errors, real, refuse_existing
+from convert.writing.atomic import AtomicOutput, os_errors, real, refuse_existing, write_text
 from convert.writing.execute import Event, refuse_overlap
 from convert.writing.transfer import default_jobs, require_unchanged
 
@@ -114,6 +114,8 @@ def write_checkpoint(
             _sync(output.path)
         signals.check()
         output.publish(lambda name: OWN.fullmatch(name) is not None)
+        for file, text in step_files(out).items() if to == "orbax" else ():
+            write_text(file, text)
     finally:
         output.discard()
     return CheckpointResult(out, to, len(source.leaves), source.nbytes, time.monotonic() - started)

@@ -137,14 +137,23 @@ def test_orbax_restores_onto_given_shapes(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(3, args=ocp.args.StandardSave(jax.tree.map(jnp.zeros_like, tree())))
         manager.wait_until_finished()
+        of_orbax = (tmp_path / "run" / "3" / "_CHECKPOINT_METADATA").read_bytes()
         back(like, tmp_path / "run" / "3" / "default", "orbax", overwrite=True)
+        assert (tmp_path / "run" / "3" / "_CHECKPOINT_METADATA").read_bytes() == of_orbax
         assert_same_tree(manager.restore(3, args=ocp.args.StandardRestore()), jax.tree.map(jnp.asarray, tree()))
     (tmp_path / "new" / "5").mkdir(parents=True)  # a step that Orbax has not begun
     back(like, tmp_path / "new" / "5" / "default", "orbax")
     with ocp.CheckpointManager(tmp_path / "new") as manager:
         assert manager.latest_step() == 5
-        restored = manager.restore(5, args=ocp.args.StandardRestore())
-    assert_same_tree(restored, ocp.StandardCheckpointer().restore(like))
+        assert_same_tree(manager.restore(5), ocp.StandardCheckpointer().restore(like))
+    assert open_source(tmp_path / "new").leaves == open_source(tmp_path / "new" / "5" / "default").leaves
+
+
+@pytest.mark.parametrize("out", ["5/weights", "run/default"])
+def test_only_the_item_of_a_step_gets_files_beside_it(out: str, tmp_path: Path) -> None:
+    (tmp_path / out).parent.mkdir()
+    back(saved(tmp_path), tmp_path / out, "orbax")
+    assert [path.name for path in (tmp_path / out).parent.iterdir()] == [Path(out).name]
 
 
 MESH = """

@@ -40,7 +40,7 @@ from convert.core.findings import Finding
 # partial saves write to `.partial_save` (experimental/v1/_src/partial/path.py).
 _UNFINISHED = re.compile(r"\.orbax-checkpoint-tmp|\.partial_save$")
 _STEP = re.compile(r"(?:.+[_-])?(\d{1,18})")  # _src/path/step.py, ALLOWED_STEP_NAME_PATTERN; `step-200` is Levanter's
-_STEP_METADATA = "_CHECKPOINT_METADATA"
+STEP_METADATA = "_CHECKPOINT_METADATA"
 _COMMITTED = "commit_success.txt"
 _WITHIN = ("checkpoints", "orbax")  # directories of steps beside other files of a run: of Orbax's examples; of TabFM
 _V1 = "orbax.checkpoint"  # an empty file in the checkpoints of the v1 API
@@ -78,7 +78,7 @@ def _looks_like_orbax(path: Path) -> bool:
         _UNFINISHED.search(child.name)
         or _is_tree(child)
         or _is_step(child)
-        or (_number(child) is not None and any(map(_is_tree, _directories(child))))
+        or (step_number(child) is not None and any(map(_is_tree, _directories(child))))
         for child in children
     ) or any(child.name in _WITHIN and looks_like_orbax(child) for child in children)
 
@@ -154,13 +154,13 @@ def _check_finished(path: Path) -> None:
         for part in (place, place.parent):
             if _UNFINISHED.search(part.name):
                 raise _unfinished(path, f"{part.name} is the name of a save that is running or was interrupted")
-    parents = [path] if (path / _STEP_METADATA).is_file() else [path, path.parent]
+    parents = [path] if (path / STEP_METADATA).is_file() else [path, path.parent]
     for directory in parents:
         metadata = _step_metadata(directory)
         if directory != path and path.name not in _handlers(metadata):
             continue
         if metadata is not None and "commit_timestamp_nsecs" in metadata and not metadata["commit_timestamp_nsecs"]:
-            raise _unfinished(path, f"{_STEP_METADATA} has no commit time: the save is running or was interrupted")
+            raise _unfinished(path, f"{STEP_METADATA} has no commit time: the save is running or was interrupted")
 
 
 def _unfinished(path: Path, why: str) -> CheckpointError:
@@ -179,11 +179,12 @@ def _escape(name: str) -> str:
 
 
 def _check_step_of(path: Path, step: int | None) -> None:
-    if step is not None and step not in (_number(path), _number(path.parent)):
+    if step is not None and step not in (step_number(path), step_number(path.parent)):
         raise option_rejected(path, "this is a single checkpoint without steps", f"leave out --step {step}")
 
 
-def _number(path: Path) -> int | None:
+def step_number(path: Path) -> int | None:
+    """Return the step whose directory has this name."""
     match = _STEP.fullmatch(path.name)
     return int(match[1]) if match and not _UNFINISHED.search(path.name) else None
 
@@ -228,7 +229,7 @@ def _is_aggregate(file: Path) -> bool:
 
 
 def _is_step(path: Path) -> bool:
-    return any(_is_file(path / name) for name in (_STEP_METADATA, _COMMITTED, _V1))
+    return any(_is_file(path / name) for name in (STEP_METADATA, _COMMITTED, _V1))
 
 
 # --- Steps
@@ -238,7 +239,7 @@ def _steps(path: Path) -> dict[int, list[Path]]:
     """Return the step directories in `path` by number, in order."""
     steps: dict[int, list[Path]] = {}
     for child in _directories(path):
-        number = _number(child)
+        number = step_number(child)
         if number is not None and (_is_step(child) or _is_tree(child) or any(map(_is_tree, _directories(child)))):
             steps.setdefault(number, []).append(child)
     return dict(sorted(steps.items()))
@@ -275,7 +276,7 @@ def _choose_step(
         step = finished[-1]
     if step not in steps:
         for name in unfinished_names:
-            if _number(Path(name.partition(".")[0])) == step:
+            if step_number(Path(name.partition(".")[0])) == step:
                 raise _unfinished(path / name, "its name is that of a save that is running or was interrupted")
         raise step_not_found(path, step, finished)
     error = errors[step]
@@ -359,7 +360,7 @@ def _item_chosen(name: str, others: Sequence[str]) -> Finding:
 
 
 def _step_metadata(path: Path) -> dict[str, Any] | None:
-    file = path / _STEP_METADATA
+    file = path / STEP_METADATA
     return json_object(opened(file), file) if file.is_file() else None
 
 

@@ -17,6 +17,7 @@ import zstandard
 
 from convert.checkpoints.chunks import Box, Grid
 from convert.checkpoints.errors import name_clash
+from convert.checkpoints.orbax.locate import STEP_METADATA, step_number
 from convert.checkpoints.orbax.tree import METADATA
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
@@ -31,6 +32,9 @@ BATCH = 64  # leaves that are begun before the first of them is complete
 OWN = re.compile(
     r"d|manifest\.ocdbt|ocdbt\.process_\d+|array_metadatas|commit_success\.txt|checkpoint|_strings\.json|_(CHECKPOINT_)?METADATA|_sharding"
 )
+ITEM = "default"  # of a step with a single item: orbax.checkpoint 0.12.8, checkpoint_manager.py, DEFAULT_ITEM_NAME
+_COMMITTED = ("commit_success.txt", "Checkpoint commit was successful")
+_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _INDEX = 1  # of `key_type`: an index of a sequence
 _EMPTY_VALUES: dict[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 _EMPTY = {"None": "None", "empty dict": "Dict", "empty list": "List", "empty tuple": "Tuple"}
@@ -188,14 +192,6 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
-    checkpoint = {
-        "item_handlers": "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler",
-        "metrics": {},
-        "performance_metrics": {},
-        "init_timestamp_nsecs": 1,  # the same leaves give the same bytes
-        "commit_timestamp_nsecs": 1,
-        "custom_metadata": {},
-    }
     chunks = [
         {
             "array_metadata": {
@@ -211,12 +207,34 @@ def _write_metadata(source: Source, names: dict[str, str], zarr3: bool, out: Pat
     (out / "array_metadatas").mkdir()
     files: dict[str, Any] = {
         METADATA: metadata,
-        "_CHECKPOINT_METADATA": checkpoint,
+        STEP_METADATA: _checkpoint(_HANDLER),
         "array_metadatas/process_0": {"array_metadatas": chunks},
     }
     for name, content in files.items():
         (out / name).write_text(json.dumps(content))
-    (out / "commit_success.txt").write_text("Checkpoint commit was successful")
+    (out / _COMMITTED[0]).write_text(_COMMITTED[1])
+
+
+def _checkpoint(handlers: str | dict[str, str]) -> dict[str, Any]:
+    return {
+        "item_handlers": handlers,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": 1,  # the same leaves give the same bytes
+        "commit_timestamp_nsecs": 1,
+        "custom_metadata": {},
+    }
+
+
+def step_files(out: Path) -> dict[Path, str]:
+    """Return the files that a step needs beside its item `out`, in their order; none where Orbax has begun the step, or it is no step.
+
+    With them ``CheckpointManager(RUN).restore(STEP)`` knows the handler of ``RUN/STEP/default``.
+    """
+    metadata = out.parent / STEP_METADATA
+    if out.name != ITEM or step_number(out.parent) is None or metadata.exists():
+        return {}
+    return {metadata: json.dumps(_checkpoint({ITEM: _HANDLER})), out.parent / _COMMITTED[0]: _COMMITTED[1]}
 
 
 def _structure(tree: dict[str, Any]) -> Any:
