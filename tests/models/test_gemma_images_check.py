@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
 import convert
 from convert.references.gemma import images
@@ -85,6 +86,23 @@ def test_a_fault_in_the_rules_is_found_at_its_place(case: str, old: str, new: st
     model = checked(case, tmp_path, str(tmp_path / "gemma.yaml"), levels=("model",)).levels[-1]
     assert model.level == "model" and model.verdict is Verdict.FAILED
     assert place in {finding.path for finding in model.findings}, model.findings
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_what_the_class_saves_is_the_same_configuration(case: str, tmp_path: Path) -> None:
+    """Its own defaults stand beside those of the text model, of which a wrong one is found."""
+    out = directory(case, tmp_path / "model")
+    AutoConfig.from_pretrained(out).save_pretrained(out)
+
+    def facts() -> list[str]:
+        report = check(out, path(case), model="gemma", settings=CASES[case][1], levels=("layers",))
+        return [finding.data["fact"] for level in report.levels for finding in level.findings]
+
+    assert facts() == []
+    config = json.loads((out / "config.json").read_text())
+    config["text_config"]["vocab_size"] += 1
+    (out / "config.json").write_text(json.dumps(config))
+    assert facts() == ["vocab_size"]
 
 
 @pytest.mark.parametrize(
