@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
-from convert.reversing.left_out import why_left_out
+from convert.reversing.left_out import HEAD, left_out
 from convert.writing.scatter import needed_box
 from convert.writing.transfer import used_leaves
 from convert.writing.written import Written
@@ -156,7 +156,8 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
             tensors has other sizes.
     """
     tensors = written.specs
-    findings = [*_irreversible(plan, like), *_compare(plan, tensors)]
+    unused = left_out(written, {step.name for step in plan.steps})
+    findings = [*_irreversible(plan, like), *_compare(plan, tensors, unused)]
     findings = findings or list(config_conflicts(plan, written.config))
     if findings:
         headline = (
@@ -178,11 +179,9 @@ def reverse(plan: Plan, written: Written, *, like: bool = True) -> ReversePlan:
     order = {leaf: k for k, leaf in enumerate(leaves)}
     made.sort(key=lambda leaf: order[leaf.leaf])
     kept = tuple(KeptLeaf(drop.leaf, drop.spec, drop.reason, drop.rule) for drop in plan.dropped)
-    names = {step.name for step in plan.steps}
-    left_out = {name: why_left_out(name, spec) for name, spec in tensors.items() if name not in names}
     constants = tuple(step for step in plan.steps if step.value is not None and step.name in tensors)
     notes = tuple(_notes(made, kept, like))
-    return ReversePlan(plan, written, tuple(made), kept, constants, notes, left_out=left_out)
+    return ReversePlan(plan, written, tuple(made), kept, constants, notes, left_out=unused)
 
 
 def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
@@ -256,8 +255,8 @@ def _mantissa(dtype: str) -> int:
     return int(ml_dtypes.finfo(numpy_dtype(dtype)).nmant) if is_float(dtype) else 0
 
 
-def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]:
-    """Compare the tensors that there are with those that the plan makes."""
+def _compare(plan: Plan, tensors: Mapping[str, TensorSpec], unused: Collection[str]) -> Iterator[Finding]:
+    """Compare the tensors that there are with those that the plan makes, but for the `unused` ones."""
     made = {step.name: step for step in plan.steps}
     known = ClosestNames(tensors)
     for step in plan.steps:
@@ -285,12 +284,12 @@ def _compare(plan: Plan, tensors: Mapping[str, TensorSpec]) -> Iterator[Finding]
             )
     known_made = ClosestNames(made)
     for name, own in tensors.items():
-        if name not in made and not why_left_out(name, own):
+        if name not in made and name not in unused:
+            fix = known_made.did_you_mean(name) or "remove it from the file, or add a rule for it"
+            if name == HEAD:
+                fix = "the model ties its head to the table, and this one has other values: it needs rules for an untied head"
             yield Finding(
-                "tensor-unexpected",
-                f"no leaf of the checkpoint is made of this tensor ({own})",
-                path=name,
-                fix=known_made.did_you_mean(name) or "remove it from the file, or add a rule for it",
+                "tensor-unexpected", f"no leaf of the checkpoint is made of this tensor ({own})", path=name, fix=fix
             )
 
 

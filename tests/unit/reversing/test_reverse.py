@@ -283,6 +283,17 @@ def test_a_file_that_is_not_that_of_the_rules_is_refused(tmp_path: Path) -> None
     assert problem(t1__weight=np.ones((5, 6), np.float16)) == {("tensor-spec-differs", "r.yaml:13", "t1.weight")}
 
 
+def test_the_copy_of_a_tied_table_is_left_out_and_another_head_is_not(tmp_path: Path) -> None:
+    """Files of fine-tuned models have the head beside the table, of the same values."""
+    rules, source = case(["heads", "table"], ["float32", "float32"])
+    file = forth(rules, source, tmp_path / "out.safetensors")
+    table = load_file(file)["t1.weight"]
+    plan = convert.plan_reverse(rules, changed(file, lm_head__weight=table), source)
+    assert plan.left_out == {"lm_head.weight": "a copy of t1.weight, to which the model ties its head"}
+    table[-1, -1] += 1
+    assert refusal(rules, changed(file, lm_head__weight=table), source) == {("tensor-unexpected", "", "lm_head.weight")}
+
+
 def test_copies_of_one_leaf_must_be_equal(tmp_path: Path) -> None:
     for kind in ("tied", "two modules"):
         rules, source = case([kind], ["float32"])
