@@ -149,7 +149,8 @@ def open_written(path: str | Path) -> Written:
         files = [path / index]
     elif path.is_dir():
         files = sorted(path.glob("*.safetensors"))
-        if shard := next((file.name for file in files if _SHARD.search(file.name)), ""):
+        shard = next((file.name for file in files if _SHARD.search(file.name)), "")
+        if shard and isinstance(path, ObjectPath):  # on a disk a directory appears whole
             problem = f"there are shards, such as {shard}, and no index, which is written last"
             fix = "run the conversion to its end; `--resume` keeps what is there"
             raise CheckpointError(Finding("output-incomplete", problem, path=str(path), fix=fix))
