@@ -27,7 +27,7 @@ def goldens() -> dict[str, tuple[str, Path, dict[str, Any]]]:
     found: dict[str, tuple[str, Path, dict[str, Any]]] = {}
     for folder in sorted(GOLDEN.iterdir()):
         case = folder.name
-        if case in gemma_models.CASES or case == "gemma3-lora":
+        if case in (*gemma_models.CASES, *gemma_models.INTEGERS, "gemma3-lora"):
             found[case] = "gemma", checkpoint(case), gemma_models.settings(case)
         elif case in gemma_image_models.CASES:
             found[case] = (
