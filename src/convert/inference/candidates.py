@@ -254,7 +254,7 @@ class Context:
         replay: the target, as far as it is known.
         used: how often each element of the source is used.
         origins: for each element of the target the source's that it is, or -1.
-        level: -1: what a scale or shift gives must be a value of the source; 0: only where it meets one; 1: need not, but the products of attention must be;
+        level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
         tolerance: of sums.

@@ -32,7 +32,7 @@ PROPOSE = {
     Role.OTHER: others.any_leaf,
 }
 # of proposals, and whether the products of attention must be values of the source
-LEVELS = ((-1, True), (0, True), (0, False), (1, True), (2, False))
+LEVELS = ((0, True), (0, False), (1, True), (2, False))
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
@@ -446,15 +446,15 @@ class Search:
                     continue
             if not np.isnan(out).any() and self.source.has(out, self.context.tolerance):
                 good.append(choice)
-            elif candidate.kind != own.KIND or self.context.level > 0:
+            elif candidate.kind != own.KIND or self.context.level:
                 rest.append(choice)
             else:
                 self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) == len(wanted):
                 break
-        strict = self.context.level < 1 and role in (Role.SCALE, Role.SHIFT)
-        if strict and (
-            self.context.level < 0 or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
+        strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
+        if strict and self.source.has(
+            self.replay.value(operation.data[0]), self.context.tolerance
         ):  # of fused layers each part is a value of the source, not the whole
             rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
         chosen = good if good and role is not Role.PRODUCT else good + rest

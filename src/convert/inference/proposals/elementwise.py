@@ -188,7 +188,7 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
     orders = set(itertools.permutations([*range(none), *[none] * count], count))
     fewest = max(count - none, 0)  # at first every bias is used
     for chosen in sorted(orders, key=lambda order: (order.count(none), order)):
-        if context.level < 1 and chosen.count(none) > fewest:
+        if context.level == 0 and chosen.count(none) > fewest:
             break
         pieces: tuple[Any, ...] = ()
         for at, k in enumerate(chosen):
