@@ -295,9 +295,18 @@ def test_runs_that_are_killed(s3: ObjectStore, bucket: str, tmp_path: Path, monk
     expected, draw, restored, kills = content(Path("here")), random.Random(0), 0, 0
     program = "import sys; from convert.stores import unfinished; unfinished.EVERY = 0.05; from convert.cli import program; program()"
     monkeypatch.setattr("support.kills.CONVERT", (CONVERT[0], "-c", program))
+
+    def sent() -> int:
+        return sum("partNumber" in query for _, _, query in s3.requests)
+
+    def four_parts_later() -> Callable[[], bool]:
+        """Return what says when the next run is killed, however long it takes to plan."""
+        enough = sent() + 4
+        return lambda: sent() >= enough
+
     for k in range(2):
         command = ("./small.yaml", "source.npz", f"s3://{bucket}/out-{k}", "--resume", *shards)
-        while not kill_after(command, tmp_path, 3 + draw.random() * 3):
+        while not kill_after(command, tmp_path, draw.random(), four_parts_later()):
             kills += 1
             names = stored(s3, bucket, f"out-{k}/")
             assert "model.safetensors.index.json" not in names or names == expected
