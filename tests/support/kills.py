@@ -211,8 +211,8 @@ class Bucket:
         return self._store.keys(self._name, "out/")
 
     def writes(self) -> int:
-        """Return how many requests of the bucket wrote."""
-        return sum(method in ("PUT", "POST") for method, _, _ in self._store.requests)
+        """Return how many requests sent bytes; a batch begins uploads with POST, and ends them, to see whether it may."""
+        return sum(method == "PUT" for method, _, _ in self._store.requests)
 
     def unfinished(self) -> list[str]:
         return self._store.unfinished(self._name)
