@@ -15,8 +15,9 @@ import pytest
 import safetensors.numpy
 
 from convert.core.errors import OutputError
+from convert.core.system import file_calls
 from convert.core.tensor_spec import TensorSpec
-from convert.writing import atomic
+from convert.writing.destination import atomic
 from convert.writing.file_layout import OutTensor, lay_out
 from convert.writing.writer import Writer
 from support.marks import slow_but
@@ -106,7 +107,7 @@ def test_overwriting_replaces_the_model_and_keeps_everything_else(
     old: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda a, b: False)
+        monkeypatch.setattr(file_calls, "exchange", lambda a, b: False)
     inode = (old / "README.md").stat().st_ino
     write(old, 2, overwrite=True, extra_files={"generation_config.json": b"new"})
     assert set(names(old)) == KEPT | {"model.safetensors", "generation_config.json", "broken"}
@@ -154,10 +155,10 @@ def test_failed_overwriting_leaves_the_old_one_untouched(old: Path, monkeypatch:
     def fail(*arguments: object) -> bool:
         raise OSError(errno.EIO, "broken disk")
 
-    monkeypatch.setattr(atomic, "_exchange", fail)
+    monkeypatch.setattr(file_calls, "exchange", fail)
     with pytest.raises(OutputError, match="model: cannot be written: broken disk"):
         write(old, 2, overwrite=True)
-    monkeypatch.setattr(atomic, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(file_calls, "exchange", lambda a, b: False)
     rename = Path.rename
 
     def fail_second(self: Path, target: Path) -> Path:
@@ -317,7 +318,7 @@ def test_file_systems_that_cannot_reserve(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    monkeypatch.setattr(atomic, "_ZEROS", 7)
+    monkeypatch.setattr(file_calls, "_ZEROS", 7)
     write(tmp_path / "x.safetensors", 5)
     assert value_of(tmp_path / "x.safetensors") == 5
 
@@ -435,7 +436,7 @@ def test_a_temporary_lost_to_another_run_is_made_again(tmp_path: Path, monkeypat
     assert names(tmp_path) == ["model"]
     (tmp_path / "model" / "model.safetensors").unlink()
     (tmp_path / "model").rmdir()
-    monkeypatch.setattr(atomic, "_is_at", lambda fd, path: False)
+    monkeypatch.setattr(file_calls, "is_at", lambda fd, path: False)
     with pytest.raises(OutputError, match="other runs keep removing the temporary file of this run"):
         write(tmp_path / "model")
 
@@ -463,7 +464,7 @@ def test_runs_at_the_same_time_leave_one_whole_output(tmp_path: Path) -> None:
 CRASHES = """
     import os, shutil, sys
     from pathlib import Path
-    from convert.writing import atomic as staging
+    from convert.core.system import file_calls
     from convert.core.tensor_spec import TensorSpec
     from convert.writing.file_layout import OutTensor, lay_out
     from convert.writing.writer import Writer
@@ -506,7 +507,7 @@ CRASHES = """
     run(root / "a")
     after = snapshot(root / "a" / kind)
     if not exchange:
-        staging._exchange = lambda a, b: False
+        file_calls.exchange = lambda a, b: False
     states = set()
     for crash in range(1000):
         setup(root / "b")
@@ -523,7 +524,7 @@ CRASHES = """
                 return wrapper
             for name in CALLS:
                 setattr(os, name, counted(getattr(os, name)))
-            staging._exchange = counted(staging._exchange)
+            file_calls.exchange = counted(file_calls.exchange)
             run(root / "b")
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

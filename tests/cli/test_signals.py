@@ -226,7 +226,7 @@ def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_p
     module, function = call.split(".")
     moment = f"import shutil\nbefore({module}, {function!r}, send)\n"
     if not exchange:
-        moment += "import convert.writing.atomic as a; a._exchange = lambda *_: False\n"
+        moment += "import convert.core.system.file_calls as a; a.exchange = lambda *_: False\n"
     done = run(moment, signal.SIGTERM, args)
     assert done.returncode in (0, 143) and "Traceback" not in done.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files

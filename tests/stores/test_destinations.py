@@ -72,7 +72,9 @@ def test_parts_are_sent_before_the_end_and_their_space_is_given_back(
     size = (tmp_path / "out.safetensors").stat().st_size
     made: list[int] = []
     scratch = upload.scratch
-    monkeypatch.setattr("convert.writing.store_output.scratch", lambda size: made.append(fd := scratch(size)) or fd)
+    monkeypatch.setattr(
+        "convert.writing.destination.store.scratch", lambda size: made.append(fd := scratch(size)) or fd
+    )
     used, sent = [], []
     for event in execute(convert.plan_conversion(str(rules), path), f"s3://{bucket}/out.safetensors", jobs=1):
         if not isinstance(event, Result):

@@ -17,7 +17,7 @@ import pytest
 import convert
 from convert.core.errors import ConvertError
 from convert.stores import unfinished, upload
-from convert.writing import store_output
+from convert.writing.destination import store as destination
 from convert.writing.execute import Result, execute
 from support import writers
 from support.command_line import Run
@@ -157,8 +157,8 @@ def test_without_the_comparison_damage_is_kept(
     """The test above finds a program that does not compare the ETags."""
     interrupt(url, 6)
     replace_part(s3, bucket)
-    known, every = store_output.known_files, dict.fromkeys(range(1, 100), mock.ANY)
-    monkeypatch.setattr(store_output, "known_files", lambda notes: {f: replace(k, parts=every) for f, k in known(notes).items()})  # fmt: skip
+    known, every = destination.known_files, dict.fromkeys(range(1, 100), mock.ANY)
+    monkeypatch.setattr(destination, "known_files", lambda notes: {f: replace(k, parts=every) for f, k in known(notes).items()})  # fmt: skip
     finish(url)
     with pytest.raises(AssertionError):
         assert_whole(s3, bucket)

@@ -18,10 +18,10 @@ from convert.core.user_code import REFERENCE_OPTION, find_factory
 from convert.outputs.completed import is_there, require_same
 from convert.planning.plan import Plan
 from convert.stores import StorePath
-from convert.writing.atomic import real, refuse_existing, require_text_file
+from convert.writing.destination.permitted import real, refuse_existing, require_text_file
+from convert.writing.destination.store import require_writable
 from convert.writing.execute import prepare
 from convert.writing.shard_size import shard_bytes
-from convert.writing.store_output import require_writable
 from convert.writing.written import open_written
 
 

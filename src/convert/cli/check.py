@@ -175,7 +175,7 @@ def _aborted(
 
 def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, reports: tuple[Path | None, ...]) -> None:
     """Refuse, before the work starts, to replace what is checked by a report."""
-    from convert.writing.atomic import require_text_file
+    from convert.writing.destination.permitted import require_text_file
 
     for report in (path for path in reports if path is not None):
         path = report.resolve()
@@ -188,7 +188,7 @@ def _refuse_report_paths(files: tuple[Path | None, ...], source: Path | None, re
 
 
 def _write(report: Report, junit: Path | None, html: Path | None, sarif: Path | None) -> None:
-    from convert.writing.atomic import write_text
+    from convert.writing.destination.atomic import write_text
 
     if junit is not None:
         from convert.verify.report.junit import to_junit

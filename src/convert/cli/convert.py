@@ -178,7 +178,7 @@ def convert(
     limit = shard_bytes(max_shard_size, out)
     if attest:
         from convert.outputs.attestation import refuse_inside
-        from convert.writing.atomic import require_text_file
+        from convert.writing.destination.permitted import require_text_file
 
         refuse_inside(attest, out, checkpoint)
         require_text_file(attest)
@@ -282,7 +282,7 @@ def write_statement(statement: Path, out: Path) -> None:
 
     from convert.outputs.attestation import attest
     from convert.outputs.integrity import provenance
-    from convert.writing.atomic import write_text
+    from convert.writing.destination.atomic import write_text
     from convert.writing.written import open_written
 
     content = attest(out, provenance(open_written(out).metadata))
@@ -378,7 +378,8 @@ def _add_figures_to_card(out: Path, report: Report) -> None:
     from convert.stores import StorePath
     from convert.stores.upload import write_object
     from convert.verify.report.card_rows import card_rows
-    from convert.writing.atomic import os_errors, write_text
+    from convert.writing.destination.atomic import write_text
+    from convert.writing.destination.permitted import os_errors
     from convert.writing.model_card import CARD, add_figures
 
     card = out / CARD

@@ -31,7 +31,7 @@ def refuse(push: str | None, private: bool, given: dict[str, object]) -> Target 
             raise ConvertError(Finding("usage", f"--push does not go with {option}", fix="leave one out"))
     from convert.stores import located
     from convert.stores.publish import find_target
-    from convert.writing.atomic import os_errors
+    from convert.writing.destination.permitted import os_errors
 
     with os_errors(located(f"hf://{push.removeprefix('hf://')}")):
         return find_target(push)
@@ -45,7 +45,7 @@ def push(out: Path, target: Target, private: bool, quiet: bool) -> str:
     """
     from convert.stores import located
     from convert.stores.publish import push as upload
-    from convert.writing.atomic import os_errors
+    from convert.writing.destination.permitted import os_errors
     from convert.writing.writer import of_model
 
     url = ""

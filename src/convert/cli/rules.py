@@ -230,7 +230,7 @@ def validate(
         import json
 
         from convert.verify.report.sarif import sarif as to_sarif
-        from convert.writing.atomic import write_text
+        from convert.writing.destination.atomic import write_text
         from convert.writing.provenance import tool_version
 
         content = to_sarif([(finding, "error") for finding in found], tool_version(), str(files[0]))

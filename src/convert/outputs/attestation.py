@@ -14,7 +14,7 @@ from typing import Any
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import open_unbuffered
-from convert.writing.atomic import real
+from convert.writing.destination.permitted import real
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"

@@ -16,14 +16,14 @@ from convert.core.system.regular_file import ObjectPath
 from convert.outputs.integrity import verify_output
 from convert.planning.plan import Plan
 from convert.stores import StorePath, located
-from convert.writing.atomic import os_errors
 from convert.writing.conversion_identity import newest_change
+from convert.writing.destination.journal import refuse_other
+from convert.writing.destination.permitted import os_errors
+from convert.writing.destination.store import remove_unfinished
 from convert.writing.execute import Result, plan_layout
 from convert.writing.file_layout import INDEX, SINGLE_FILE
-from convert.writing.journal import refuse_other
 from convert.writing.model_card import CARD
 from convert.writing.provenance import header_metadata
-from convert.writing.store_output import remove_unfinished
 from convert.writing.transfer import default_jobs, stream_leaves
 from convert.writing.written import Written, open_written
 

@@ -13,7 +13,7 @@ from convert.core.findings import Finding
 from convert.core.ops import apply
 from convert.core.system import signals
 from convert.peft.plan import AdapterPlan
-from convert.writing.atomic import refuse_existing
+from convert.writing.destination.permitted import refuse_existing
 from convert.writing.execute import refuse_overlap
 from convert.writing.file_layout import OutTensor, lay_out
 from convert.writing.provenance import header_metadata

@@ -16,7 +16,8 @@ from convert.reversing.formats.npz import write_npz
 from convert.reversing.formats.orbax import OWN, step_files, write_orbax
 from convert.reversing.plan import ReversePlan
 from convert.reversing.source import ReversedSource
-from convert.writing.atomic import AtomicOutput, os_errors, real, refuse_existing, write_text
+from convert.writing.destination.atomic import AtomicOutput, write_text
+from convert.writing.destination.permitted import os_errors, real, refuse_existing
 from convert.writing.execute import Event, refuse_overlap
 from convert.writing.transfer import default_jobs, require_unchanged
 

@@ -25,8 +25,8 @@ from convert.layers.target import Sinusoids
 from convert.planning.plan import Plan
 from convert.planning.tokenizer.files import GENERATION, merged_generation
 from convert.stores import StorePath, located
-from convert.writing.atomic import real
 from convert.writing.conversion_identity import identity
+from convert.writing.destination.permitted import real
 from convert.writing.file_layout import Layout, OutTensor, lay_out
 from convert.writing.model_card import CARD, render_card
 from convert.writing.provenance import header_metadata, tool_version

@@ -25,12 +25,13 @@ from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.stores import StorePath, located
-from convert.writing import atomic, digests, store_output
+from convert.writing import digests
 from convert.writing.complete import check_complete
+from convert.writing.destination import permitted, store
+from convert.writing.destination.journal import Journal
+from convert.writing.destination.local import LocalOutput, LocalPart
+from convert.writing.destination.store import StoreOutput, StorePart
 from convert.writing.file_layout import SUFFIX, Layout, OutTensor, Placement
-from convert.writing.journal import Journal
-from convert.writing.local_output import LocalOutput, LocalPart
-from convert.writing.store_output import StoreOutput, StorePart
 
 Place = Path | Mapping[str, str]  # the temporary; in a store, the ids of the uploads by file
 # What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: files of an older output
@@ -88,9 +89,9 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     """
     there = located(out)
     if isinstance(there, StorePath):
-        store_output.refuse_existing(there, overwrite, out.suffix != SUFFIX)
+        store.refuse_existing(there, overwrite, out.suffix != SUFFIX)
     else:
-        atomic.refuse_existing(there, overwrite)
+        permitted.refuse_existing(there, overwrite)
 
 
 class Writer:
@@ -193,9 +194,9 @@ class Writer:
         )
         try:
             if self._identity is not None:
-                with atomic.os_errors(output.out):
+                with permitted.os_errors(output.out):
                     self._journal = output.start_journal(self._identity, self._out)
-            with atomic.os_errors(output.out, needed, output.folder):
+            with permitted.os_errors(output.out, needed, output.folder):
                 for file, header in headers.items():
                     self._files[file] = self._map(file, header, data[file], tensors[file])
                 output.add(self._extra)
@@ -223,7 +224,7 @@ class Writer:
             OutputError: the file is not complete, or a tensor has other values than in the run that is continued.
         """
         assert self._output is not None
-        with atomic.os_errors(self._output.out):
+        with permitted.os_errors(self._output.out):
             self._output.take(file, notes)
         self._requested |= digests.keys()
         self._digests |= digests
@@ -245,12 +246,12 @@ class Writer:
             OutputError: the file is not there, has another size, or cannot be written.
         """
         inside = [(name, self._specs[name]) for name, at in self._layout.placements.items() if at.file == file]
-        with atomic.os_errors(self._out):
+        with permitted.os_errors(self._out):
             output = self._output = _open_part(located(self._out), place, self._directory)
             self._files = {file: self._map(file, bytes(header), sum(spec.nbytes for _, spec in inside), inside)}
         try:
             yield self._digests, output.notes
-            with atomic.os_errors(self._out):
+            with permitted.os_errors(self._out):
                 output.finish(file, self._files[file].fd, self._files[file].data)
         finally:
             self._discard()
@@ -314,7 +315,7 @@ class Writer:
     def _reserve(self, file: _File, place: Placement) -> None:
         assert self._output is not None
         if place.stop > place.start:
-            with atomic.os_errors(self._output.out, place.stop - place.start, self._output.folder):
+            with permitted.os_errors(self._output.out, place.stop - place.start, self._output.folder):
                 self._output.reserve(file.fd, file.header + place.start, place.stop - place.start)
 
     def done(self, name: str) -> None:
@@ -333,7 +334,7 @@ class Writer:
         place = self._layout.placements[name]
         file = self._open(place.file)
         if place.stop > place.start:
-            with atomic.os_errors(self._output.out):
+            with permitted.os_errors(self._output.out):
                 self._output.filled(place.file, file.fd, file.data, file.header + place.start, file.header + place.stop)
 
     def set_metadata(self, key: str, value: str) -> None:
@@ -358,7 +359,7 @@ class Writer:
             raise ValueError("the writer is not open")
         check_complete(self._out, self._layout.placements, self._requested)
         output = self._output
-        with atomic.os_errors(output.out):
+        with permitted.os_errors(output.out):
             for name, file in self._files.items():
                 header = self._header(file.tensors, complete=True)
                 file.data[: len(header)] = header

@@ -216,7 +216,7 @@ def test_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_runs_do_not_share_an_unfinished_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convert.writing.atomic._LOCK_WAIT", 0.0)
+    monkeypatch.setattr("convert.writing.destination.atomic._LOCK_WAIT", 0.0)
     first = events("out")
     [next(first) for _ in range(4)]
     with pytest.raises(ConvertError, match="another run is writing it"):

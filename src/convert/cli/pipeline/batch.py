@@ -77,7 +77,8 @@ def batch(
     """
     from convert.batch import jobs as jobs_module
     from convert.batch.preflight import preflight
-    from convert.writing.atomic import require_text_file, write_text
+    from convert.writing.destination.atomic import write_text
+    from convert.writing.destination.permitted import require_text_file
 
     if schema:
         output.data_json(jobs_module.schema())

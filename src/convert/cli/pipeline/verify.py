@@ -41,7 +41,7 @@ def verify(
     out = located(out)
     if attest:
         from convert.outputs.attestation import refuse_inside
-        from convert.writing.atomic import require_text_file
+        from convert.writing.destination.permitted import require_text_file
 
         refuse_inside(attest, out)
         require_text_file(attest)

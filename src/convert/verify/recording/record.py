@@ -25,7 +25,7 @@ from convert.verify.recording.source import computes
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_jax import live_evidence
 from convert.verify.sides.sampling import Cost, Sample, allot, least, positions
-from convert.writing.atomic import AtomicOutput
+from convert.writing.destination.atomic import AtomicOutput
 from convert.writing.execute import refuse_overlap
 from convert.writing.file_layout import OutTensor, lay_out
 from convert.writing.provenance import tool_version

@@ -21,16 +21,17 @@ from typing import Any
 
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
-from convert.core.system import signals
+from convert.core.system import file_calls, signals
 from convert.core.system.regular_file import close
 from convert.stores import StorePath
 from convert.stores.errors import StoreError
 from convert.stores.parts import Known, Parts, done, give_back, known_files
 from convert.stores.unfinished import Unfinished, folder_of
 from convert.stores.upload import Uploads, check_destination, scratch
-from convert.writing import atomic, digests
+from convert.writing import digests
+from convert.writing.destination import permitted
+from convert.writing.destination.journal import Journal
 from convert.writing.file_layout import INDEX, SINGLE_FILE
-from convert.writing.journal import Journal
 
 _HEAD = ".head"
 
@@ -53,7 +54,7 @@ class StoreOutput:
         self.out, self.directory, self.overwrite = out, directory, overwrite
         self._keep, self._files = keep, tuple(files)
         refuse_existing(out, overwrite, directory, files if keep else ())
-        with atomic.os_errors(out):
+        with permitted.os_errors(out):
             self._uploads: Uploads | None = Uploads(out)
             if not keep:
                 remove_unfinished(out, self._uploads)
@@ -125,7 +126,7 @@ class StoreOutput:
         content = self._unfinished.get(file + _HEAD) if self._unfinished is not None and digest else None
         if content is None or len(content) != stop - begin or digests.digest(content) != digest:
             return False
-        atomic.allocate(parts.fd, begin, stop - begin)
+        file_calls.allocate(parts.fd, begin, stop - begin)
         os.pwrite(parts.fd, content, begin)
         return True
 
@@ -175,7 +176,7 @@ class StoreOutput:
         Raises:
             OSError: there is not enough.
         """
-        atomic.allocate(fd, start, size)
+        file_calls.allocate(fd, start, size)
 
     def add(self, files: Mapping[str, bytes]) -> None:
         """Keep further files until the end."""
@@ -259,10 +260,10 @@ class StoreOutput:
             try:
                 refuse_existing(self.out, False, self.directory, self._files if self._keep else ())
             except OutputError:
-                raise atomic.appeared(self.out) from None
+                raise permitted.appeared(self.out) from None
         uploads = self._uploads
         assert uploads is not None
-        with signals.uninterrupted(), atomic.os_errors(self.out):
+        with signals.uninterrupted(), permitted.os_errors(self.out):
             if self.directory and self.out.is_dir():
                 for old in list(self.out.iterdir()):
                     if ours(old.name) and old.is_file() and not (old.name in self._parts and self._parts[old.name].appeared):  # fmt: skip
@@ -371,7 +372,7 @@ def remove_unfinished(out: StorePath, uploads: Uploads | None = None) -> None:
 
 
 def refuse_existing(out: StorePath, overwrite: bool, directory: bool, of_killed: Collection[str] = ()) -> None:
-    """Check that a URL may be written; arguments as `atomic.refuse_existing` and `StoreOutput`.
+    """Check that a URL may be written; arguments as `permitted.refuse_existing` and `StoreOutput`.
 
     Raises:
         OutputError: it exists, is of another kind, or the store cannot be written or asked.
@@ -380,7 +381,7 @@ def refuse_existing(out: StorePath, overwrite: bool, directory: bool, of_killed:
     def refuse(code: str, problem: str, fix: str) -> OutputError:
         return OutputError(Finding(code, problem, path=str(out), fix=fix))
 
-    with atomic.os_errors(out):
+    with permitted.os_errors(out):
         check_destination(out)
         is_file = out.is_file()
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -401,7 +402,7 @@ def require_writable(out: StorePath, overwrite: bool, of_killed: Collection[str]
     """
     directory = out.suffix != ".safetensors"
     refuse_existing(out, overwrite, directory, of_killed)
-    with atomic.os_errors(out):
+    with permitted.os_errors(out):
         uploads = Uploads(out)
         try:
             uploads.start(out / SINGLE_FILE if directory else out)

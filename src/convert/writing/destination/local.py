@@ -9,16 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convert.core.system import file_calls
 from convert.core.system.regular_file import close
-from convert.writing import atomic, digests
-from convert.writing.journal import FileLines, Journal
+from convert.writing import digests
+from convert.writing.destination import permitted
+from convert.writing.destination.atomic import AtomicOutput
+from convert.writing.destination.journal import FileLines, Journal
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 # Smallest tensor, in bytes, for which a system call pays: to release its pages, and to start writing them out early.
 _MIN_RELEASE, _MIN_WRITE_BACK = 1 << 15, 1 << 20
 
 
-class LocalOutput(atomic.AtomicOutput):
+class LocalOutput(AtomicOutput):
     """Where `Writer` writes a path of this machine."""
 
     @property
@@ -46,7 +49,7 @@ class LocalOutput(atomic.AtomicOutput):
         fd = os.open(path, os.O_RDWR | (create if self.directory else 0), 0o666)
         try:
             os.ftruncate(fd, min(os.fstat(fd).st_size, size))  # of an earlier run
-            atomic.allocate(fd, 0, size)
+            file_calls.allocate(fd, 0, size)
         except BaseException:
             close(fd)
             raise
@@ -84,7 +87,7 @@ class LocalOutput(atomic.AtomicOutput):
         if hasattr(mmap, "MADV_DONTNEED"):
             data.madvise(mmap.MADV_DONTNEED, begin, size)
         if size >= _MIN_WRITE_BACK:
-            atomic.write_back(fd, begin, size)
+            file_calls.write_back(fd, begin, size)
 
     def finish(self, file: str, fd: int, data: mmap.mmap) -> None:
         """Sync a complete file to the disk.
@@ -98,8 +101,8 @@ class LocalOutput(atomic.AtomicOutput):
     def publish(self, ours: Callable[[str], bool]) -> None:
         """Sync the directory, and rename it; see `AtomicOutput.publish`."""
         if self.directory:
-            with atomic.os_errors(self.out):
-                atomic.sync_directory(self.path)
+            with permitted.os_errors(self.out):
+                file_calls.sync_directory(self.path)
         super().publish(ours)
 
 

@@ -11,7 +11,6 @@ one continues it. It may be of another host: both would write the same bytes.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -21,153 +20,18 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
-from convert.core.system import signals
-from convert.core.system.regular_file import ObjectPath, close
-from convert.stores import located
+from convert.core.system import file_calls, signals
+from convert.core.system.regular_file import close
+from convert.writing.destination.permitted import appeared, os_errors, real, refuse_existing
 
 _ATTEMPTS = 10
 _LOCK_WAIT = 10.0  # seconds; a job ends at its next leaf when its batch was killed
-_ZEROS = 8 << 20  # bytes written at once where the file system cannot reserve space
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-@contextmanager
-def os_errors(out: Path, needed: int | None = None, folder: Path | None = None) -> Iterator[None]:
-    """Turn an OSError into an OutputError with the next step.
-
-    Args:
-        out: the output, for the message.
-        needed: bytes that the output takes, where they are known.
-        folder: where it takes them; None is that of the output.
-
-    Raises:
-        OutputError: the block raised OSError.
-    """
-    folder = folder or out.parent
-    free = shutil.disk_usage(folder).free if needed is not None else 0  # before anything is written
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(
-                Finding(
-                    "disk-full",
-                    reason,
-                    path=str(out),
-                    expected=f"{needed:,} free bytes in {folder}" if needed is not None else "",
-                    got=f"{free:,}" if needed is not None else "",
-                    fix="make room, or write elsewhere. An existing output stays until the new one is complete",
-                )
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OutputError(
-                Finding(
-                    "output-not-writable",
-                    f"{reason}: the temporary file lies in {out.parent}",
-                    path=str(out),
-                    fix="make that directory writable, or write elsewhere",
-                )
-            ) from error
-        fix = getattr(error, "fix", "")  # of a store
-        raise OutputError(
-            Finding("output-not-writable", f"cannot be written: {reason}", path=str(out), fix=fix)
-        ) from error
-
-
-def real(path: Path) -> Path:
-    """Return the absolute path with symbolic links resolved.
-
-    Raises:
-        OutputError: `path` is relative, and the current directory no longer exists.
-    """
-    if isinstance(there := located(path), ObjectPath):
-        return there.resolve()
-    try:
-        return Path(os.path.realpath(path))
-    except OSError as error:
-        raise OutputError(
-            Finding(
-                "output-not-writable",
-                f"the current directory is not known ({error.strerror})",
-                path=str(path),
-                fix="give an absolute path",
-            )
-        ) from None
-
-
-def refuse_url(path: Path) -> None:
-    """Refuse a URL for what is written to a disk only.
-
-    Raises:
-        OutputError: it is one.
-    """
-    if isinstance(there := located(path), ObjectPath):
-        problem, fix = "this is not written to a URL", "write to a disk, and copy it"
-        raise OutputError(Finding("output-kind", problem, path=str(there), fix=fix))
-
-
-def refuse_existing(out: Path, overwrite: bool, *, directory: bool | None = None, or_one_file: bool = True) -> None:
-    """Check that `out` may be written.
-
-    Args:
-        overwrite: whether an existing output may be replaced.
-        directory: whether `out` will be a directory; None means yes, unless its name ends in ``.safetensors``.
-        or_one_file: whether another name would give one file.
-
-    Raises:
-        OutputError: `out` exists and `overwrite` is False, it is a file where a directory is needed or the reverse, it
-            cannot be replaced, or its parent is missing or read-only.
-    """
-
-    def refuse(code: str, problem: str, fix: str) -> OutputError:
-        return OutputError(Finding(code, problem, path=str(out), fix=fix))
-
-    other = ", or a name ending in .safetensors for one file" if or_one_file else ""
-    directory = out.suffix != ".safetensors" if directory is None else directory
-    refuse_url(out)
-    out = real(out)
-    if not out.name:
-        raise refuse("output-kind", "is a root directory", "give a name inside it")
-    folder = out.parent
-    if not folder.is_dir():
-        raise refuse("output-not-writable", f"the directory {folder} does not exist", "create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise refuse("output-not-writable", f"the directory {folder} is not writable", "write elsewhere")
-    if not os.path.lexists(out):
-        return
-    if not directory:
-        if out.is_dir():
-            raise refuse("output-kind", "is a directory", "give another name for the file")
-        if not out.is_file():
-            raise refuse("output-kind", "is not a regular file", "give another name")
-        if not overwrite:
-            raise refuse("output-exists", "exists and is kept", "replace it with --overwrite, or give another name")
-        return
-    if not out.is_dir():
-        raise refuse("output-kind", "is a file", f"give a directory{other}")
-    with os_errors(out):
-        empty = not any(out.iterdir())
-    if not empty and not overwrite:
-        raise refuse(
-            "output-exists", "exists and is not empty", "replace its model with --overwrite, or give another name"
-        )
-    if out.is_mount():
-        raise refuse(
-            "output-kind", "is a mount point, which cannot be replaced", f"give a directory in it: {out / 'model'}"
-        )
-    if _cwd().is_relative_to(out):
-        raise refuse(
-            "output-kind", "contains the current directory and would be replaced", "run from another directory"
-        )
 
 
 class AtomicOutput:
@@ -229,7 +93,7 @@ class AtomicOutput:
                 close(fd)
                 problem, fix = "another run is writing it", "wait for its end, or end it"
                 raise OutputError(Finding("output-changed", problem, path=str(self.out), fix=fix))
-            if not _is_at(fd, path):
+            if not file_calls.is_at(fd, path):
                 close(fd)
                 continue
             self.path, self._fd = path, fd
@@ -248,7 +112,7 @@ class AtomicOutput:
                     self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
                 with suppress(OSError):  # without locks, temporaries of killed runs stay
                     fcntl.flock(self._fd, fcntl.LOCK_EX)
-                if _is_at(self._fd, self.path):
+                if file_calls.is_at(self._fd, self.path):
                     return
                 self._close()  # another run removed it as stale before it was locked
             except FileExistsError:
@@ -298,9 +162,9 @@ class AtomicOutput:
                 self.journal.unlink(missing_ok=True)
             self._close()
         try:
-            sync_directory(out.parent)
+            file_calls.sync_directory(out.parent)
         except OSError as error:
-            if error.errno in _UNSUPPORTED:  # some network file systems sync no directories
+            if error.errno in file_calls.UNSUPPORTED:  # some network file systems sync no directories
                 return
             raise OutputError(
                 Finding(
@@ -334,12 +198,12 @@ class AtomicOutput:
             if ours(entry.name):
                 continue
             if entry.is_dir() and not entry.is_symlink():
-                shutil.copytree(entry, self.path / entry.name, symlinks=True, copy_function=_link)
+                shutil.copytree(entry, self.path / entry.name, symlinks=True, copy_function=file_calls.link)
             else:
-                _link(entry, self.path / entry.name)
+                file_calls.link(entry, self.path / entry.name)
         shutil.copymode(self.out, self.path)
-        sync_directory(self.path)
-        if _exchange(self.path, self.out):
+        file_calls.sync_directory(self.path)
+        if file_calls.exchange(self.path, self.out):
             old = self.path
         else:
             old = self.out.parent / f".{self.out.name}.old-{secrets.token_hex(4)}"
@@ -350,7 +214,7 @@ class AtomicOutput:
                 if old.exists() and not self.out.exists():
                     old.rename(self.out)
                 raise
-        _remove(old)
+        file_calls.remove(old)
 
     def discard(self, *, keep: bool = False) -> None:
         """Remove the temporary, or leave it for the next run. Does nothing after `publish`."""
@@ -360,22 +224,13 @@ class AtomicOutput:
             self._close()
 
     def _remove(self) -> None:
-        _remove(self.path)
-        _remove(self.journal)
+        file_calls.remove(self.path)
+        file_calls.remove(self.journal)
 
     def _close(self) -> None:
         signals.remove_cleanup(self._remove)
         descriptor, self._fd = self._fd, -1
         close(descriptor)
-
-
-def require_text_file(out: Path) -> None:
-    """Check that `write_text` can write a file, without writing anything.
-
-    Raises:
-        OutputError: as `write_text`.
-    """
-    refuse_existing(out, overwrite=True, directory=False)
 
 
 def write_text(out: str | Path, text: str) -> None:
@@ -393,55 +248,6 @@ def write_text(out: str | Path, text: str) -> None:
         output.publish(lambda name: False)
     finally:
         output.discard()
-
-
-def allocate(fd: int, start: int, size: int) -> None:
-    """Reserve `size` bytes of the file from `start` on the disk, and extend it where it is shorter.
-
-    A full disk is then an OSError here, not a SIGBUS when the mapped file is written.
-    """
-    try:
-        os.posix_fallocate(fd, start, size)
-    except AttributeError:  # macOS
-        pass
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-    else:
-        return
-    at, stop = start, start + size
-    while at < stop:
-        at += os.pwrite(fd, bytes(min(_ZEROS, stop - at)), at)
-
-
-def write_back(fd: int, start: int, size: int) -> None:
-    """Start to write a range of a file to the disk, without waiting (Linux, sync_file_range(2); a no-op elsewhere).
-
-    It is only a hint: an error shows when the file is synced.
-    """
-    begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if begin is not None:
-        begin(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
-
-
-def appeared(out: Path) -> OutputError:
-    return OutputError(
-        Finding(
-            "output-changed",
-            "another program created it while this run was writing; it is kept",
-            path=str(out),
-            fix="give another name, or run again with --overwrite",
-        )
-    )
-
-
-def sync_directory(path: Path) -> None:
-    """Sync a directory, so that its names survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        close(fd)
 
 
 def _lock(fd: int, seconds: float) -> bool:
@@ -477,58 +283,14 @@ def _remove_stale(out: Path) -> None:
             continue
         if found[1]:  # goes with its temporary
             if not os.path.lexists(path.with_suffix("")):
-                _remove(path)
+                file_calls.remove(path)
             continue
         with suppress(OSError):  # locked by its writer, removed meanwhile, or owned by another user
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(fd, path):
-                    _remove(path)
-                    _remove(_journal(path))
+                if file_calls.is_at(fd, path):
+                    file_calls.remove(path)
+                    file_calls.remove(_journal(path))
             finally:
                 close(fd)
-
-
-def _cwd() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:  # removed under this process
-        return Path("/")
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a directory as far as possible, without an error."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        with suppress(OSError):  # rmtree does not ignore all errors
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Exchange two names in one step. Return False where the system or the file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _UNSUPPORTED:
-        return False
-    raise OSError(code, os.strerror(code), str(b))
