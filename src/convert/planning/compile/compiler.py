@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from convert.checkpoints.source import Source
-from convert.core.axis_groups import AxisGroup
 from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
-from convert.layers.base import Matched, MatchKey, Part, Step
+from convert.layers.base import Matched, MatchKey, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.target import Constant
@@ -24,11 +20,11 @@ from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.axes import arranged
-from convert.planning.compile.named_leaf import NamedLeaf, check_names, read_leaf
+from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name
+from convert.planning.compile.named_leaf import check_names, read_leaf
+from convert.planning.compile.pieces import Piece, in_columns, row_by_row, rule_of_part, rules_of_rows
 from convert.planning.compile.weight_norm import Folding, check_bias
 from convert.planning.low_rank_source import Merge
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,11 +72,10 @@ class Compiler:
                 continue  # it is folded into the weight
             pattern = rule.sources[role]
             every = list(pattern.all_choices())
-            each_part = [_of_part(rule, k) for k in range(rule.kind.parts)]
+            each_part = [rule_of_part(rule, k) for k in range(rule.kind.parts)]
             if layer.rows is not None:
-                each_part = _of_rows(each_part or [rule], layer, layer.rows)
-            # Thousands of layers and experts differ in their names only: everything else is derived once.
-            derived: dict[tuple[TensorSpec | None, ...], list[_Tensor]] = {}
+                each_part = rules_of_rows(each_part or [rule], layer, layer.rows)
+            derived: dict[tuple[TensorSpec | None, ...], list[LayerTensor]] = {}
             for values in sorted({indices for indices, _ in of_role}):
                 indices = dict(zip(pattern.indices, values, strict=True))
                 names = {choices: of_role.get((values, choices)) for choices in every}
@@ -96,7 +91,7 @@ class Compiler:
                             rule, role, layer, variant, indices, values, names, choices, second_leaves, each_part
                         )
                     ]
-                    tensors = _among_siblings(found, len(rule.stacked))
+                    tensors = among_siblings(found, len(rule.stacked))
                     made = [tensor.step for tensor in tensors]
                     if not any(tensor.own for tensor in tensors):
                         derived[specs] = tensors
@@ -144,7 +139,7 @@ class Compiler:
         choices: tuple[int, ...],
         second_leaves: Mapping[str, Mapping[MatchKey, str]],
         each_part: Sequence[Rule],
-    ) -> Iterator[_Tensor]:
+    ) -> Iterator[LayerTensor]:
         """Yield the tensors of one target name: one for each element of the stacked axes.
 
         Args:
@@ -172,20 +167,20 @@ class Compiler:
         check_names(rule, layer, leaves[0], counts)
         for elements in itertools.product(*map(range, counts.values())):
             stack = dict(zip(counts, elements, strict=True))
-            name = _name(rule, role, layer, {**indices, **stack}, choices)
+            name = tensor_name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
             wanted = [of for of in second_leaves if (of == BIAS_U) == (role == "bias")]
             second = {of: second_leaves[of][key] for of in wanted if key in second_leaves[of]}
             if len(second) < len(wanted):
                 return  # reported by match.cover
             chosen = {axis: stack[axis] for axis in split_axes}
-            pieces = [_Piece(one, leaf, chosen) for one, leaf in zip(made_of, leaves, strict=True)]
+            pieces = [Piece(one, leaf, chosen) for one, leaf in zip(made_of, leaves, strict=True)]
             if layer.rows is not None:
-                arrange = self._in_columns if layer.along else self._row_by_row
-                pieces = arrange(pieces, layer.rows, layer.part)
+                arrange = in_columns if layer.along else row_by_row
+                pieces = arrange(pieces, layer.rows, layer.part, self.sizes)
             step = self._step(rule, role, layer, variant, pieces, stack, member, name, second)
             own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
-            yield _Tensor(step, stack, choices, sources * (len(pieces) // len(sources)), own)
+            yield LayerTensor(step, stack, choices, sources * (len(pieces) // len(sources)), own)
 
     def _step(
         self,
@@ -193,7 +188,7 @@ class Compiler:
         role: str,
         layer: TargetLayer,
         variant: str | None,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[Piece],
         stack: Mapping[str, int],
         member: tuple[int, int] | None,
         name: str,
@@ -282,53 +277,6 @@ class Compiler:
             notes=tuple(notes),
         )
 
-    def _row_by_row(self, pieces: Sequence[_Piece], rows: AxisGroup, part: tuple[int, int] | None) -> list[_Piece]:
-        """Return a piece for each run of rows of one part: for each element of the axes around the parts, one of each part.
-
-        Raises:
-            MisfitError: a size is unknown.
-        """
-        numbers = [part[0] - 1] if part else range(len(pieces))
-        try:
-            runs = [rows.run_of(k, self.sizes) for k in numbers]
-        except ValueError as error:
-            first = pieces[0]
-            fix = Finding("size-unknown", str(error), rule=first.rule.at.line_only, path=first.leaf.name)
-            raise MisfitError(fix) from None
-        counts = [self.sizes[letter] for letter in rows.before]
-        found: list[_Piece] = []
-        for count, elements in enumerate(itertools.product(*map(range, counts))):
-            for piece, (period, start, stop) in zip(pieces, runs, strict=True):
-                own = dict(zip(rows.before, elements, strict=True))
-                where = (count * period + start, count * period + stop)
-                found.append(
-                    _Piece(piece.rule, piece.leaf, {**piece.elements, **own}, where, math.prod(counts) * period)
-                )
-        return found
-
-    def _in_columns(self, pieces: Sequence[_Piece], columns: AxisGroup, part: tuple[int, int] | None) -> list[_Piece]:
-        """Return the pieces with their places along the last axis: one after the other, or element by element.
-
-        Raises:
-            MisfitError: a size is unknown.
-        """
-        try:
-            runs = [columns.run_of(k, self.sizes) for k in range(len(pieces))]
-        except ValueError as error:
-            first = pieces[0]
-            fix = Finding("size-unknown", str(error), rule=first.rule.at.line_only, path=first.leaf.name)
-            raise MisfitError(fix) from None
-        total = math.prod(self.sizes[letter] for letter in columns.before) * runs[0][0]
-        return [
-            replace(
-                piece,
-                rows=(start, total if columns.before else stop),
-                total=total,
-                every=period if columns.before else 1,
-            )
-            for piece, (period, start, stop) in zip(pieces, runs, strict=True)
-        ]
-
     def _compute(self, rule: Rule, role: str, layer: TargetLayer, fold: tuple[Op, ...], name: str) -> tuple[Op, ...]:
         """Return the arithmetic on the values of a leaf, or of a part of one.
 
@@ -355,119 +303,9 @@ class Compiler:
         return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown, why
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A leaf, or an element or a part of it, that becomes rows of a tensor.
-
-    Attributes:
-        rule: with the kind of the part, and with the target of the part where the target's axes have parts.
-        elements: which element of each axis.
-        rows: start and stop, where the target's axes say so; None: they follow those of the piece before.
-        total: number of rows of the tensor; 0: the pieces give it.
-        every: distance of two of its elements along that axis.
-    """
-
-    rule: Rule
-    leaf: NamedLeaf
-    elements: Mapping[str, int]
-    rows: tuple[int, int] | None = None
-    total: int = 0
-    every: int = 1
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor of one layer, and what is needed to rename it for another layer.
-
-    Attributes:
-        step: the step that makes it.
-        stack: its element of each stacked axis.
-        choices: its alternatives of the target's path.
-        sources: its alternatives of the leaves' path.
-        own: whether the step depends on more than the shapes of its leaves.
-    """
-
-    step: Step
-    stack: Mapping[str, int]
-    choices: tuple[int, ...]
-    sources: tuple[tuple[int, ...], ...]
-    own: bool
-
-    def renamed(
-        self,
-        rule: Rule,
-        role: str,
-        layer: TargetLayer,
-        indices: Mapping[str, int],
-        names: Mapping[tuple[int, ...], str | None],
-    ) -> Step:
-        """Return the step of another layer, whose leaves `names` have the same shapes."""
-        name = _name(rule, role, layer, {**indices, **self.stack}, self.choices)
-        return _renamed(self.step, name, [names[choices] or "" for choices in self.sources])
-
-
-def _renamed(step: Step, name: str, leaves: Sequence[str]) -> Step:
-    """The same step under another name, its parts of other leaves."""
-    parts = tuple([_copy(part, leaf) for part, leaf in zip(step.parts, leaves, strict=True)])
-    return _copy(step, name, step.spec, parts)
-
-
-def _copy(made: T, *first: object) -> T:
-    """Replace the first fields, in a fifth of the time that `dataclasses.replace` takes: 4 % of a conversion of 50,640 leaves."""
-    other = object.__new__(type(made))
-    read, write = _ACCESS[type(made)]
-    for put, value in zip(write, (*first, *read(made)[len(first) :]), strict=True):
-        put(other, value)
-    return other
-
-
-def _access(of: type) -> tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]:
-    """Return a reader of all fields of a class with slots, and a writer of each."""
-    names = [one.name for one in fields(of)]
-    return attrgetter(*names), [vars(of)[name].__set__ for name in names]
-
-
-_ACCESS: dict[type, tuple[Callable[[Any], tuple[Any, ...]], list[Callable[[Any, Any], None]]]] = {
-    of: _access(of) for of in (Part, Step)
-}
-
-
 def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return a shape without its first axis, or, for -1, its last."""
     return shape[:-1] if axis else shape[1:]
-
-
-def _of_part(rule: Rule, k: int) -> Rule:
-    """Return the rule for one part of an axis that is a sum of parts."""
-    factor = rule.prescaled_by
-    has_factor = factor is None or factor.parts is None or k in factor.parts
-    return replace(rule, kind=rule.kind.part(k), prescaled_by=factor if has_factor else None)
-
-
-def _of_rows(rules: Sequence[Rule], layer: TargetLayer, rows: AxisGroup) -> list[Rule]:
-    """Return a rule for each part of the rows of a tensor: of each leaf, or of each part of one."""
-    numbers = [layer.part[0] - 1] if layer.part else range(len(rows.parts))
-    each = rules if len(rules) > 1 else [*rules] * len(numbers)
-    return [replace(rule, targets={None: layer.of_part(k)}, also={}) for rule, k in zip(each, numbers, strict=True)]
-
-
-def _among_siblings(tensors: Sequence[_Tensor], stacked: int) -> list[_Tensor]:
-    """Set `Step.siblings`: how many tensors of a layer have the same spec.
-
-    Args:
-        stacked: number of stacked axes, whose elements are layers.
-    """
-    kinds = [(tuple(tensor.stack.values())[:stacked], tensor.step.spec) for tensor in tensors]
-    many = Counter(kinds)
-    return [
-        tensor if many[kind] == 1 else replace(tensor, step=replace(tensor.step, siblings=many[kind]))
-        for tensor, kind in zip(tensors, kinds, strict=True)
-    ]
-
-
-def _name(rule: Rule, role: str, layer: TargetLayer, indices: Mapping[str, int], choices: tuple[int, ...]) -> str:
-    """Return the full name of a target tensor."""
-    return rule.kind.tensor_name(layer.path.fill(rule.resolve(indices), choices), role, layer)
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
