@@ -1,4 +1,4 @@
-"""T5X's T5, mT5, ByT5, UL2 and UMT5: what T5X's own networks computed, and what transformers computes from the converted file."""
+"""T5X's T5, mT5, ByT5, UL2, UMT5, LongT5 and Pix2Struct: what T5X's and flaxformer's own networks computed, and what transformers computes from the converted file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.weights_level import check_weights
 def converted(case: str, tmp_path: Path, **options: Any) -> tuple[Path, Path]:
     """Return the checkpoint and what becomes of it."""
     source, out = t5x_cases.write(case, tmp_path / "source"), tmp_path / "out"
-    convert.convert("t5x", source, out, settings=RULES[case][1], **options)
+    convert.convert(t5x_cases.rules(case), source, out, settings=RULES[case][1], **options)
     return source, out
 
 
@@ -46,12 +46,14 @@ def load(out: Path) -> torch.nn.Module:
 
 
 def logits(model: torch.nn.Module, case: str, exact: bool = False) -> np.ndarray[Any, Any]:
-    given = {name: torch.tensor(x).long() for name, x in t5x_cases.tokens(case).items()}
+    given = t5x_cases.as_tensors(case)
+    if exact and "flattened_patches" in given:
+        given["flattened_patches"] = given["flattened_patches"].double()
     with lifted() if exact else torch.no_grad():
         return model(**given).logits[:, ::4].numpy()
 
 
-@pytest.mark.parametrize("case", slow_but(["umt5"], CASES))
+@pytest.mark.parametrize("case", slow_but(["umt5", "longt5-tglobal"], CASES))
 def test_transformers_computes_what_t5x_did(case: str, tmp_path: Path) -> None:
     """In float64 with casts removed, on both sides; in float32 within what rounding changes in T5X's own logits.
 
@@ -81,8 +83,9 @@ def tensors(out: Path) -> dict[str, bytes]:
     return {name: x.tobytes() for name, x in load_file(out / "model.safetensors").items()}
 
 
-def planned(case: str, tmp_path: Path, rules: Any = "t5x") -> Plan:
-    return convert.plan_conversion(rules, t5x_cases.write(case, tmp_path / "source"), settings=RULES[case][1])
+def planned(case: str, tmp_path: Path) -> Plan:
+    source = t5x_cases.write(case, tmp_path / "source")
+    return convert.plan_conversion(t5x_cases.rules(case), source, settings=RULES[case][1])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -174,12 +177,16 @@ RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what 
     ("t5-1.1", "from: decoder/layers_{j}/{self,encoder_decoder}_attention/out", "from: decoder/layers_{j}/{encoder_decoder,self}_attention/out", "of another tensor"),
     ("ul2", "attention/{query,key,value}/kernel", "attention/{key,query,value}/kernel", "of another tensor"),
     ("umt5", "  prescaled_by: 1/sqrt(D)\n", "", "prescale not removed"),
+    ("longt5-tglobal", '"encoder/{relpos_bias,side_relpos_bias}', '"encoder/{side_relpos_bias,relpos_bias}', "of another tensor"),
+    ("longt5-tglobal", "einsum: ...E,ED->...D\n  from: encoder", "einsum: ...D,ED->...E\n  from: encoder", "transposed"),
+    ("pix2struct", "{row,column}_embedder", "{column,row}_embedder", "of another tensor"),
+    ("pix2struct", "encoder_decoder}_attention/{query,key", "encoder_decoder}_attention/{key,query", "of another tensor"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (shipped_rules_dir() / "t5x.yaml").read_text()
+    text = (shipped_rules_dir() / ("pix2struct.yaml" if case == "pix2struct" else "t5x.yaml")).read_text()
     assert old in text
     plan = planned(case, tmp_path)
     wrong = next(r for r in parse_models(text.replace(old, new), "wrong.yaml") if r.model == plan.rules.model)
@@ -193,6 +200,7 @@ CONFIG_MISTAKES = (
     ("t5-1.1", "feed_forward_proj", "gated-silu"),
     ("t5-1.0", "relative_attention_max_distance", 64),
     ("umt5", "layer_norm_epsilon", 1e-5),
+    ("longt5-tglobal", "local_radius", 6),
 )
 
 

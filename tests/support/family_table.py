@@ -25,6 +25,7 @@ from support.paths import DOCS
 TABLE = DOCS / "explanation" / "families.csv"
 COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
+FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
 HF = "transformers 5.23"
@@ -64,20 +65,19 @@ def _keras(case: str, folder: Path) -> Measured:
 
 
 def _t5x(case: str, folder: Path) -> Measured:
-    import torch
-
     import convert
     from convert.numerics.lift_torch import lifted
     from support import t5x_cases
     from support.goldens import relative_error
 
     source, out = t5x_cases.write(case, folder / "source"), folder / "out"
-    convert.convert("t5x", source, out, settings=t5x_cases.RULES[case][1])
+    convert.convert(t5x_cases.rules(case), source, out, settings=t5x_cases.RULES[case][1])
     model = _loaded(out)
-    given = {name: torch.tensor(x).long() for name, x in t5x_cases.tokens(case).items()}
+    given = t5x_cases.as_tensors(case)
     rounded, exact = (t5x_cases.ALL.values(case, kind)["logits"] for kind in ("out", "out64"))
     single = model(**given).logits[:, ::4].numpy()
     with lifted():
+        given = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
         double = model.double()(**given).logits[:, ::4].numpy()
     return Measured(relative_error(single, rounded), relative_error(double, exact), source, out)
 
@@ -188,6 +188,7 @@ MEASURES: Mapping[str, Measure] = {
     MAXTEXT: _maxtext,
     KERAS: _keras,
     T5X: _t5x,
+    FLAXFORMER: _t5x,
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
@@ -202,7 +203,7 @@ def families() -> Iterator[tuple[str, str, str]]:
         if maxtext.family(case) == case:
             yield f"{case} (MaxText)", MAXTEXT, case
     for case in t5x_cases.CASES:
-        yield f"{case} (T5X)", T5X, case
+        yield f"{case} (T5X)", FLAXFORMER if case in t5x_cases.FLAXFORMER else T5X, case
     for case in keras_hub.CASES:
         yield f"{case} (Keras Hub)", KERAS, case
     yield "vit, AugReg (vit_jax)", VIT, "vit"

@@ -1,4 +1,4 @@
-"""The golden cases of T5X (`tests/golden/make_t5x.py`)."""
+"""The golden cases of T5X (`tests/golden/make_t5x.py`, and flaxformer's by `make_flaxformer.py`)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,34 @@ RULES = {  # of each case: the model that its tree selects, and what only its co
     "umt5": ("t5x-umt5", {"feed_forward_proj": "gated-gelu"}),
     "umt5-unscanned": ("t5x-umt5", {"feed_forward_proj": "gated-gelu"}),
     "umt5-tied": ("t5x-umt5-tied", {"feed_forward_proj": "gated-gelu"}),
+    "longt5-tglobal": ("t5x-longt5", {"feed_forward_proj": "gated-gelu", "local_radius": 5, "tokens_per_block": 4}),
+    "longt5-local": ("t5x-longt5-local", {"feed_forward_proj": "gated-gelu", "local_radius": 5}),
+    "pix2struct": ("pix2struct", {}),
 }
+FLAXFORMER = ("longt5-tglobal", "longt5-local", "pix2struct")
+
+
+def rules(case: str) -> str:
+    """Return what the user names: T5X's family, or the model where its tree is that of another one."""
+    model = RULES[case][0]
+    return model if model in ("t5x-longt5-local", "pix2struct") else "t5x"
 
 
 def tokens(case: str) -> dict[str, np.ndarray[Any, Any]]:
     """Return the inputs by transformers' names."""
     given = ALL.values(case, "in")
     encoder, decoder = given["encoder_input_tokens"], given["decoder_input_tokens"]
-    mask = (encoder > 0).astype(np.int32)
-    return {"input_ids": encoder, "attention_mask": mask, "decoder_input_ids": decoder, "decoder_attention_mask": np.ones_like(decoder)}  # fmt: skip
+    name, there = ("flattened_patches", encoder[..., 0]) if case == "pix2struct" else ("input_ids", encoder)
+    mask = (there > 0).astype(np.int32)
+    return {name: encoder, "attention_mask": mask, "decoder_input_ids": decoder, "decoder_attention_mask": np.ones_like(decoder)}  # fmt: skip
+
+
+def as_tensors(case: str) -> dict[str, Any]:
+    """Return the inputs as transformers' classes take them."""
+    import torch
+
+    given = {name: torch.tensor(x) for name, x in tokens(case).items()}
+    return {name: x if x.is_floating_point() else x.long() for name, x in given.items()}
 
 
 def write(case: str, folder: Path, changed: dict[str, np.ndarray[Any, Any]] | None = None) -> Path:

@@ -323,7 +323,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if path == () or path[-1:] not in FREE:
             found.append(path)
         for key, child in value.items():
-            if key not in ("facts", "config", "generation"):
+            if key not in ("facts", "config", "generation", "renamed_with"):
                 found += places(child, (*path, key))
     elif isinstance(value, list):
         for k, child in enumerate(value):
@@ -467,6 +467,7 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
     found = [r.path for r in available_rules(tmp_path) if r.family in (None, "timesfm")]
     assert found == [
         str(tmp_path / "x.yaml"),
+        "rules/pix2struct.yaml",
         "rules/recurrentgemma.yaml",
         "rules/timesfm-2.5.yaml",
         "rules/vit-jax.yaml",

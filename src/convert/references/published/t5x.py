@@ -1,4 +1,4 @@
-"""T5X's T5 1.0, 1.1, mT5, ByT5, UL2 and UMT5."""
+"""T5X's T5 1.0, 1.1, mT5, ByT5, UL2, UMT5, LongT5 and Pix2Struct."""
 
 from __future__ import annotations
 
@@ -31,7 +31,33 @@ _T5X_GATED = (
     ),
 )
 
+_FLAXFORMER = "google/flaxformer@399ea3a flaxformer"
+_LONG = (
+    Published(
+        {
+            "layer_norm_epsilon": 1e-6,
+            "relative_attention_max_distance": 128,
+            "local_radius": 127,
+            "tokens_per_block": 16,
+        },
+        f"{_FLAXFORMER}/components/layer_norm.py, t5x/configs/longt5/architectures/*.gin",
+    ),
+    _T5X[1],
+    Published(
+        {"feed_forward_proj": "gated-gelu"}, f"{_FLAXFORMER}/t5x/configs/longt5/architectures/*.gin", binding=False
+    ),
+)
+_PIX2STRUCT = (
+    Published(
+        {"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128, "activation": "gelu_new"},
+        f"{_FLAXFORMER}/components/layer_norm.py; google-research/pix2struct@945f27e pix2struct/configs/models/*.gin",
+    ),
+    _T5X[1],
+)
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "t5x-1.0": _T5X_1_0,
     **dict.fromkeys(("t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"), _T5X_GATED),
+    **dict.fromkeys(("t5x-longt5", "t5x-longt5-local"), _LONG),
+    "pix2struct": _PIX2STRUCT,
 }  # fmt: skip
