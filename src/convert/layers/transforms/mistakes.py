@@ -137,11 +137,20 @@ def rope_mistakes(step: Step, rule: Rule, plan: PlanView, *, heads: bool = False
     axis = -1 if found is None or found.group is not None else found.at
     if (rule.rope is None and not heads) or axis < 0 or part.axes[axis][1] % 2:
         return
-    taken = part.opening
     width = head_width(rule, found, plan.sizes) if found is not None else None
-    moved = with_ops(step, source, (*part.ops[:taken], Deinterleave(axis, width), *part.ops[taken:]))
+    moved = _deinterleaved(step, source, axis, width)
     gives = f"in the order of {halves}, as if the source had {neighbours}"
     yield Mistake(DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, DEINTERLEAVED)
+
+
+def _deinterleaved(step: Step, source: LeafReader, axis: int, width: int | None) -> Callable[[], Array]:
+    """Return what computes the tensor with the pairs of one axis of its letters reordered; the leaf may have axes of size 1 besides."""
+    part = step.parts[0]
+    stored = source.leaves[part.leaf].spec
+    for op in part.ops[: part.opening]:
+        stored = op.out_spec(stored)
+    pairs = (Reshape(tuple(size for _, size in part.axes)), Deinterleave(axis, width), Reshape(stored.shape))
+    return with_ops(step, source, (*part.ops[: part.opening], *pairs, *part.ops[part.opening :]))
 
 
 def _other_widths(step: Step, source: LeafReader) -> Iterator[Mistake]:
@@ -164,11 +173,10 @@ def _undeclared_heads(step: Step, plan: PlanView) -> Iterator[Mistake]:
     part = step.parts[0]
     rows = dict(part.axes)[letter]
     at = [name for name, _ in part.axes].index(letter)
-    taken = part.opening
     for width in sorted(set(plan.sizes.values())):
         if not 2 < width < rows or width % 2 or rows % width:
             continue
-        moved = with_ops(step, plan.source, (*part.ops[:taken], Deinterleave(at, width), *part.ops[taken:]))
+        moved = _deinterleaved(step, plan.source, at, width)
         gives = f"with each {width} rows in the order of the pairs (0, {width}/2), as if the source had pairs (0, 1)"
         yield Mistake(
             DEINTERLEAVED, STILL_INTERLEAVED, gives, "in the source's order", moved, f"{DEINTERLEAVED} {width}"

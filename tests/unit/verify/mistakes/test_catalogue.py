@@ -38,6 +38,10 @@ RULES = """
   from: normed/kernel
   weight_norm: normed/scale
   linear: normed
+- einsum: ...TD,GDF->G...TF
+  from: gated/w
+  bias: gated/b    # [G, 1, 1, F]: axes of size 1 that no letter names
+  linear: "gated.{one,two}"
 - from: norm/scale
   bias: norm/bias
   multiplies_by: 1+scale
@@ -81,6 +85,8 @@ def tree() -> dict[str, np.ndarray]:
         "lora/b": (2, 8),
         "flat": (8, 8),
         "fused": (8, 24),
+        "gated/w": (2, 8, 8),
+        "gated/b": (2, 1, 1, 8),
         "normed/kernel": (8, 8),
         "normed/scale": (8,),
         "conv": (3, 3, 4, 4),
@@ -148,6 +154,7 @@ def test_a_mistake_gives_another_tensor(plan: Plan) -> None:
         ("first.weight", {"LoRA pair not merged", "LoRA pair merged twice", "another scale of a pair", "transposed"}),
         ("flat.weight", {"flattened in the source's order"}),
         ("normed.weight", {"normalisation of the weight left out"}),
+        ("gated.one.bias", {"RoPE pairs de-interleaved needlessly", "bias dropped"}),
         ("norm.weight", {"1+scale missing", "1+scale doubled", "folded in bfloat16"}),
         ("batch.running_mean", {"mean and variance exchanged"}),
         ("batch.running_var", {"standard deviation for the variance"}),
