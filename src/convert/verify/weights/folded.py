@@ -17,7 +17,6 @@ from convert.verify.weights.corruption.find import Corruption
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_OTHERS = 128  # tensors that are read for one wrong tensor
 MAX_SIZE = 1 << 24  # values of such a tensor, which are held in float64
-MAX_ROWS = 8  # of a table, such as that of token types, each of which may have been added
 SCALE, BIAS = "a scale folded in", "a bias folded in"
 
 
@@ -82,7 +81,7 @@ def _bias(x: Array, y: Array, slack: float, values: dict[str, Array], vectors: d
         bound = slack * float(max(np.abs(x).max(), np.abs(y).max()))
         if np.abs(rows - vector).max() > bound or not np.median(np.abs(vector)) > 4 * bound:
             continue
-        for text, made, size_of_terms in _vectors(size, x.ndim, values, vectors):
+        for text, made, size_of_terms in _vectors(vector, x.ndim, values, vectors):
             for sign in (1, -1):
                 if np.abs(vector - sign * made).max() <= bound + slack * size_of_terms:
                     how, to = ("added", "to") if sign > 0 else ("subtracted", "from")
@@ -92,12 +91,15 @@ def _bias(x: Array, y: Array, slack: float, values: dict[str, Array], vectors: d
 
 
 def _vectors(
-    size: int, ndim: int, values: dict[str, Array], vectors: dict[str, Array]
+    added: Array, ndim: int, values: dict[str, Array], vectors: dict[str, Array]
 ) -> Iterator[tuple[str, Array, float]]:
-    """Yield vectors of a length, made of the tensors of a layer, and the size of the terms of their sums."""
+    """Yield vectors that may have been added, made of the tensors of a layer, and the size of the terms of their sums."""
+    size = len(added)
     for name, v in values.items():
-        if v.ndim == 2 and v.shape[1] == size and v.shape[0] <= MAX_ROWS:
-            yield from ((f"row {k} of {name}", row, 0.0) for k, row in enumerate(v))
+        if v.ndim > 1 and v.shape[-1] == size > 1:
+            rows = v.reshape(-1, size)
+            nearest = {int(np.abs(rows - sign * added).max(axis=1).argmin()) for sign in (1, -1)}
+            yield from ((f"row {k} of {name}", rows[k], 0.0) for k in sorted(nearest))
         elif ndim > 1 and v.shape == (size,):
             yield name, v, 0.0
     for name, matrix in values.items():

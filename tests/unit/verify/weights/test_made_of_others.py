@@ -44,9 +44,16 @@ RULES = """\
 - from: l{i}/positions
   axes: VF
   embedding: l.{i}.positions
+- from: l{i}/token
+  axes: ..F
+  parameter: {name: "l.{i}.token", axes: ..F}
+- from: l{i}/grid
+  axes: .VF
+  parameter: {name: "l.{i}.grid", axes: .VF}
 """
 RANDOM = np.random.default_rng(0)
 SHAPES = {"gate": (D, F), "up": (D, F), "down": (F, D + 2), "down_bias": (D + 2,), "types": (2, F), "positions": (9, F)}
+SHAPES |= {"token": (1, 1, F), "grid": (1, 9, F)}
 SHAPES |= dict.fromkeys(("scale", "shift", "mean", "var"), (F,))
 
 
@@ -88,6 +95,8 @@ CASES: dict[str, tuple[Callable[[Tensors], None], str, str]] = {
     "a bias through a weight": (added("l.1.down.bias", lambda x: x["l.1.down.weight"] @ x["l.1.norm.bias"]), BIAS, "l.1.down.weight times l.1.norm.bias is added to it"),
     "a bias through a weight, subtracted": (added("l.1.down.bias", lambda x: -x["l.1.down.weight"] @ x["l.1.norm.running_mean"]), BIAS, "l.1.down.weight times l.1.norm.running_mean is subtracted from it"),
     "a row of a table": (added("l.1.positions.weight", lambda x: x["l.1.types.weight"][1]), BIAS, "row 1 of l.1.types.weight is added to each of its vectors along axis 1"),
+    "a row of a long table": (added("l.1.norm.bias", lambda x: -x["l.1.positions.weight"][7]), BIAS, "row 7 of l.1.positions.weight is subtracted from it"),
+    "the position of a class token": (added("l.1.token", lambda x: x["l.1.grid"][:, :1]), BIAS, "row 0 of l.1.grid is added to each of its vectors along axis 2"),
     "a batch norm": (normed, SCALE, "axis 0 is multiplied by l.1.norm.weight / sqrt(l.1.norm.running_var + 1e-05)"),
 }  # fmt: skip
 
