@@ -94,6 +94,22 @@ def test_an_odd_width_and_an_unknown_length_are_refused() -> None:
         make_plan(rule_file(text, FACTS), MemorySource({"w": np.zeros((3, 4), np.float32)}))
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_position_ids_are_those_that_a_class_saves(dtype: str | None) -> None:
+    from transformers import VideoPrismTextConfig, VideoPrismTextModel
+
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 7, "num_hidden_layers": 1}
+    want = VideoPrismTextModel(VideoPrismTextConfig(vocab_size=5, intermediate_size=8, **sizes)).state_dict()["embeddings.position_ids"]  # fmt: skip
+    text = "- from: w\n  axes: SD\n  parameter: w\n- positions: POSITIONS\n  position_ids: embeddings.position_ids\n"
+    for positions in ("S", "7"):
+        rules = rule_file(text.replace("POSITIONS", positions))
+        plan = make_plan(rules, MemorySource({"w": np.zeros((7, 2), np.float32)}), dtype=dtype)
+        got = computed(plan.steps[-1])
+        assert got.dtype == np.int64 and np.array_equal(got, want.numpy())
+    with pytest.raises(PlanError, match="its number of positions T a size"):
+        make_plan(rule_file(text.replace("POSITIONS", "T")), MemorySource({"w": np.zeros((7, 2), np.float32)}))
+
+
 # ---- relative distances: a look-up is a product with a row of zeros and a one
 
 BUCKETS = """

@@ -28,6 +28,7 @@ MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub
 FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
+VIDEOPRISM = "videoprism@d481d91"
 HF = "transformers 5.23"
 
 
@@ -124,6 +125,13 @@ def _big_vision(case: str, folder: Path) -> Measured:
     return Measured(*siglip2.errors(folder / "out"), source, folder / "out")
 
 
+def _videoprism(case: str, folder: Path) -> Measured:
+    from support import videoprism
+
+    source, out = videoprism.converted(case, folder)
+    return Measured(*videoprism.errors(case, out), source, out)
+
+
 def _tunix(case: str, folder: Path) -> Measured:
     import convert
     from support import tunix
@@ -192,7 +200,7 @@ MEASURES: Mapping[str, Measure] = {
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
-} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix, GEMMA_4: _gemma_4}
+} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix, GEMMA_4: _gemma_4, VIDEOPRISM: _videoprism}
 
 
 def families() -> Iterator[tuple[str, str, str]]:
@@ -214,6 +222,8 @@ def families() -> Iterator[tuple[str, str, str]]:
     for case in ("paligemma1", "siglip"):
         yield f"{case} (big_vision)", BIG_VISION, case
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
+    for case, shown in (("encoder", "videoprism"), ("lvt", "videoprism, LvT")):
+        yield f"{shown} (videoprism)", VIDEOPRISM, case
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:

@@ -25,6 +25,7 @@ from convert.layers.control_path.kinds import CubicSpline, DataPath, LinearInter
 from convert.layers.conv.conv import Convolution
 from convert.layers.conv.transpose import ConvTranspose
 from convert.layers.embedding.embedding import Embedding
+from convert.layers.embedding.position_ids import PositionIds
 from convert.layers.embedding.sinusoids import Timescales
 from convert.layers.linear.linear import Linear
 from convert.layers.norm.group_batch import BatchNorm, GroupNorm
@@ -54,6 +55,7 @@ KINDS: Mapping[str, type[LayerKind]] = {
         InstanceNorm,
         Parameter,
         Timescales,
+        PositionIds,
         Drop,
     )
 }
@@ -77,6 +79,7 @@ __all__ = [
     "LinearInterpolation",
     "Numbering",
     "Parameter",
+    "PositionIds",
     "RMSNorm",
     "Recurrent",
     "Rule",

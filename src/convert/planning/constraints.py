@@ -88,29 +88,43 @@ def bind(constraints: Iterable[Statement], axes: Mapping[str, Axis]) -> tuple[di
     ]
     sizes = {letter: constraint.size for letter, constraint in bound.items()}
     unsolved = list(sums.values())
+    same = {letter: other for letter, axis in axes.items() if len(axis.equals) == 1 and isinstance(other := axis.equals[0], str)}  # fmt: skip
     while True:
         more = _solve_products(sizes, bound, axes)
         before = len(sizes)
-        unsolved = [one for one in unsolved if not _solve_sum(sizes, one, findings)]
+        unsolved = [one for one in unsolved if not _solve_sum(sizes, one, same, findings)]
         if len(sizes) == before:
             return sizes, [*findings, *more]
 
 
-def _solve_sum(sizes: dict[str, int], one: SumConstraint, findings: list[Finding]) -> bool:
-    """Add the only unknown letter of a sum to `sizes`; return whether nothing is unknown any more."""
-    unknown = list(dict.fromkeys(letter for term in one.terms for letter in term if letter not in sizes))
-    if len(unknown) > 1:
+def _solve_sum(sizes: dict[str, int], one: SumConstraint, same: Mapping[str, str], findings: list[Finding]) -> bool:
+    """Add the only unknown letter of a sum to `sizes`; return whether nothing is unknown any more.
+
+    Args:
+        same: letter -> the letter that has its size: both sides of a square are one unknown.
+    """
+    unknowns = [[same.get(letter, letter) for letter in term if letter not in sizes] for term in one.terms]
+    unknown = list(dict.fromkeys(letter for term in unknowns for letter in term))
+    powers = {len(term) for term in unknowns if term}
+    if len(unknown) > 1 or len(powers) > 1:
         return False
     known = [math.prod(sizes[letter] for letter in term if letter in sizes) for term in one.terms]
-    fixed = sum(size for term, size in zip(one.terms, known, strict=True) if not set(unknown) & set(term))
+    fixed = sum(size for term, size in zip(unknowns, known, strict=True) if not term)
     each = sum(known) - fixed  # so many elements for each element of the unknown axis
     left = one.size - fixed
-    if unknown and each and left > 0 and left % each == 0:
-        sizes[unknown[0]] = left // each
+    power = max(powers, default=1)
+    root = _integer_root(left // each, power) if unknown and each and left > 0 and left % each == 0 else None
+    if root is not None:
+        sizes[unknown[0]] = root
     elif unknown or left:
         given = ", ".join(f"{x}={sizes[x]}" for x in dict.fromkeys("".join(one.terms)) if x in sizes)
+        misfit = (
+            f"which is no multiple of {each}"
+            if power == 1
+            else f"which is not {each} times an integer to the power {power}"
+        )
         whole = (
-            f"{left} elements are left for {unknown[0]}, which is no multiple of {each}"
+            f"{left} elements are left for {'*'.join(unknown * power)}, {misfit}"
             if unknown
             else f"its parts have {fixed} together"
         )

@@ -264,6 +264,8 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
     assert step.value is not None
     if isinstance(step.value, float):
         return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
+    if isinstance(step.value, range):
+        return np.asarray(step.value, numpy_dtype(step.spec.dtype)).reshape(step.spec.shape)
     if isinstance(step.value, Sinusoids):
         rows, width = step.spec.shape
         scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]

@@ -57,6 +57,7 @@ def value_of(config: Any, name: str) -> Any:
         ("dinov2_model", "Dinov2Config", {"D": 768, "i": 12}, {"layer_norm_eps", "hidden_act", "mlp_ratio", "layerscale_value", "num_attention_heads"}),
         ("siglip", "SiglipVisionConfig", {}, {"epsilon"}),
         ("siglip2-naflex", "Siglip2VisionConfig", {}, {"epsilon"}),
+        ("videoprism-encoder", "VideoPrismVisionConfig", {}, {"epsilon", "attn_logit_softcapping"}),
     ],
 )  # fmt: skip
 def test_the_table_states_the_defaults_of_transformers(

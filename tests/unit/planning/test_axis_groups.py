@@ -337,6 +337,15 @@ def test_the_plan_shows_the_axes_as_the_rule_has_them() -> None:
 # ---- sizes and what contradicts them
 
 
+def test_both_sides_of_a_square_are_one_unknown() -> None:
+    """Patches that a Dense embeds, and a torch.nn.Conv3d of one frame."""
+    rules = '- einsum: "...(P Q R),(P Q R)D->...D"\n  from: w\n  linear: {module: conv, axes: DR.PQ}'
+    header = SIZES + "  R: {is: colours, equals: 3}\n  P: {is: side}\n  Q: {is: the other, equals: P}\n"
+    values = numbers(2 * 2 * 3, 5)
+    made = planned(rules, {"w": values}, header)["conv.weight"]
+    np.testing.assert_array_equal(made, np.einsum("pqrd->drpq", values.reshape(2, 2, 3, 5))[:, :, None])
+
+
 @pytest.mark.parametrize(
     ("rules", "tree", "header", "said"),
     [
@@ -351,6 +360,12 @@ def test_the_plan_shows_the_axes_as_the_rule_has_them() -> None:
             {"w": (2, 31)},
             head(N=2),
             ("size-conflict", "31", "no multiple of 6"),
+        ),
+        (
+            '- einsum: "...(P Q R),(P Q R)D->...D"\n  from: w\n  linear: {module: conv, axes: DR.PQ}',
+            {"w": (24, 5)},
+            SIZES + "  R: {is: colours, equals: 3}\n  P: {is: side}\n  Q: {is: the other, equals: P}\n",
+            ("size-conflict", "with R=3, 24 elements are left for P*P", "not 3 times an integer to the power 2"),
         ),
         (
             '- einsum: "...D,D(N H + K H)->...(N H + K H)"\n  from: w\n  linear: "{q,k}"',

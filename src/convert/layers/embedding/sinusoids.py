@@ -35,6 +35,18 @@ def parse_positions(value: str | int) -> str | int:
     return parse_letter(value)
 
 
+def positions_of(positions: str | int, context: CompileContext, rule: str, name: str) -> int:
+    """Return a number of positions.
+
+    Raises:
+        MisfitError: it is a letter without a size.
+    """
+    rows = context.sizes.get(positions) if isinstance(positions, str) else positions
+    if rows is None:
+        raise _size_unknown(rule, name, f"its number of positions {positions}")
+    return rows
+
+
 @dataclass(frozen=True)
 class Timescales(LayerKind):
     """Inverse timescales of a sinusoidal position embedding, ``min * (max/min) ** (-k / (D/2 - 1))`` for k < D/2; or the table.
@@ -141,9 +153,7 @@ class Timescales(LayerKind):
         if self.positions is None:
             spec = TensorSpec((half,), "float32")
             return CompiledRule((Step(name, spec, (), rule.kind_name, rule.at, COMPUTED, value=(low, step)),))
-        rows = context.sizes.get(self.positions) if isinstance(self.positions, str) else self.positions
-        if rows is None:
-            raise _size_unknown(where, name, f"its number of positions {self.positions}")
+        rows = positions_of(self.positions, context, where, name)
         if width % 2:
             raise MisfitError(
                 Finding(

@@ -19,6 +19,8 @@ PROCESSORS = {
     "regnet": "ConvNextImageProcessor",
     "resnet": "ConvNextImageProcessor",
     "siglip": "SiglipProcessor",
+    "videoprism": "VideoPrismProcessor",
+    "videoprism_vision_model": "LlavaOnevisionVideoProcessor",
     "vision-text-dual-encoder": "VisionTextDualEncoderProcessor",
     "vit": "ViTImageProcessor",
     "wav2vec2": "Wav2Vec2Processor",

@@ -1,4 +1,4 @@
-"""ViT of vit_jax, and SigLIP."""
+"""ViT of vit_jax, SigLIP and VideoPrism."""
 
 from __future__ import annotations
 
@@ -24,8 +24,31 @@ _SIGLIP = (
     Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
 )  # fmt: skip
 
+_VIDEOPRISM = (
+    Published(
+        {"epsilon": 1e-6, "query_scale": "1 / sqrt(H)"},
+        "google-deepmind/videoprism@d481d91 videoprism/layers.py, LayerNorm, DotProductAttention; encoders.py, VisionTransformer",
+    ),
+    Published({"attn_logit_softcapping": 50.0}, "videoprism/models.py, CONFIGS", binding=False),
+)
+_VIDEOPRISM_LVT = (
+    *_VIDEOPRISM,
+    Published(
+        {
+            "embedding_scale": "sqrt(D)",
+            "min_timescale": 1,
+            "max_timescale": 10_000,
+            "pooling_scale": "1.442695041 / sqrt(G) * softplus(per_dim_scale)",
+        },
+        "google-deepmind/videoprism@d481d91 videoprism/encoders.py, Embedding, PositionalEmbedding; layers.py, PerDimScale",
+    ),
+    Published({"pad_token_id": 0}, "videoprism/models.py, tokenize_texts"),
+)
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "siglip": _SIGLIP,
     "siglip2-naflex": _SIGLIP,
     "vit-jax": _VIT_JAX,
+    "videoprism-encoder": _VIDEOPRISM,
+    "videoprism-lvt": _VIDEOPRISM_LVT,
 }
