@@ -129,12 +129,12 @@ def diagnose(
         if operation.explanation is not None:  # the code does what exchanged weights would do
             both = replace(both, problem=f"{both.problem}; in the code, {operation.explanation.problem}")
         return _diagnosis(site, both, [*ruled_out, *swapped.ruled_out])
-    if generic is not None:
-        return _diagnosis(*generic)
     ruled_out += swapped.ruled_out
     outcome = wrong_rule(site, reference, right)
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
+    if generic is not None:
+        return _diagnosis(*generic)
     ruled_out += outcome.ruled_out
     if operation.explanation is not None:
         return _diagnosis(site, operation.explanation, ruled_out)

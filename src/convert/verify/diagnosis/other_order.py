@@ -37,7 +37,7 @@ def other_order(site: Site) -> Search:
     if factor and abs(factor - 1) > NEAR_ONE and (error := site.error(got / factor)) <= site.enough:
         problem = f"{site.boundary} is {factor:.7g} times the JAX model's"
         fix = f"look for a factor in the code in front of {site.boundary}"
-        return Search(Explanation(FACTOR, problem, "", fix, error))
+        return Search(Explanation(FACTOR, problem, "", fix, error, target_known=False))
     return Search(ruled_out=(ORDER, FACTOR))
 
 
