@@ -208,6 +208,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("maxtext-llama3", "maxtext-llama3.1", "maxtext-mistral", "maxtext-mixtral", "maxtext-qwen2.5"),
         *("maxtext-qwen2.5-tied", "maxtext-qwen3", "maxtext-qwen3-tied", "maxtext-qwen3-moe"),
         *("pi0", "pi05", "pi0-fast"),
+        *("owlvit", "owlv2"),
         "pix2struct",
         "recurrentgemma",
         *("siglip", "siglip2-naflex"),
@@ -223,6 +224,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "tunix-gemma3",
         *("videoprism-encoder", "videoprism-lvt"),
         "vit-jax",
+        "vivit",
         "whisper",
     ]
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", *known]

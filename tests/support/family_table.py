@@ -28,7 +28,7 @@ MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub
 FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
-VIDEOPRISM = "videoprism@d481d91"
+VIDEOPRISM, SCENIC = "videoprism@d481d91", "scenic@4a38d47"
 HF = "transformers 5.23"
 
 
@@ -132,6 +132,16 @@ def _videoprism(case: str, folder: Path) -> Measured:
     return Measured(*videoprism.errors(case, out), source, out)
 
 
+def _scenic(case: str, folder: Path) -> Measured:
+    from support import owl_vit, vivit
+
+    if case == vivit.CASE:
+        source, out = vivit.converted(folder)
+        return Measured(*vivit.errors(out), source, out)
+    source, out = owl_vit.converted(case, folder)
+    return Measured(*owl_vit.errors(case, out), source, out)
+
+
 def _tunix(case: str, folder: Path) -> Measured:
     import convert
     from support import tunix
@@ -200,7 +210,14 @@ MEASURES: Mapping[str, Measure] = {
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
-} | {OPENPI: _openpi, BIG_VISION: _big_vision, TUNIX: _tunix, GEMMA_4: _gemma_4, VIDEOPRISM: _videoprism}
+} | {
+    OPENPI: _openpi,
+    BIG_VISION: _big_vision,
+    TUNIX: _tunix,
+    GEMMA_4: _gemma_4,
+    VIDEOPRISM: _videoprism,
+    SCENIC: _scenic,
+}
 
 
 def families() -> Iterator[tuple[str, str, str]]:
@@ -224,6 +241,9 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
     for case, shown in (("encoder", "videoprism"), ("lvt", "videoprism, LvT")):
         yield f"{shown} (videoprism)", VIDEOPRISM, case
+    for case in ("owlvit", "owlv2"):
+        yield f"{case} (scenic, with its GELU and epsilon in the heads)", SCENIC, case
+    yield "vivit (scenic)", SCENIC, "vivit"
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:

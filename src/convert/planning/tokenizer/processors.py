@@ -14,6 +14,8 @@ PROCESSORS = {
     "clip": "CLIPProcessor",
     "dinov2": "BitImageProcessor",
     "gemma3": "Gemma3Processor",
+    "owlv2": "Owlv2Processor",
+    "owlvit": "OwlViTProcessor",
     "paligemma": "PaliGemmaProcessor",
     "pi0": "PI0Processor",
     "regnet": "ConvNextImageProcessor",
@@ -23,6 +25,7 @@ PROCESSORS = {
     "videoprism_vision_model": "LlavaOnevisionVideoProcessor",
     "vision-text-dual-encoder": "VisionTextDualEncoderProcessor",
     "vit": "ViTImageProcessor",
+    "vivit": "VivitImageProcessor",
     "wav2vec2": "Wav2Vec2Processor",
     "whisper": "WhisperProcessor",
 }
