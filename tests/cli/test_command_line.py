@@ -182,7 +182,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     known = [
         *(f"bert_{head}" for head in ("masked_lm", "pretraining", "model", "classification", "tokens", "answers")),
         *("dinov2_classifier", "dinov2_model"),
-        "flax_transformers",
+        *("flax_diffusers", "flax_transformers"),
         "gemma1",
         "gemma2",
         "gemma3",

@@ -52,8 +52,8 @@ INSTEAD = (
     "resnet",
     "regnet",
 )  # their stages have as many layers each, so that every number runs over the layers of its place
-# A parameter that the class has where one of these keys, with these defaults, is above 0.
-WHEN = {"masked_spec_embed": {"mask_time_prob": 0.05, "mask_feature_prob": 0.0}}
+# A parameter that the class has where one of these keys, with these defaults, is above 0: [key, default, whether].
+WHEN = {"masked_spec_embed": [["mask_time_prob", 0.05, True], ["mask_feature_prob", 0.0, True]]}
 PREFIXES = {
     "CLIPTextModel": "text_model",
     "CLIPVisionModel": "vision_model",
@@ -235,7 +235,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     counts: dict[str, str] = {}
     for config in configs:
         counts |= counts_of(cls, config)
-    last = {pattern.rpartition(".")[2].removeprefix("?") for patterns in listed.values() for pattern in patterns}
+    parameters = [pattern.removeprefix("?") for pattern in listed["Parameter"]]
     return {
         "model_type": configs[0].model_type,
         "prefix": PREFIXES.get(name, getattr(cls, "base_model_prefix", "")),
@@ -244,8 +244,8 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "tied": dict(sorted(tied.items())),
         "counts": counts,
         "refuses": REFUSES.get(name, {}),
-        "when": {name: WHEN[name] for name in WHEN if name in last},
-        "modules": {word: listed[word] for word in sorted(listed)},
+        "when": {f"Parameter {x}": WHEN[last] for x in parameters if (last := x.rpartition(".")[2]) in WHEN},
+        "modules": {word: listed[word] for word in sorted(listed) if listed[word]},
     }  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def main() -> None:
     }
     causal = {of: name for name, of in whole.items() if name.endswith(("ForCausalLM", "LMHeadModel"))}
     made_by = f"tests/golden/make_transformers_classes.py, transformers {transformers.__version__}"
-    head = {"made_by": made_by, "parts": {"base": base, "causal": causal}}
+    head = {"made_by": made_by, "library": "transformers", "parts": {"base": base, "causal": causal}}
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items()]
     text = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
     OUT.write_text("{\n" + text + ',\n"classes": {\n' + ",\n".join(lines) + "\n}}\n")

@@ -11,6 +11,7 @@ ROWS = {row["family"]: row for row in family_table.read()}
 FAMILIES = {name: (writer, case) for name, writer, case in family_table.families()}
 BOUNDS = {family_table.T5X: 1e-5, family_table.GEMMA: 5e-6, family_table.OPENPI: 5e-6, family_table.TUNIX: 1e-5}
 BOUNDS[family_table.FLAXFORMER] = 1e-5
+BOUNDS[family_table.DIFFUSERS] = 1e-5
 BOUNDS[family_table.GEMMA_4] = 4e-5  # as far as JAX is from its own float64
 
 

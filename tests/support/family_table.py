@@ -29,7 +29,9 @@ FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
 VIDEOPRISM, SCENIC = "videoprism@d481d91", "scenic@4a38d47"
+DIFFUSERS = "diffusers 0.35.2 (Flax)"
 HF = "transformers 5.23"
+READERS = {DIFFUSERS: "diffusers 0.42.1"}  # and of all others, HF
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,19 @@ def _scenic(case: str, folder: Path) -> Measured:
     return Measured(*owl_vit.errors(case, out), source, out)
 
 
+def _diffusers(case: str, folder: Path) -> Measured:
+    import convert
+    from convert.numerics.lift_torch import lifted
+    from support import diffusers_cases
+
+    source = diffusers_cases.write(case, folder / "source")
+    convert.convert("flax-diffusers", source, folder / "out")
+    model = diffusers_cases.as_flax(diffusers_cases.loaded(folder / "out"))
+    error = diffusers_cases.errors(model, case)
+    with lifted():
+        return Measured(error, diffusers_cases.errors(model.double(), case, "out64"), source, folder / "out")
+
+
 def _tunix(case: str, folder: Path) -> Measured:
     import convert
     from support import tunix
@@ -210,6 +225,7 @@ MEASURES: Mapping[str, Measure] = {
     VIT: _vit,
     GEMMA: _gemma,
     FLAX: _flax,
+    DIFFUSERS: _diffusers,
 } | {
     OPENPI: _openpi,
     BIG_VISION: _big_vision,
@@ -250,6 +266,8 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
     for case in (*gemma_models.INTEGERS, *t5gemma.CASES):
         yield f"{case} (gemma)", GEMMA_4, case
+    for case in ("unet", "unet.linear", "vae", "controlnet"):
+        yield f"{case} (diffusers)", DIFFUSERS, case
     for family in flax_table.listed():
         yield f"{family} (Flax)", FLAX, family
 
@@ -262,7 +280,7 @@ def row(name: str, writer: str, case: str) -> dict[str, str]:
         made = MEASURES[writer](case, Path(folder))
         planted = assert_mistakes_are_named(made.out, made.source)
     exact = "" if made.exact is None else f"{made.exact:.1e}"
-    values = (name, writer, HF, f"{made.error:.1e}", exact, str(planted))
+    values = (name, writer, READERS.get(writer, HF), f"{made.error:.1e}", exact, str(planted))
     return dict(zip(COLUMNS, values, strict=True))
 
 

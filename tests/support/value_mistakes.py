@@ -47,9 +47,15 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+def _file(out: Path) -> Path:
+    """Return the one file of weights of an output."""
+    (found,) = out.glob("*.safetensors") if out.is_dir() else [out]
+    return found
+
+
 def replace_tensors(out: Path, changed: dict[str, np.ndarray]) -> None:
     """Write other values for some tensors of a converted directory; the header stays."""
-    file = out / "model.safetensors"
+    file = _file(out)
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
     save_file({**load_file(file), **changed}, file, metadata=metadata)
@@ -64,7 +70,7 @@ def assert_mistakes_are_named(out: Path, source: Path, **options: Any) -> int:
     Returns:
         How many were planted; each is named.
     """
-    file = out / "model.safetensors" if out.is_dir() else out
+    file = _file(out)
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
     right = load_file(file)

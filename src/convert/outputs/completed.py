@@ -21,7 +21,7 @@ from convert.writing.destination.journal import refuse_other
 from convert.writing.destination.permitted import os_errors
 from convert.writing.destination.store import remove_unfinished
 from convert.writing.execute import Result, plan_layout
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDICES, SINGLE_FILES
 from convert.writing.model_card import CARD
 from convert.writing.provenance import header_metadata
 from convert.writing.transfer import default_jobs, stream_leaves
@@ -67,7 +67,7 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
 def is_there(out: Path) -> bool:
     """Whether there is an output: in a store its last object, without which a run into a directory was killed before its end."""
     if isinstance(out, ObjectPath):
-        return out.is_file() or any((out / name).is_file() for name in (SINGLE_FILE, INDEX))
+        return out.is_file() or any((out / name).is_file() for name in (*SINGLE_FILES, *INDICES))
     return os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir()))
 
 

@@ -19,13 +19,12 @@ from convert.core.system.regular_file import ObjectPath, open_regular, read_regu
 from convert.stores import located
 from convert.stores.errors import StoreError
 from convert.writing import digests
-from convert.writing.file_layout import INDEX, SINGLE_FILE, SUFFIX
+from convert.writing.file_layout import INDICES, SHARD, SINGLE_FILES, SUFFIX
 from convert.writing.model_card import CARD, without_figures
 from convert.writing.transfer import default_jobs
 from convert.writing.written import MAX_JSON
 
 _BLOCK = 8 << 20
-_SHARD = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 # Files that a loader may take in place of the weights, or together with them.
 _LOADABLE = re.compile(
     r".*\.(safetensors|bin|ckpt|gguf|h5|msgpack|pt|pth)|.*\.index\.json|(generation_)?config\.json|adapter_config\.json"
@@ -146,8 +145,8 @@ def _weight_files(out: Path) -> list[Path]:
         if out.exists():
             return [out]
         raise _nothing(out, "there is no such file or directory")
-    single = out / SINGLE_FILE
-    files = [single] if single.exists() else sorted(path for path in out.iterdir() if _SHARD.fullmatch(path.name))
+    single = [out / name for name in SINGLE_FILES if (out / name).exists()]
+    files = single or sorted(path for path in out.iterdir() if SHARD.fullmatch(path.name))
     return files or _any_weights(out)
 
 
@@ -234,8 +233,9 @@ def _renamed(out: Path, headers: list[_Header]) -> Iterator[Finding]:
 
 def _weight_map(out: Path) -> dict[str, str]:
     """Read which file holds each tensor; empty without a readable index, whose digest then tells what is wrong."""
+    index = next((out / name for name in INDICES if (out / name).is_file()), out / INDICES[0])
     try:
-        return dict(json.loads(read_regular(out / INDEX, MAX_JSON))["weight_map"].items())
+        return dict(json.loads(read_regular(index, MAX_JSON))["weight_map"].items())
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -290,11 +290,11 @@ def _as_written(name: str, content: bytes) -> bytes:
 
 def _shard_names(present: set[str]) -> set[str]:
     """Return the names of all files of weights, of which some may be missing."""
-    counts = {int(found[2]) for name in present if (found := _SHARD.fullmatch(name))}
+    counts = {(int(found[3]), found[1]) for name in present if (found := SHARD.fullmatch(name))}
     if not counts:
         return present
-    count = max(counts)
-    return {f"model-{k:05d}-of-{count:05d}{SUFFIX}" for k in range(1, count + 1)}
+    count, stem = max(counts)
+    return {f"{stem}-{k:05d}-of-{count:05d}{SUFFIX}" for k in range(1, count + 1)}
 
 
 def _tensors_in(out: Path, file: str) -> str:

@@ -15,7 +15,7 @@ from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
 from convert.peft.plan import PREFIX
 from convert.peft.write import CONFIG, FILE
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDICES, SINGLE_FILES
 from convert.writing.written import MAX_JSON, Written, open_written
 
 MERGE = "merge it with PEFT (`merge_and_unload`), save the model, and convert that"
@@ -77,7 +77,7 @@ def is_adapter(path: Path) -> bool:
     """Whether a directory has PEFT's files, and no model beside them; or the file of the pairs in such a directory."""
     if path.name == FILE and path.is_file():
         return True
-    if not path.is_dir() or any((path / name).exists() for name in (SINGLE_FILE, INDEX)):
+    if not path.is_dir() or any((path / name).exists() for name in (*SINGLE_FILES, *INDICES)):
         return False
     return (path / FILE).exists() or (path / CONFIG).exists()
 

@@ -142,7 +142,7 @@ class Plan:
         needs_confirmation = self.rules.needs_confirmation.items()
         notes = [text for fact, text in needs_confirmation if fact in used and fact not in self.settings]
         missing = missing_processor({**self.sidecar.config, **target.config}, self.tokenizer)
-        return (*notes, *([missing] if missing and target.config else []))
+        return (*notes, *target.differs, *([missing] if missing and target.config else []))
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -157,7 +157,7 @@ class Plan:
         if config is None:
             return None
         config = merge_config(self.sidecar, config)
-        if len(self.float_dtypes) == 1:
+        if len(self.float_dtypes) == 1 and "_class_name" not in config:  # a class of diffusers takes no dtype
             config.setdefault("dtype", next(iter(self.float_dtypes)))
         return config
 

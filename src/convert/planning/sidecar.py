@@ -18,7 +18,10 @@ from convert.rules.file import RuleFile, parse_reference
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes
 GENERATION = "generation_config.json"
 # Keys about the code that wrote the file; the output has its own.
-NOT_COPIED = ("architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "_commit_hash")
+NOT_COPIED = (
+    "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "_commit_hash", "_class_name",
+    "split_head_dim", "use_memory_efficient_attention",  # of diffusers' flax classes: how they compute, not what
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

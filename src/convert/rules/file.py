@@ -121,6 +121,7 @@ class Requirement:
     at: Position
 
 
+STEMS = ("model", "diffusion_pytorch_model")  # of the files of weights: transformers' and diffusers'
 TORCH = "torch"
 FORMATS = (TORCH, "burn")  # layouts of an output; see `convert.planning.target_formats.registry`
 
@@ -138,6 +139,8 @@ class Target:
         requires: fact -> the only value that this target's code supports.
         format: layout of the output, one of `FORMATS`.
         same_tree: classes of other models that may have the same tree, which ``config.json`` tells apart.
+        files: name of the files of weights in a directory, without number and ending; one of `STEMS`.
+        differs: what its code computes otherwise than the source's, and no ``config.json`` can state.
     """
 
     name: str
@@ -148,6 +151,8 @@ class Target:
     requires: Mapping[str, Requirement] = field(default_factory=dict)
     format: str = TORCH
     same_tree: tuple[str, ...] = ()
+    files: str = "model"
+    differs: tuple[str, ...] = ()
 
     def rename(self, path: Pattern) -> Pattern:
         """Return the name of a module in this target."""

@@ -21,6 +21,7 @@ from convert.layers.weight_keys import read_factor, read_flattened, read_normali
 from convert.rules import attention_macro
 from convert.rules.copies import Copies
 from convert.rules.file import (
+    STEMS,
     TORCH,
     Axis,
     LayerTypes,
@@ -166,6 +167,7 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
         },
         values.get("format", TORCH),
         tuple(values.get("same_tree", ())),
+        values.get("files", STEMS[0]),
     )
 
 

@@ -23,7 +23,8 @@ BACKOFF = 0.1, 5.0  # seconds before the first retry, and the most
 TIMEOUT = 60  # seconds of one request
 # A web server has no listing. These names are looked for instead: what the readers of the formats look for.
 HTTP_NAMES = (
-    "_METADATA", "_CHECKPOINT_METADATA", "_sharding", "checkpoint", "commit_success.txt", "config.json", "flax_model.msgpack",
+    "_METADATA", "_CHECKPOINT_METADATA", "_sharding", "checkpoint", "commit_success.txt", "config.json", "diffusion_flax_model.msgpack",
+    "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json", "flax_model.msgpack",
     "flax_model.msgpack.index.json", "generation_config.json", "manifest.ocdbt", "model.safetensors", "model.safetensors.index.json",
 )  # fmt: skip
 HTTP_FOLDERS = ("default", "params", "state")

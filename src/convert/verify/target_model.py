@@ -14,7 +14,7 @@ from convert.core.findings import Finding
 from convert.core.user_code import find_factory, signature_error, user_code_errors
 from convert.drafting.like.target import TargetModel, TargetModule, join, model_of_tensors
 from convert.references.module_facts import facts
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDICES, SINGLE_FILES
 from convert.writing.written import open_written
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OPTION = "--like "
 CONFIG = "config.json"
-WEIGHTS = (INDEX, SINGLE_FILE)
+WEIGHTS = (*INDICES, *SINGLE_FILES)
 
 
 def read_target(target: str) -> TargetModel:

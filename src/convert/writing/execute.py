@@ -87,7 +87,8 @@ def plan_layout(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[lis
     """
     tensors = [OutTensor(step.name, step.spec) for step in plan.steps]
     single = out.name if out.suffix == ".safetensors" else None
-    return tensors, lay_out(tensors, single=single, max_shard_bytes=max_shard_bytes)
+    stem = plan.rules.targets[plan.target].files
+    return tensors, lay_out(tensors, single=single, stem=stem, max_shard_bytes=max_shard_bytes)
 
 
 def prepare(plan: Plan, out: Path, max_shard_bytes: int | None) -> tuple[list[OutTensor], Layout, dict[str, bytes]]:

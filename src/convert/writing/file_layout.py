@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +10,13 @@ from convert.core import safetensors_header
 from convert.core.errors import OutputError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
+from convert.rules.file import STEMS
 
 SUFFIX = ".safetensors"
-STEM = "model"  # of the files in a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN
-SINGLE_FILE = STEM + SUFFIX
-INDEX = f"{SINGLE_FILE}.index.json"
+# The files of a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN, and diffusers/utils/constants.py.
+SINGLE_FILES = tuple(stem + SUFFIX for stem in STEMS)
+INDICES = tuple(f"{name}.index.json" for name in SINGLE_FILES)
+SHARD = re.compile(rf"({'|'.join(STEMS)})-(\d{{5}})-of-(\d{{5}})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Layout:
     index: str | None = None
 
 
-def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shard_bytes: int | None = None) -> Layout:
+def lay_out(
+    tensors: Sequence[OutTensor], *, single: str | None = None, stem: str = STEMS[0], max_shard_bytes: int | None = None
+) -> Layout:
     """Assign a file and a range of bytes to each tensor.
 
     Shards are filled in the order of `tensors`, as huggingface_hub fills them: a tensor that does not fit starts the
@@ -58,6 +63,7 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
         tensors: the tensors to write.
         single: name of the file, for an output that is one file. None: files of a directory, ``model.safetensors``
             or ``model-00001-of-00002.safetensors``, ...
+        stem: of the files of a directory.
         max_shard_bytes: limit of the tensors' bytes in one file; headers are not counted.
 
     Raises:
@@ -73,7 +79,7 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
             )
         )
     if max_shard_bytes is None or total <= max_shard_bytes:
-        return Layout(*_place([(single or SINGLE_FILE, list(tensors))]))
+        return Layout(*_place([(single or stem + SUFFIX, list(tensors))]))
     if single is not None:
         raise OutputError(
             Finding(
@@ -86,9 +92,9 @@ def lay_out(tensors: Sequence[OutTensor], *, single: str | None = None, max_shar
         )
     shards = _split(tensors, max_shard_bytes)
     if len(shards) == 1:
-        return Layout(*_place([(SINGLE_FILE, shards[0])]))
-    named = [(f"{STEM}-{i:05d}-of-{len(shards):05d}{SUFFIX}", shard) for i, shard in enumerate(shards, 1)]
-    return Layout(*_place(named), index=INDEX)
+        return Layout(*_place([(stem + SUFFIX, shards[0])]))
+    named = [(f"{stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}", shard) for i, shard in enumerate(shards, 1)]
+    return Layout(*_place(named), index=f"{stem}{SUFFIX}.index.json")
 
 
 def _check_names(tensors: Sequence[OutTensor]) -> None:

@@ -21,7 +21,7 @@ from convert.core.system.regular_file import ObjectPath, open_regular, open_unbu
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.stores import located
 from convert.stores.errors import StoreError
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDICES, SINGLE_FILES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_JSON = 64 << 20  # bytes of an index or a config.json
@@ -184,7 +184,7 @@ def _find_index(path: Path, config: Mapping[str, Any] | None) -> str:
     """Return the file or index of a directory by which `from_pretrained` finds the tensors; empty when there is none."""
     name = (config or {}).get(WEIGHTS_KEY)
     if name is None:
-        return next((name for name in (SINGLE_FILE, INDEX) if (path / name).is_file()), "")
+        return next((name for name in (*SINGLE_FILES, *INDICES) if (path / name).is_file()), "")
     if not isinstance(name, str) or Path(name).name != name or not (path / name).is_file():
         raise _outside(path / "config.json", f"`{WEIGHTS_KEY}`", name)
     return name

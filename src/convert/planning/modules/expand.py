@@ -30,6 +30,7 @@ from convert.rules.file import MODULE, ModulesOfClass, RuleFile
 from convert.rules.library import shipped_rules_dir
 
 BIAS = "bias"
+ARCHITECTURES = "architectures"  # transformers' key of the classes
 DRAFT = "draft rules from its PyTorch class: `convert rules new CKPT my-model.yaml --like DIR`"
 
 
@@ -43,7 +44,7 @@ def for_class(rules: RuleFile, source: Source) -> tuple[RuleFile, tuple[Finding,
     listed = listed_modules(rules, source)
     if isinstance(listed, Finding):
         return replace(rules, rules=tuple(rule for rule in rules.rules if not rule.each)), (listed,)
-    return _expanded(rules, rules.modules, listed, source)
+    return _expanded(_without_unread(rules, listed, source), rules.modules, listed, source)
 
 
 def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
@@ -59,7 +60,7 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         problem = (
             f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
         )
-        example = f'"{of.key}": ["BertForMaskedLM"]'
+        example = json.dumps(_stated(of, min(table["classes"])))[1:-1]
         return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class")  # fmt: skip
     try:
         return module_list(table, name, config)
@@ -68,6 +69,19 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         known = sorted(table["classes"])
         near = did_you_mean(missing, known)
         return Finding("class-unknown", f"{_file(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
+
+
+def _without_unread(rules: RuleFile, listed: ModuleList, source: Source) -> RuleFile:
+    """Ignore the keys that the source's code does not read, and that state something else than it computes."""
+    config = read_sidecar(rules, source).config
+    other = {
+        key: f"the flax class does not read it, and computes as with {json.dumps(value)}"
+        for key, value in listed.unread.items()
+        if config.get(key, value) != value
+    }
+    if rules.sidecar is None or not other:
+        return rules
+    return replace(rules, sidecar=replace(rules.sidecar, ignored={**rules.sidecar.ignored, **other}))
 
 
 def class_table(rules: RuleFile) -> Mapping[str, Any]:
@@ -106,6 +120,11 @@ def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
     return of.classes.get(name, name)
 
 
+def _stated(of: ModulesOfClass, name: str) -> dict[str, Any]:
+    """Return what a config.json states of a class: transformers' a list, diffusers' the name."""
+    return {of.key: [name] if of.key == ARCHITECTURES else name}
+
+
 def _expanded(
     rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: Source
 ) -> tuple[RuleFile, tuple[Finding, ...]]:
@@ -124,22 +143,23 @@ def _expanded(
         if not rule.each:
             made.append(rule)
             continue
-        of_module: dict[Module, list[Found]] = defaultdict(list)
+        of_form: dict[tuple[Any, ...], list[Found]] = defaultdict(list)
         for one in found:
             lead = _leaf(rule.path, one.path)
             if one.module.type in rule.each and lead in paths - taken:
-                of_module[one.module].append(one)
-        for module, members in of_module.items():
+                of_form[one.module.form].append(one)
+        for members in of_form.values():
             claimed |= {one.name: one for one in members}
             present = {one.path: _roles(rule, one, paths, listed) for one in members}
             roles = set().union(*present.values())
             taken |= {_leaf(rule.sources[role], one.path) for one in members for role in roles}
             tensors |= {_tensor(rule, one, role) for one in members for role in roles}
             for group in _by_depth(members):
-                made += [_rule(rule, module, roles, path, name) for path, name in patterns.write(group)]
+                made += [_rule(rule, members[0].module, roles, path, name) for path, name in patterns.write(group)]
     copied, lost = _copies(listed, made, tensors)
+    loads, config = f"{listed.package} `{listed.loads}`", _stated(of, listed.loads)
     target = {
-        key: replace(one, loads=f"transformers `{listed.loads}`", config={**one.config, of.key: [listed.loads]})
+        key: replace(one, loads=loads, config={**one.config, **config}, differs=listed.notes)
         for key, one in rules.targets.items()
     }
     findings = (
@@ -196,6 +216,8 @@ def _rule(rule: Rule, module: Module, roles: set[str], path: str, name: Pattern)
     kind: Any = rule.kind
     if module.epsilon is not None and hasattr(kind, "epsilon"):
         kind = replace(kind, epsilon=module.epsilon)
+    if module.groups is not None:
+        kind = replace(kind, num_groups=module.groups)
     if hasattr(kind, "roles"):
         kind = replace(kind, roles=tuple(sources))
     return replace(rule, kind=kind, sources=sources, targets=layers, each=())
@@ -240,7 +262,7 @@ def _missing(
                 continue
             yield Finding(
                 "leaf-missing",
-                f"transformers `{listed.loads}` has the module {text} ({module.type}), and the tree has no leaf for it",
+                f"{listed.package} `{listed.loads}` has the module {text} ({module.type}), and the tree has no leaf for it",
                 rule=rules.path,
                 path=text,
                 fix=f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint",
@@ -262,7 +284,7 @@ def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
     for key, (value, because) in listed.refused.items():
         yield Finding(
             "target-requirement",
-            f"transformers `{listed.loads}` computes something else: {because}",
+            f"{listed.package} `{listed.loads}` computes something else: {because}",
             rule=rules.path,
             path=f"{key} of {_file(rules)}",
             got=json.dumps(value),
@@ -272,11 +294,13 @@ def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
 
 def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> Iterator[Finding]:
     """Report that the tree has another number of layers than the sidecar states."""
-    for place, (key, stated) in listed.counts.items():
-        numbers = patterns.numbers.get(place)
-        if numbers and max(map(int, numbers)) + 1 != stated:
-            yield Finding(
-                "config-conflict",
-                f"the {_file(rules)} of the checkpoint has {key} = {stated}, and the tree has {max(map(int, numbers)) + 1} layers in {'.'.join(place)}",
-                fix="one of the two is of another checkpoint",
-            )
+    for places, (key, stated) in listed.counts.items():
+        needed = any(module.name[: len(places)] == places and not module.optional for module in listed.modules)
+        for place in _every(places, patterns):
+            count = max(map(int, patterns.numbers.get(place, ())), default=-1) + 1
+            if count != stated and (count or needed):
+                yield Finding(
+                    "config-conflict",
+                    f"the {_file(rules)} of the checkpoint has {key} = {stated}, and the tree has {count} layers in {'.'.join(place)}",
+                    fix="one of the two is of another checkpoint",
+                )

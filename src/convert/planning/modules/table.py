@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ class Module:
         name: its keys, with ``#`` for numbers.
         type: the word that rules have in `each`.
         epsilon: of a norm.
+        groups: of a group norm.
         optional: whether some configurations lack it.
         bias: whether it has a bias: always, never or (None) in some configurations.
     """
@@ -31,8 +32,14 @@ class Module:
     name: Name
     type: str
     epsilon: float | None
+    groups: int | None
     optional: bool
     bias: bool | None
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What modules have in common that one rule is written for: all but the numbers in their names."""
+        return (tuple(NUMBER if key.isdecimal() else key for key in self.name), *list(vars(self).values())[1:])
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class ModuleList:
 
     Attributes:
         loads: name of the class.
+        package: that has the class.
         modules: its modules.
         prefixes: keys that a tree may lack before its paths, or have in addition.
         below: part -> the key that flax's tree has before the paths of the part, and the names have not.
@@ -48,9 +56,12 @@ class ModuleList:
         untied: those of `tied` that config.json unties.
         counts: name before a number -> key of config.json, and the number of layers that it states.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
+        unread: key of config.json that the source's code does not read -> the value that it computes with.
+        notes: what the class computes otherwise than the source's code.
     """
 
     loads: str
+    package: str
     modules: tuple[Module, ...]
     prefixes: tuple[Name, ...]
     below: Mapping[Name, str]
@@ -58,6 +69,8 @@ class ModuleList:
     untied: frozenset[str]
     counts: Mapping[Name, tuple[str, int]]
     refused: Mapping[str, tuple[Any, str]]
+    unread: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 class UnknownClassError(LookupError):
@@ -89,9 +102,11 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         UnknownClassError: the table lacks the class, or the class of a part.
     """
     found = _Gathered()
-    _gather(found, table, name, config, ())
+    entry = _entry(table["classes"], name)
+    _gather(found, table, entry, config, ())
     return ModuleList(
         name,
+        table["library"],
         tuple(found.modules),
         tuple(found.prefixes),
         found.below,
@@ -99,13 +114,21 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         frozenset(found.untied),
         found.counts,
         found.refused,
+        entry.get("unread", {}),
+        tuple(entry.get("notes", ())),
     )
 
 
-def _gather(found: _Gathered, table: Mapping[str, Any], name: str, config: Mapping[str, Any], below: Name) -> None:
-    if name not in table["classes"]:
+def _entry(entries: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if name not in entries:
         raise UnknownClassError(name)
-    entry = table["classes"][name]
+    found: Mapping[str, Any] = entries[name]
+    return found
+
+
+def _gather(
+    found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], config: Mapping[str, Any], below: Name
+) -> None:
     found.modules += _modules(entry, config, below)
     if entry["prefix"]:
         found.prefixes.append((*below, entry["prefix"]))
@@ -116,9 +139,9 @@ def _gather(found: _Gathered, table: Mapping[str, Any], name: str, config: Mappi
     found.tied |= tied
     if config.get(TIED) is False:
         found.untied |= set(tied)
-    for place, key in entry["counts"].items():
-        if isinstance(count := _value(config, key), int):
-            found.counts[(*below, *place.split("."))] = (key, count)
+    for place, text in entry["counts"].items():
+        if (count := _count(config, text)) is not None:
+            found.counts[(*below, *place.split("."))] = (text, count)
     for key, (values, because) in entry["refuses"].items():
         if (value := _value(config, key)) in values:
             found.refused[key] = (value, because)
@@ -128,23 +151,77 @@ def _gather(found: _Gathered, table: Mapping[str, Any], name: str, config: Mappi
         of = own.get("model_type")
         if of not in table["parts"][role]:
             raise UnknownClassError(f"{key}: {of}")
-        _gather(found, table, table["parts"][role][of], own, (*below, part))
+        _gather(found, table, _entry(table["classes"], table["parts"][role][of]), own, (*below, part))
+    for part, block in entry.get("blocks", {}).items():
+        for number, of, own in _blocks(config, **block):
+            if of not in table["blocks"]:
+                raise UnknownClassError(f"{block['key']}: {of}")
+            _gather(found, table, table["blocks"][of], own, (*below, *part.split("."), *number))
+
+
+def _blocks(
+    config: Mapping[str, Any], key: str, default: str | None = None, backwards: bool = False
+) -> Iterator[tuple[Name, str, Mapping[str, Any]]]:
+    """Yield number, type and configuration of each block that a key names: of a list with a value for each block, its value.
+
+    Two keys are added: `last` (no block follows) and `widens` (the block before it has another width).
+    """
+    types = config.get(key, default)
+    if not isinstance(types, list):
+        own = {name: value[-1] if isinstance(value, list) else value for name, value in config.items()}
+        yield from [((), types, own)] if types is not None else ()
+        return
+    count, widths = len(types), list(config.get("block_out_channels") or ())
+    order = range(count)[::-1] if backwards else range(count)
+    for k, at in enumerate(order):
+        own = {
+            name: value[at] if isinstance(value, list) and len(value) == count else value
+            for name, value in config.items()
+        }
+        before = order[max(k - 1, 0)]
+        own |= {"last": k == count - 1, "widens": len(widths) == count and widths[at] != widths[before]}
+        yield (str(k),), types[k], own
 
 
 def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -> Iterator[Module]:
     for heading, names in entry["modules"].items():
-        word, _, epsilon = heading.partition(" ")
-        key = epsilon.removeprefix("$")
-        value = _value(config, key) if epsilon.startswith("$") else None
-        number = float(value if isinstance(value, float | int) else entry["facts"].get(key, key)) if epsilon else None
+        word, *numbers = heading.split(" ")
+        epsilon, groups = (_number(entry, config, text) for text in (*numbers, "", "")[:2])
         for text in names:
             name, _, bias = text.partition(" ")
-            gate = entry["when"].get(name.rpartition(".")[2].removeprefix("?"), {})
-            if gate and not any(config.get(key, default) for key, default in gate.items()):
-                continue  # such a configuration has no such parameter
-            keys = (*below, *name.removeprefix("?").split("."))
+            bare = name.removeprefix("?")
+            if not _has(entry["when"].get(f"{word} {bare}"), config):
+                continue
+            keys = (*below, *bare.split("."))
             has_bias = {"": True, "-bias": False, "?bias": None}[bias]
-            yield Module(keys, word, number, name.startswith("?"), has_bias)
+            count = None if groups is None else int(groups)
+            yield Module(keys, word, epsilon, count, name.startswith("?"), has_bias)
+
+
+def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> float | None:
+    """Return a number of a heading, or that of the key of config.json which it names."""
+    key = text.removeprefix("$")
+    value = _value(config, key) if key != text else None
+    return float(value if isinstance(value, float | int) else entry["facts"].get(key, key)) if text else None
+
+
+def _has(conditions: Sequence[Sequence[Any]] | None, config: Mapping[str, Any]) -> bool:
+    """Whether a configuration has a module: one of the keys, with these defaults, is as stated."""
+    return conditions is None or any(bool(config.get(key, default)) is stated for key, default, stated in conditions)
+
+
+def _count(config: Mapping[str, Any], text: str) -> int | None:
+    """Return a sum of products of numbers and keys, of a list its length; None if the configuration lacks one of the keys."""
+    total = 0
+    for term in text.split("+"):
+        product = 1
+        for factor in term.split("*"):
+            value = int(factor) if factor.removeprefix("-").isdecimal() else _value(config, factor)
+            if not isinstance(value, int | list):
+                return None
+            product *= len(value) if isinstance(value, list) else value
+        total += product
+    return total
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:

@@ -23,7 +23,7 @@ from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers.shared_keys import PATTERN, parse_fact
-from convert.rules.file import FORMATS
+from convert.rules.file import FORMATS, STEMS
 from convert.rules.path_variants import VariantPath
 
 
@@ -143,6 +143,10 @@ TARGET = Record(
             "Mapping of a prefix of module names, as the rules write them, to the prefix that this target uses. Default: the same names.",
         ),
         "format": Key(Choice(FORMATS), "Layout of the output: that of PyTorch or of Burn. Default: torch."),
+        "files": Key(
+            Choice(STEMS),
+            "Name of the files of weights in a directory, without number and ending. Default: model, as transformers has it.",
+        ),
         "requires": Key(
             MapOf(_REQUIREMENT),
             "Mapping of a fact to the only value that this target's code supports, with the reason. Default: any value.",

@@ -49,7 +49,7 @@ CONFIG_FACTS: Mapping[str, str] = {
 # name of an activation in the rules -> its name in transformers 5.23 (``activations.ACT2FN``)
 TRANSFORMERS_NAMES = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_erf": "gelu", "none": "linear"}
 INNER = ("rope_parameters", "rope_scaling", "text_config")  # sections of config.json about the same model
-NO_FACTS = ("architectures", "model_type", "dtype", "torch_dtype")  # class and precision, not a fact
+NO_FACTS = ("architectures", "_class_name", "model_type", "dtype", "torch_dtype")  # class and precision, not a fact
 TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
 TRAINING_FACTS = ("momentum",)  # that only training reads
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms

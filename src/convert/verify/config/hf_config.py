@@ -22,7 +22,7 @@ from convert.writing.written import WEIGHTS_KEY, Written
 # but not the function.
 # fmt: off
 HARMLESS = frozenset({
-    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "name_or_path", "auto_map",
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "name_or_path", "auto_map", "_class_name", "_diffusers_version",
     "tokenizer_class", "processor_class", "use_cache", "cache_implementation", "return_dict", "use_return_dict",
     "output_attentions", "output_hidden_states", "torchscript", "use_bfloat16", "id2label", "label2id", "num_labels",
     "problem_type", "finetuning_task", "task_specific_params", "attn_implementation", "pretraining_tp",

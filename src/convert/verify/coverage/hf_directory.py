@@ -18,7 +18,7 @@ from convert.core.tensor_spec import is_float
 from convert.planning.plan import Plan
 from convert.planning.settings import settable
 from convert.rules.file import parse_reference
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import SUFFIX
 from convert.writing.written import MAX_JSON, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
@@ -32,7 +32,7 @@ def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
     if not written.path.is_dir():
         return
     planned = plan.rules.targets[plan.target].config
-    yield from _check_files(written, bool(planned))
+    yield from _check_files(written, plan.rules.targets[plan.target].files + SUFFIX, bool(planned))
     if not planned:
         return
     if written.config is None:
@@ -61,7 +61,7 @@ def directory_findings(plan: Plan, written: Written) -> Iterator[Finding]:
 def other_class(plan: Plan, written: Written) -> Finding | None:
     """Report that config.json names another class than the rules; None when it does not."""
     planned = plan.rules.targets[plan.target].config
-    for key in ("architectures", "model_type"):
+    for key in ("architectures", "model_type", "_class_name"):
         if written.config is not None and key in planned and (written.config.get(key) or planned[key]) != planned[key]:
             return _finding(
                 key,
@@ -78,7 +78,13 @@ def _finding(path: str, problem: str, *, expected: str = "", got: str = "", fix:
     return Finding("directory-not-loadable", problem, path=path, expected=expected, got=got, fix=fix, data=data)
 
 
-def _check_files(written: Written, has_config: bool) -> Iterator[Finding]:
+def _check_files(written: Written, single: str, has_config: bool) -> Iterator[Finding]:
+    """Compare the files with what the loader looks for.
+
+    Args:
+        single: name of the file, if there is one.
+    """
+    of_shards = f"{single}.index.json"
     for file, lost in written.missing.items():
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         yield _finding(
@@ -86,29 +92,29 @@ def _check_files(written: Written, has_config: bool) -> Iterator[Finding]:
             f"there is no such file, and {written.index} names it for {lost[0]}{more}: the directory does not load",
             fix="copy the file there, or convert again",
         )
-    if written.index == SINGLE_FILE and (written.path / INDEX).is_file():
+    if written.index == single and (written.path / of_shards).is_file():
         yield _finding(
-            SINGLE_FILE,
-            f"it stands next to {INDEX}: from_pretrained loads {SINGLE_FILE}, which is checked here, and not the shards that "
+            single,
+            f"it stands next to {of_shards}: from_pretrained loads {single}, which is checked here, and not the shards that "
             "the index names; other code may load the shards",
-            fix=f"delete {SINGLE_FILE} if the shards are meant, or else the index and its shards",
+            fix=f"delete {single} if the shards are meant, or else the index and its shards",
         )
-    if written.index not in ("", SINGLE_FILE, INDEX):
+    if written.index not in ("", single, of_shards):
         yield _finding(
             WEIGHTS_KEY,
             f"{CONFIG} names {written.index}: transformers loads that file, which is checked here, and other code loads "
-            f"{SINGLE_FILE} or the shards of {INDEX}",
-            fix=f"rename the file to {SINGLE_FILE} and remove the key",
+            f"{single} or the shards of {of_shards}",
+            fix=f"rename the file to {single} and remove the key",
         )
     if written.index:
         return
     names = sorted({file.name for file, _ in written.tensors.values()})
     shards = [name for name in names if _SHARD.fullmatch(name)]
-    if shards or (has_config and names != [SINGLE_FILE]):
+    if shards or (has_config and names != [single]):
         yield _finding(
-            INDEX,
+            of_shards,
             f"there is no such file next to {', '.join(names[:2])}{' ...' if len(names) > 2 else ''}, and from_pretrained "
-            f"finds only {SINGLE_FILE} or the files that the index names",
+            f"finds only {single} or the files that the index names",
             fix="write the index again",
         )
 

@@ -31,7 +31,7 @@ from convert.stores.upload import Uploads, check_destination, scratch
 from convert.writing import digests
 from convert.writing.destination import permitted
 from convert.writing.destination.journal import Journal
-from convert.writing.file_layout import INDEX, SINGLE_FILE
+from convert.writing.file_layout import INDICES, SINGLE_FILES
 
 _HEAD = ".head"
 
@@ -389,7 +389,7 @@ def refuse_existing(out: StorePath, overwrite: bool, directory: bool, of_killed:
         raise refuse("output-kind", "is an object", "give another name, or a name ending in .safetensors for one file")
     if names and not directory:
         raise refuse("output-kind", "has objects below it", "give another name for the file")
-    unfinished = not is_file and not {INDEX, SINGLE_FILE} & names and names <= set(of_killed)
+    unfinished = not is_file and not {*INDICES, *SINGLE_FILES} & names and names <= set(of_killed)
     if (is_file or names) and not (overwrite or unfinished):
         raise refuse("output-exists", "exists and is kept", "replace it with --overwrite, or give another name")
 
@@ -405,7 +405,7 @@ def require_writable(out: StorePath, overwrite: bool, of_killed: Collection[str]
     with permitted.os_errors(out):
         uploads = Uploads(out)
         try:
-            uploads.start(out / SINGLE_FILE if directory else out)
+            uploads.start(out / SINGLE_FILES[0] if directory else out)
         finally:
             left = uploads.abort()
         if left:

@@ -1,0 +1,136 @@
+"""The flax classes of diffusers: UNet, VAE and ControlNet of Stable Diffusion, through rules that name no module.
+
+Each case was recorded by the flax class itself; the PyTorch class of diffusers loads the output, and computes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from convert.checkpoints import open_source
+from convert.numerics.lift_torch import lifted
+from convert.outputs.integrity import verify_output
+from convert.reversing.source import ReversedSource
+from convert.verify.run import check
+from support import diffusers_cases
+from support.diffusers_cases import CASES, DIGESTS
+from support.marks import slow_but
+from support.paths import GOLDEN
+from support.value_mistakes import assert_mistakes_are_named
+
+FAMILY = "flax-diffusers"
+QUICK = ("vae",)
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
+def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path) -> None:
+    source = diffusers_cases.write(case, tmp_path / "source")
+    written = hashlib.sha256((source / "diffusion_flax_model.msgpack").read_bytes()).hexdigest()
+    assert written == DIGESTS[case]["sha256"], "these are not the bytes that save_pretrained wrote"
+    convert.convert(FAMILY, source, tmp_path / "out")
+    model = diffusers_cases.loaded(tmp_path / "out")
+    as_it_is = diffusers_cases.errors(model, case)
+    same = diffusers_cases.errors(diffusers_cases.as_flax(model), case)
+    assert same < max(2e-6, 3 * DIGESTS[case]["drift"])
+    with lifted():
+        assert diffusers_cases.errors(model.double(), case, "out64") < 1e-12
+    notes = convert.plan_conversion(FAMILY, source).config_notes
+    if case.startswith("vae"):
+        assert as_it_is == same and notes == ()
+    else:  # what no config.json can say
+        assert as_it_is > 5e-5 and len(notes) == 1 and "GELU with erf" in notes[0]
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
+def test_the_way_back_gives_the_tree_of_the_flax_class(case: str, tmp_path: Path) -> None:
+    source, out = diffusers_cases.write(case, tmp_path / "source"), tmp_path / "out"
+    convert.convert(FAMILY, source, out)
+    back, first = ReversedSource(convert.plan_reverse("flax_diffusers", out)), open_source(source)
+    assert back.leaves.keys() == first.leaves.keys()
+    assert [name for name in first.leaves if back.read(name).tobytes() != first.read(name).tobytes()] == []
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, ["vae", "unet", "controlnet"]))
+def test_faults_are_named(case: str, tmp_path: Path) -> None:
+    source = diffusers_cases.write(case, tmp_path / "source")
+    convert.convert(FAMILY, source, tmp_path / "out")
+    levels = {level.level: level.verdict.value for level in check(tmp_path / "out", source).levels}
+    assert levels == {"coverage": "passed", "weights": "passed", "layers": "passed", "model": "skipped"}
+    assert assert_mistakes_are_named(tmp_path / "out", source) >= 9
+
+
+def refused(source: Path) -> tuple[convert.Finding, ...]:
+    with pytest.raises(convert.ConvertError) as error:
+        convert.plan_conversion(FAMILY, source)
+    return error.value.findings
+
+
+@pytest.mark.parametrize(
+    ("case", "without", "code", "path"),
+    [
+        ("vae", "encoder/down_blocks_1/resnets_0/conv_shortcut", "leaf-missing", "encoder.down_blocks.1.resnets.0.conv_shortcut"),
+        ("vae", "encoder/down_blocks_0/downsamplers_0", "leaf-missing", "encoder.down_blocks.0.downsamplers.0.conv"),
+        ("vae", "decoder/up_blocks_0/resnets_2", "config-conflict", "layers_per_block+1 = 3, and the tree has 2 layers in decoder.up_blocks.0.resnets"),
+        ("unet.sdxl", "add_embedding/linear_2", "leaf-missing", "add_embedding.linear_2"),
+        ("unet.sdxl", "mid_block/attentions_0/transformer_blocks_2", "config-conflict", "transformer_layers_per_block = 3, and the tree has 2 layers"),
+        ("unet.sdxl", "down_blocks_1/attentions_0", "config-conflict", "layers_per_block = 1, and the tree has 0 layers in down_blocks.1.attentions"),
+        ("controlnet", "controlnet_down_blocks_3", "config-conflict", "down_block_types*layers_per_block+down_block_types = 4, and the tree has 3 layers"),
+    ],
+)  # fmt: skip
+def test_what_the_tree_lacks_is_said_before_data_is_read(case: str, without: str, code: str, path: str, tmp_path: Path) -> None:  # fmt: skip
+    leaves = {name: x for name, x in diffusers_cases.ALL.leaves(case).items() if not name.startswith(f"{without}/")}
+    findings = refused(diffusers_cases.write(case, tmp_path / "source", leaves))
+    assert {found.code for found in findings} == {code}
+    assert any(path in (found.path or found.problem) or path in found.problem for found in findings)
+
+
+def test_a_class_or_block_that_had_no_flax_code_is_named(tmp_path: Path) -> None:
+    (found,) = refused(diffusers_cases.write("vae", tmp_path / "class", _class_name="FlaxAutoencoderTiny"))
+    assert (found.code, found.got) == ("class-unknown", "AutoencoderTiny")
+    types = ["AttnDownEncoderBlock2D", "DownEncoderBlock2D"]
+    (found,) = refused(diffusers_cases.write("vae", tmp_path / "block", down_block_types=types))
+    assert (found.code, found.got) == ("class-unknown", "down_block_types: AttnDownEncoderBlock2D")
+    (found,) = refused(diffusers_cases.write("vae", tmp_path / "none", _class_name=None))
+    assert found.code == "class-unknown" and '"_class_name": "AutoencoderKL"' in found.fix
+
+
+def test_keys_that_the_flax_class_does_not_read_are_left_out_where_they_say_something_else(tmp_path: Path) -> None:
+    kept = {"mid_block_add_attention": True, "force_upcast": False}
+    source = diffusers_cases.write("vae", tmp_path / "source", act_fn="gelu", use_quant_conv=False, **kept)
+    plan = convert.plan_conversion(FAMILY, source)
+    config: Any = plan.config
+    assert config["_class_name"] == "AutoencoderKL" and kept.items() <= config.items()
+    assert not {"act_fn", "use_quant_conv", "dtype"} & config.keys()
+    assert sorted(note.partition(":")[0] for note in plan.notes) == [
+        'config.json of the checkpoint has act_fn "gelu", and that of the output none',
+        "config.json of the checkpoint has use_quant_conv false, and that of the output none",
+    ]
+
+
+def test_shards_have_the_names_that_diffusers_looks_for(tmp_path: Path) -> None:
+    source = diffusers_cases.write("vae", tmp_path / "source")
+    convert.convert(FAMILY, source, tmp_path / "out", max_shard_bytes=40_000)
+    names = {path.name for path in (tmp_path / "out").glob("*.safetensors*")}
+    index = "diffusion_pytorch_model.safetensors.index.json"
+    assert index in names and all(name.startswith("diffusion_pytorch_model-0000") for name in names - {index})
+    assert diffusers_cases.errors(diffusers_cases.loaded(tmp_path / "out"), "vae") < 2e-6
+    assert verify_output(tmp_path / "out").intact
+    assert check(tmp_path / "out", source, levels=["coverage", "weights"]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_the_lists_of_modules_are_those_of_the_classes() -> None:
+    script = runpy.run_path(str(GOLDEN / "make_diffusers_classes.py"))
+    table = json.loads((GOLDEN.parents[1] / "rules" / "diffusers-classes.json").read_text())
+    script["verify"](table)
+    block = table["blocks"]["DownBlock2D"]
+    block["modules"]["Linear"] = [f"{name} -bias" for name in block["modules"]["Linear"]]
+    with pytest.raises(AssertionError, match="time_emb_proj"):
+        script["verify"](table)
