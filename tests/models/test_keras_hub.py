@@ -125,6 +125,15 @@ def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, 
     assert report.verdict.value == "failed" and name in said, said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", keras_hub.CASES)
+def test_a_correct_conversion_passes(case: str, tmp_path: Path) -> None:
+    """The preset's config.json has the words of Keras Hub; nothing of it belongs into that of the output."""
+    source, out = keras_hub.converted(case, tmp_path)
+    report = check(out, source, levels=("coverage", "weights", "layers"))
+    assert report.exit_code == 0, [str(finding) for level in report.levels for finding in level.findings]
+
+
 def test_another_gelu_in_config_json_is_named(tmp_path: Path) -> None:
     source, out = keras_hub.converted("bert", tmp_path)
     (out / "config.json").write_text((out / "config.json").read_text().replace("gelu_pytorch_tanh", "gelu"))

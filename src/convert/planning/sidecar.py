@@ -40,6 +40,11 @@ class Sidecar:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     copied: bool = True
 
+    @property
+    def for_output(self) -> Mapping[str, Any]:
+        """The keys that the output's ``config.json`` has, too: none where the file has the words of other code."""
+        return self.config if self.copied else {}
+
 
 NO_SIDECAR = Sidecar({}, {})
 
@@ -238,5 +243,4 @@ def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Itera
 
 def merge_config(sidecar: Sidecar, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` of the output: the keys of the rules, and the keys of the sidecar that the rules do not set."""
-    copied = sidecar.config if sidecar.copied else {}
-    return {**{key: value for key, value in copied.items() if key not in NOT_COPIED}, **config}
+    return {**{key: value for key, value in sidecar.for_output.items() if key not in NOT_COPIED}, **config}

@@ -67,7 +67,9 @@ def compare_other_keys(plan: Plan, written: Written) -> OtherKeys:
     config = {"model_type": templates.get("model_type"), **written.config}
     running = [_shown(key, config[key]) for key in RUNNING if config.get(key)]
     notes = _note(running, "it changes how the same function is computed; the models run without it")
-    sidecar = {key: value for key, value in plan.sidecar.config.items() if key not in templates and not harmless(key)}
+    sidecar = {
+        key: value for key, value in plan.sidecar.for_output.items() if key not in templates and not harmless(key)
+    }
     keys = list(_unplanned(config, templates, sidecar))
     lost = [key for key in sidecar if key not in config]
     if not keys and not lost:
@@ -126,12 +128,12 @@ def only_training(key: str) -> bool:
 def compare_training_keys(plan: Plan, written: Written) -> Iterator[Finding]:
     """Yield the rates of dropout in ``config.json`` that are not those of the sidecar or of the transformers class."""
     templates = plan.rules.targets[plan.target].config
-    stated = {**(written.config or {}), **plan.sidecar.config}
+    stated = {**(written.config or {}), **plan.sidecar.for_output}
     if not templates or written.config is None or not any(only_training(key) for key in stated):
         return
     config = {"model_type": templates.get("model_type"), **written.config}
     try:
-        base = class_config(config, {**plan.sidecar.config, **_planned(config, templates)})
+        base = class_config(config, {**plan.sidecar.for_output, **_planned(config, templates)})
         made = class_config(config, config)
     except Exception:  # noqa: BLE001 - not installed, or reported by `compare_other_keys`
         return
