@@ -74,5 +74,5 @@ MODELS: dict[str, tuple[Published, ...]] = {
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
     **dict.fromkeys(("dinov2_classifier", "dinov2_model"), _DINOV2),
     **dict.fromkeys(("gemma_flax", "gemma_flax_untied", "gemma_flax_model"), _GEMMA_FLAX),
-    "flax_transformers": (),  # its only fact, epsilon, is that of each module
+    **dict.fromkeys(("flax_transformers", "flax_diffusers"), ()),  # their only fact, epsilon, is that of each module
 }  # fmt: skip
