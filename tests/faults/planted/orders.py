@@ -128,7 +128,7 @@ def narrowed(name: str, change: Callable[[Array], Array], diagnosis: str, model:
 FC, SQUARE = f"{GPT}mlp.c_fc.weight", f"{GPT}attn.c_proj.weight"
 GROUPS = grid(3, 3, 8, order=(1, 0, 2), axis=-1)
 ROW_ORDERS = [
-    fault("queries, keys and values within each head", "gpt2", HUGGING, both(f"{GPT}attn.c_attn", GROUPS, GROUPS), f"{GPT}attn.c_attn.weight", "parts within heads", f"{GPT}attn.c_attn", OTHERS),
+    fault("queries, keys and values within each head", "gpt2", HUGGING, both(f"{GPT}attn.c_attn", GROUPS, GROUPS), f"{GPT}attn.c_attn.weight", "parts and heads exchanged", f"{GPT}attn.c_attn", OTHERS),
     one("queries, keys and values within each head", TWO_FIVE, UPSTREAM, f"{XF}attn.qkv_proj.weight", grid(3, 4, 8, order=(1, 0, 2)), "parts within heads"),
     one("the keys' heads reversed in a fused weight", "gpt2", HUGGING, f"{GPT}attn.c_attn.weight", lambda x: np.concatenate([x[:, :24], grid(3, 8, order=(0, 1), axis=1)(x[:, 24:48]).reshape(24, 3, 8)[:, ::-1].reshape(24, 24), x[:, 48:]], 1), "blocks in another order"),
     one("two heads exchanged in a flat weight", "bert", HUGGING, f"{BERT}attention.self.query.weight", lambda x: x.reshape(3, 8, -1)[[1, 0, 2]].reshape(x.shape), "thirds in another order"),

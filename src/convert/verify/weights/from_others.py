@@ -20,7 +20,7 @@ from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.weights.corruption.find import Corruption
 from convert.verify.weights.corruption.relations import indices_that_differ
 from convert.verify.weights.folded import MAX_OTHERS, find_folded
-from convert.verify.weights.rows_of_others import find_rows_of_others
+from convert.verify.weights.rows_of_others import find_one_row, find_rows_of_others
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLE = 4096  # values that differ, by which other tensors are ruled out
@@ -61,7 +61,8 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
         if same_bits(got.reshape(-1), expected(other, plan.source).reshape(-1)):
             text = f"it holds what belongs to {other.name}, {list(other.spec.shape)}, in a shape of its own"
             return Corruption(OTHER_SHAPE, text)
-    return find_folded(step, plan, got, want) or find_rows_of_others(step, plan, got, want)
+    searches = (find_one_row, find_folded, find_rows_of_others)
+    return next((found for search in searches if (found := search(step, plan, got, want)) is not None), None)
 
 
 def find_in_dropped(step: Step, plan: Plan, got: Array, twins: Sequence[TwinTree]) -> Corruption | None:

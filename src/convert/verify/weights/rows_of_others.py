@@ -1,4 +1,4 @@
-"""Name a tensor that is made of rows of several tensors of its layer, such as gate and up in turn, or of its heads' mean."""
+"""Name a tensor that is made of rows of other tensors, such as gate and up in turn, or of its heads' mean."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
+from convert.numerics.bits import same_bits, unequal
 from convert.numerics.compare import epsilon
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.find import Corruption
+from convert.verify.weights.corruption.relations import indices_that_differ
 from convert.verify.weights.folded import MAX_OTHERS, layer_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Place = tuple[str, int]  # a tensor, and the index of one of its rows
 SEVERAL, AVERAGED = "rows of several tensors", "blocks averaged"
+A_ROW, IN_A_ROW = "a row of another tensor", "another tensor in a row"
 SHOWN = 4  # runs of rows
 MIN_ROW = 2  # values of a row that are another row's by no chance
+MIN_TENSOR = 4  # the same of a whole tensor
 
 
 def find_rows_of_others(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
@@ -42,6 +46,33 @@ def find_rows_of_others(step: Step, plan: Plan, got: Array, want: Array) -> Corr
         if len(found) == len(places) and len({name for name, _ in found}) > 1:
             return Corruption(SEVERAL, f"along axis {axis}, it holds {_described(found, layer)}")
     return find_averaged(got, want)
+
+
+def find_one_row(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
+    """Find a small tensor, such as that of the class token, in a row of a table, and a row of a table in a small tensor."""
+    others = [
+        s for s in plan.steps if s.parts and s.name != step.name and not s.tied and s.spec.dtype == step.spec.dtype
+    ]
+    place = indices_that_differ(np.argwhere(unequal(got, want)), got.shape)
+    if place is not None and len(place.indices) == 1 and _tells(row := place.take(got).reshape(-1)):
+        for other in [s for s in others if s.spec.size == row.size][:MAX_OTHERS]:
+            if same_bits(row, expected(other, plan.source).reshape(-1)):
+                return Corruption(IN_A_ROW, f"{place.where}, it holds what belongs to {other.name}")
+    flat = np.ascontiguousarray(got).reshape(-1)
+    larger = [s for s in others if any(n > 1 and n * got.size == s.spec.size for n in s.spec.shape)]
+    for other in larger[:MAX_OTHERS] if _tells(flat) else ():
+        for axis, n in enumerate(other.spec.shape):
+            if n > 1 and n * got.size == other.spec.size:
+                rows = _rows(expected(other, plan.source), axis)
+                found = [k for k in np.flatnonzero(rows[:, 0] == flat[0]) if same_bits(rows[k], flat)]
+                if found:
+                    text = f"it holds what belongs to index {found[0]} of axis {axis} of {other.name}"
+                    return Corruption(A_ROW, text)
+    return None
+
+
+def _tells(values: Array) -> bool:
+    return values.size >= MIN_TENSOR and bool((values != values[0]).any())
 
 
 def find_averaged(got: Array, want: Array) -> Corruption | None:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.verify.weights.folded import BIAS, SCALE
-from convert.verify.weights.rows_of_others import AVERAGED, SEVERAL
+from convert.verify.weights.rows_of_others import A_ROW, AVERAGED, IN_A_ROW, SEVERAL
 from convert.writing.written import open_written
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights
@@ -117,6 +117,29 @@ def problems(change: Callable[[Tensors], None], folder: Path) -> dict[str, str]:
 def test_what_it_is_made_of_is_named(case: str, tmp_path: Path) -> None:
     change, name, text = CASES[case]
     assert problems(change, tmp_path) == {name: text}
+
+
+def exchanged_with_a_row(x: Tensors, row: int) -> None:
+    x["l.1.norm.bias"], x["l.1.positions.weight"][row] = (
+        x["l.1.positions.weight"][row].copy(),
+        x["l.1.norm.bias"].copy(),
+    )
+
+
+def test_a_tensor_and_a_row_of_a_table_have_each_others_place(tmp_path: Path) -> None:
+    assert problems(lambda x: exchanged_with_a_row(x, 3), tmp_path) == {
+        A_ROW: "it holds what belongs to index 3 of axis 0 of l.1.positions.weight",
+        IN_A_ROW: "in index 3 of axis 0, it holds what belongs to l.1.norm.bias",
+    }
+
+
+def test_a_row_and_a_tensor_of_other_values_are_not_named(tmp_path: Path) -> None:
+    def change(x: Tensors) -> None:
+        exchanged_with_a_row(x, 3)
+        x["l.1.norm.bias"][0] += 1
+        x["l.1.positions.weight"][3, 0] += 1
+
+    assert not {A_ROW, IN_A_ROW} & set(problems(change, tmp_path))
 
 
 def test_unrelated_rows_are_not_named(tmp_path: Path) -> None:

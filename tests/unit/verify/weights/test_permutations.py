@@ -23,6 +23,7 @@ ORDERS: dict[str, tuple[str, str, Array]] = {
     "as strings": ("rows in the order of strings", "0, 1, 10, 11", np.array(sorted(range(48), key=str))),
     "parts in each head": ("parts within heads", "8, 8 and 8 of each, 4 times", QKV.swapaxes(0, 1).reshape(-1)),
     "unequal parts in each group": ("parts within heads", "16, 8 and 8 of each, 4 times", GROUPS),
+    "as many parts as heads": ("parts and heads exchanged", "or the other way round", ROWS[:36].reshape(3, 3, 4).swapaxes(0, 1).reshape(-1)),
     "heads apart": ("heads within parts", "in the source they are in turns", np.argsort(GROUPS)),
     "two heads": ("blocks in another order", "of the blocks of 12 rows, 0 and 2 are exchanged", HEADS[[2, 1, 0, 3]].reshape(-1)),
     "three heads": ("blocks in another order", "in the order 1, 3, 0, 2", HEADS.reshape(8, 6)[[1, 3, 0, 2, 5, 7, 6, 4]].reshape(-1)),

@@ -11,6 +11,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_NAMED_PARTS = 3  # query, key and value
 IN_TURNS, NOT_IN_TURNS = "parts within heads", "heads within parts"
+EXCHANGED = "parts and heads exchanged"  # as many of both: one permutation, whichever of the two orders the source has
 FACTORS, THIRDS = "factors of an axis in another order", "thirds in another order"
 
 
@@ -97,6 +98,9 @@ def _turns(order: Array, unit: str) -> Order | None:
         parts = f"{len(widths)} parts of {_listed(sizes, 'or')}{such}"
         each = f"{_listed(widths)} of each, {times} times"
         here, there = f"are in turns: {each}", "one part follows the other"
+        if np.array_equal(order, np.argsort(order)):
+            text = f"the {unit} of {parts} {here}, and in the source {there}, or the other way round"
+            return Order(EXCHANGED, text)
         if name == IN_TURNS:
             return Order(name, f"the {unit} of {parts} {here}; in the source {there}")
         return Order(name, f"in the {unit} of {parts} {there}; in the source they {here}")

@@ -11,7 +11,14 @@ import numpy as np
 from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
-from convert.verify.weights.corruption.permutations import IN_TURNS, NOT_IN_TURNS, Order, describe_order, first_few
+from convert.verify.weights.corruption.permutations import (
+    EXCHANGED,
+    IN_TURNS,
+    NOT_IN_TURNS,
+    Order,
+    describe_order,
+    first_few,
+)
 from convert.verify.weights.corruption.relations import MAX_ROWS, places_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,7 +55,7 @@ def _named(order: Array, axis: int, step: Step | None, plan: Plan | None) -> Ord
         return named
     unit = f"rows along axis {axis}"
     described = describe_order(order, unit)
-    in_turns = described is not None and described.name in (IN_TURNS, NOT_IN_TURNS)
+    in_turns = described is not None and described.name in (IN_TURNS, NOT_IN_TURNS, EXCHANGED)
     if described is not None and in_turns and (step is None or len(step.parts) > 1 or len(_letters(axis, step)) < 2):
         return described
     if (named := _heads(order, axis, step) or described) is not None:
