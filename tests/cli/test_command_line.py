@@ -211,7 +211,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("owlvit", "owlv2"),
         "pix2struct",
         "recurrentgemma",
-        *("siglip", "siglip2-naflex"),
+        *("siglip-image", "clippo", "siglip", "siglip2-naflex"),
         "t5_tied",
         "t5_untied",
         "t5_model",

@@ -82,7 +82,8 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     for match in matches:  # a damaged part of a model is no reason to leave it out
         converts_more = len(match.coverage.dropped) < len(best[0].coverage.dropped)
         covers_as_much = match.coverage.fraction >= best[0].coverage.fraction
-        if match not in fitting and converts_more and covers_as_much and match.rules.supports(best[0].target):
+        has_target = match.target in match.rules.targets and match.rules.supports(match.target)
+        if match not in fitting and converts_more and covers_as_much and has_target:
             return NoMatch(match, tuple(matches), smaller=best[0])
     return best[0] if len(best) == 1 else Ambiguous(tuple(best))
 

@@ -469,6 +469,7 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
         str(tmp_path / "x.yaml"),
         "rules/pix2struct.yaml",
         "rules/recurrentgemma.yaml",
+        "rules/siglip-image.yaml",
         "rules/timesfm-2.5.yaml",
         "rules/vit-jax.yaml",
         "rules/vivit.yaml",

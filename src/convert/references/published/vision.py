@@ -1,4 +1,4 @@
-"""ViT of vit_jax, SigLIP and VideoPrism."""
+"""ViT of vit_jax, SigLIP, CLIPPO and VideoPrism."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ _VIT_JAX = (
         for side, patches in ((16, 14), (16, 24), (32, 7), (32, 12), (14, 16), (8, 28))
     ),
 )
+
+_TOWER = (
+    Published({"epsilon": 1e-6, "act_layer": "gelu_tanh"}, "google-research/big_vision@0127fb6 models/vit.py; flax.linen.LayerNorm, gelu"),
+    Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 768, "M": 3072}),
+    Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 1024, "M": 4096}),
+    Published({"mlp_ratio": 3.7362}, "models/vit.py, decode_variant; timm 1.0.31 vision_transformer.py", {"W": 1152, "M": 4304}),
+    Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 1536, "M": 6144}),
+)  # fmt: skip
 
 _SIGLIP = (
     Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
@@ -47,6 +55,8 @@ _VIDEOPRISM_LVT = (
 
 MODELS: dict[str, tuple[Published, ...]] = {
     "siglip": _SIGLIP,
+    "siglip-image": _TOWER,
+    "clippo": _TOWER,
     "siglip2-naflex": _SIGLIP,
     "vit-jax": _VIT_JAX,
     "videoprism-encoder": _VIDEOPRISM,

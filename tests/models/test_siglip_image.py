@@ -1,0 +1,173 @@
+"""The image tower of SigLIP, and CLIPPO, for timm: the tensors, in transformers' tower of SigLIP, compute what big_vision did.
+
+timm runs in another environment: `tests/golden/make_clippo.py --timm CASE OUT_DIR` compares its outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import convert
+from convert.core.errors import ConvertError
+from convert.numerics.lift_torch import lifted
+from convert.rules import library
+from convert.rules.parse import parse_models
+from convert.writing.written import open_written
+from support.drawn_cases import DrawnCases
+from support.goldens import relative_error
+from support.paths import GOLDEN
+from support.value_mistakes import assert_mistakes_are_named
+from support.weights_level import check_weights
+
+GOLD, CASE = DrawnCases(GOLDEN / "clippo"), "clippo"
+SET = {"mlp_ratio": 40 / 24}
+SIGLIP = GOLDEN / "siglip"
+NAMES = {  # parts of timm's names -> those of transformers' SiglipVisionModel, the first that fit first
+    "patch_embed.proj": "embeddings.patch_embedding",
+    "pos_embed": "embeddings.position_embedding.weight",
+    "attn_pool.latent": "head.probe",
+    "attn_pool.proj": "head.attention.out_proj",
+    "attn_pool.norm": "head.layernorm",
+    "attn_pool": "head",
+    "blocks": "encoder.layers",
+    "attn.proj": "self_attn.out_proj",
+    "attn.qkv": "self_attn.qkv_proj",
+    ".norm1": ".layer_norm1",
+    ".norm2": ".layer_norm2",
+}
+
+
+def write(folder: Path) -> Path:
+    """Write the checkpoint as big_vision's files have it."""
+    np.savez(folder / "clippo.npz", **{f"params/{name}": x for name, x in GOLD.leaves(CASE).items()})  # type: ignore[arg-type]
+    return folder / "clippo.npz"
+
+
+def converted(folder: Path, **options: Any) -> tuple[Path, Path]:
+    source = write(folder)
+    convert.convert("clippo", source, folder / "out", settings=SET, **options)
+    return source, folder / "out"
+
+
+def in_transformers(out: Path) -> tuple[Any, torch.nn.Module]:
+    """Return transformers' tower with timm's tensors, and the Dense behind it."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    args = json.loads((out / "config.json").read_text())["model_args"]
+    config = SiglipVisionConfig(
+        hidden_size=args["embed_dim"], num_hidden_layers=args["depth"], num_attention_heads=args["num_heads"],
+        intermediate_size=round(args["embed_dim"] * args["mlp_ratio"]), image_size=args["img_size"], patch_size=args["patch_size"],
+        hidden_act="gelu_pytorch_tanh",
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    given, found = load_file(out / "model.safetensors"), {}
+    head = torch.nn.Identity() if args["num_classes"] == 0 else torch.nn.Linear(args["embed_dim"], args["num_classes"])
+    head.load_state_dict({name: given.pop(f"head.{name}") for name in head.state_dict()})
+    for role in ("weight", "bias"):
+        packed = [given.pop(f"attn_pool.{name}.{role}") for name in ("q", "kv")]
+        found[f"head.attention.in_proj_{role}"] = torch.cat(packed)
+        found[f"post_layernorm.{role}"] = given.pop(f"norm.{role}")
+    given["pos_embed"] = given["pos_embed"][0]
+    for name, x in given.items():
+        for part, other in NAMES.items():
+            name = name.replace(part, other)
+        if "qkv_proj" in name:
+            found |= {name.replace("qkv", role): rows for role, rows in zip("qkv", x.chunk(3), strict=True)}
+        else:
+            found[name] = x
+    model = SiglipVisionModel(config)
+    model.load_state_dict(found, strict=True)
+    return model.requires_grad_(False).eval(), head.requires_grad_(False)
+
+
+def embeddings(model: Any, head: Any, images: np.ndarray[Any, Any], dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    """The normalised embeddings, as big_vision computes them."""
+    found = head(model(pixel_values=torch.from_numpy(images).permute(0, 3, 1, 2).to(dtype)).pooler_output)
+    result: np.ndarray[Any, Any] = (found / (found.norm(dim=1, keepdim=True) + 1e-8)).numpy()
+    return result
+
+
+def test_the_tensors_of_clippo_compute_what_big_vision_did(tmp_path: Path) -> None:
+    """Images and rendered texts pass the same tower."""
+    _, out = converted(tmp_path)
+    model, head = in_transformers(out)
+    given = GOLD.values(CASE, "in")
+    pairs = (("image", given["images"]), ("text", given["texts"]))
+    for name, images in pairs:
+        assert relative_error(embeddings(model, head, images, torch.float32), GOLD.values(CASE, "out")[name]) < 2e-6
+    with lifted():
+        model, head = model.double(), head.double()
+        for name, images in pairs:
+            assert relative_error(embeddings(model, head, images, torch.float64), GOLD.values(CASE, "out64")[name]) < 1e-12  # fmt: skip
+
+
+def test_the_image_tower_of_siglip_for_timm(tmp_path: Path) -> None:
+    """The family's name takes the rules that support timm; the text tower is left out."""
+    convert.convert("siglip2", SIGLIP / "ckpt.npz", tmp_path / "out", to="timm", settings=SET)
+    with np.load(SIGLIP / "io.npz") as recorded:
+        found = embeddings(*in_transformers(tmp_path / "out"), recorded["pixels"], torch.float32)
+        assert relative_error(found, recorded["image"]) < 2e-6
+    plan = convert.plan_conversion("siglip-image", SIGLIP / "ckpt.npz", settings=SET)
+    assert {drop.leaf.split("/")[1] for drop in plan.dropped} == {"txt", "t", "b"}
+
+
+def test_timms_ratios_give_the_published_widths() -> None:
+    """timm's feed-forward blocks are `int(width * mlp_ratio)` wide."""
+    (rules,) = library.find_rules("clippo")
+    assert len(rules.versions) == 4
+    assert all(int(one.sizes["W"] * one.facts["mlp_ratio"]) == one.sizes["M"] for one in rules.versions)
+
+
+def test_a_damaged_text_tower_does_not_make_an_image_tower(tmp_path: Path) -> None:
+    with np.load(SIGLIP / "ckpt.npz") as stored:
+        np.savez(tmp_path / "less.npz", **{name: stored[name] for name in stored.files if "txt/head" not in name})  # type: ignore[arg-type]
+    with pytest.raises(ConvertError, match="txt/head"):
+        convert.plan_conversion("siglip2", tmp_path / "less.npz", settings=SET)
+
+
+def test_forth_and_back_gives_the_same_leaves(tmp_path: Path) -> None:
+    source, out = converted(tmp_path)
+    for layout in ("UNSCANNED", "SCANNED"):
+        convert.convert_back("clippo", out, tmp_path / f"{layout}.npz", layout=layout, form="npz", settings=SET)
+    with np.load(source) as first, np.load(tmp_path / "UNSCANNED.npz") as second:
+        tower = [name for name in first.files if name != "params/t"]
+        assert sorted(second.files) == sorted(tower)
+        assert all(first[name].tobytes() == second[name].tobytes() for name in tower)
+    convert.convert("clippo", tmp_path / "SCANNED.npz", tmp_path / "again", settings=SET)
+    one, two = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "again"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:
+    source, out = converted(tmp_path)
+    assert assert_mistakes_are_named(out, source) >= 9
+
+
+RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the check calls it
+    ("{key,value}/kernel", "{value,key}/kernel", "fused parts in another order"),
+    ("Transformer/encoderblock_{j}/MultiHeadDotProductAttention_0/{query,key,value}/bias", "Transformer/encoderblock_{j}/MultiHeadDotProductAttention_0/{query,value,key}/bias", "fused parts in another order"),
+    ("blocks.{j}.norm{1,2}", "blocks.{j}.norm{2,1}", "of another tensor"),
+    ("NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
+    ("multiplies_by: scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: attn_pool.norm", "multiplies_by: 1+scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: attn_pool.norm", "1+scale on a plain norm"),
+    ("from: head/kernel", "prescaled_by: 2\n  from: head/kernel", "multiplied by a number"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
+def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
+    text = (library.shipped_rules_dir() / "siglip-image.yaml").read_text()
+    assert old in text
+    (wrong,) = (rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == "clippo")
+    source = write(tmp_path)
+    convert.convert(wrong, source, tmp_path / "out", settings=SET)
+    report = check_weights(convert.plan_conversion("clippo", source, settings=SET), open_written(tmp_path / "out"))
+    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
+    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
