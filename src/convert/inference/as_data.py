@@ -120,7 +120,7 @@ def _is_product(operation: Operation) -> bool:
 
 
 def _is_like_data(value: Value) -> bool:
-    return value.constant and value.array.dtype.kind == "f" and value.array.ndim > 1
+    return value.constant and value.array.dtype.kind == "f" and value.array.ndim > 0
 
 
 def _with(operation: Operation, operands: tuple[Value, ...], new: dict[Value, Value]) -> Operation:

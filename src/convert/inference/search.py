@@ -17,6 +17,7 @@ from convert.inference.candidates import Candidate, Choice, Context, Source, equ
 from convert.inference.derivation import Role
 from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, own, products
+from convert.inference.proposals.gates import Cells
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value
@@ -136,6 +137,7 @@ class Search:
         self._first = self.target.first_element
         self._origins = np.full(sum(value.array.size for value in self.target.parameters.values()), -1)
         self.context = Context(self.source, self.replay, self.used, self._origins)
+        self._cells = Cells(self.context)
         self._progress = self._start = 0
         self._loose = False
         self._ways: dict[Any, list[Ways]] = {}
@@ -417,6 +419,14 @@ class Search:
         """Whether so many candidates of this segment led no deeper."""
         return self.tried - max(self._progress, self._start) > WITHOUT_PROGRESS
 
+    def _proposed(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
+        """Yield the proposals for an operand; at first those for a recurrent cell as a whole, where it begins one."""
+        cells = list(self._cells.propose(at)) if self.context.level == 0 and role_of(operation) is Role.PRODUCT else []
+        yield from cells
+        if not cells:
+            yield from PROPOSE[role_of(operation)](self.context, operation, side)
+            yield from own.propose(self.context, operation, side)
+
     def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
         """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
         role, seen = role_of(operation), set()
@@ -424,8 +434,7 @@ class Search:
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
         rest: list[Choice] = []
-        proposals = (PROPOSE[role], own.propose)
-        for candidate in itertools.chain.from_iterable(of(self.context, operation, side) for of in proposals):
+        for candidate in self._proposed(at, operation, side):
             candidate = self._unknown(candidate)
             if not candidate.pieces:
                 continue

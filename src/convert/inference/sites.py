@@ -187,6 +187,18 @@ def products(operations: Sequence[Operation], side: int, weight: Array | None = 
         )
 
 
+def free_axes(operation: Operation, side: int) -> tuple[list[int], list[int]] | None:
+    """Return the axes of the data and of the weight that a product does not sum over; None for a product with batch axes."""
+    axes = _axes(operation, side)
+    if axes is None or axes[1][0]:
+        return None
+    operands = operation.operands[1 - side], operation.operands[side]
+    data, weight = (
+        [k for k in range(x.array.ndim) if k not in summed] for x, (_, summed) in zip(operands, axes, strict=True)
+    )
+    return data, weight
+
+
 def _axes(operation: Operation, side: int) -> tuple[tuple[Sequence[int], Sequence[int]], ...] | None:
     """Return (batch axes, summed axes) of the data and of the weight."""
     name, ranks = operation.name, [operand.array.ndim for operand in operation.operands]

@@ -27,6 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = tuple(GATES)
 TENSOR = re.compile(rf"({'|'.join(TENSORS)})_(l[0-9]+(?:_reverse)?)")
 LAYER = re.compile(r"(?P<module>.*)\.l(?P<layer>[0-9]+|\{[^{}]*\})")
+LAYERS = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
 ARGUMENTS = ("", "(use_bias=False)", "(double_bias=False)", "(residual=True)")
 FORGET = "sigmoid(W x + U h + b + 1)"
 
@@ -55,7 +56,7 @@ def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
 
 def cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
     """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0``."""
-    match = LAYER.fullmatch(module)
+    match = LAYER.fullmatch(LAYERS.sub(lambda found: f".l{{{found[1].replace('l', '')}}}", module))
     assert match is not None, "layers are named by `layers_of`"
     said = [("layer", match["layer"])] if match["layer"] != "0" else []
     said += list(keys)

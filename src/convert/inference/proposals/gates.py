@@ -1,0 +1,234 @@
+"""Proposals for all parameters of a recurrent cell at once: the source's gates of the same data, in every order.
+
+A library packs the kernels of the gates in an order of its own, in one leaf or in several, may join the input and the state, and
+adds one bias or two. A gate is the same sum on both sides: once each gate is paired, each tensor of the target is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import COMPUTE, Candidate, Context, Piece
+from convert.inference.columns import columns_of_rows, pair
+from convert.inference.derivation import Arithmetic, Role
+from convert.inference.proposals.affine import Bias, Gate, gates
+from convert.inference.sites import Meeting, parameter_operands, products, role_of
+from convert.programs.fingerprint import ValueTable
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_ORDERS = 48  # of the gates of a cell
+KIND = ("gates",)  # of the candidates
+OFFSETS = {0.0: Arithmetic.SAME, 1.0: Arithmetic.ONE_PLUS, -1.0: Arithmetic.MINUS_ONE}
+
+
+class Cells:
+    """The recurrent cells of both programs."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._source, self._target = context.source.program, context.replay.program
+        self._made_by = {
+            result: k for k, operation in enumerate(self._target.operations) for result in operation.results
+        }
+
+    @cached_property
+    def _recurrent(self) -> frozenset[int]:
+        """The target's products whose weight meets data more than once, and not only zeros."""
+        by_weight: dict[bytes, list[int]] = {}
+        for index, operation in enumerate(self._target.operations):
+            for side in parameter_operands(operation) if role_of(operation) is Role.PRODUCT else ():
+                elements = operation.operands[side].elements
+                if len(elements) == 1 and len(operation.data) == 1:
+                    by_weight.setdefault(hashlib.blake2b(elements[0].tobytes()).digest(), []).append(index)
+        several = (same for same in by_weight.values() if len(same) > 1)
+        return frozenset(
+            k for same in several if any(self._target.operations[j].data[0].array.any() for j in same) for k in same
+        )
+
+    @cached_property
+    def _of_target(self) -> dict[int, list[Gate]]:
+        """The target's gates by their products."""
+        found: dict[int, list[Gate]] = {}
+        for gate in gates(self._target):
+            for factor in gate.factors:
+                found.setdefault(factor.operation, []).append(gate)
+        return found
+
+    @cached_property
+    def _of_source(self) -> ValueTable[tuple[Gate, list[_Matrix]]]:
+        """The source's gates with their products, by the data of these."""
+        table: ValueTable[tuple[Gate, list[_Matrix]]] = ValueTable(self._context.tolerance)
+        for gate in gates(self._source):
+            matrices = _matrices(self._source.operations, gate, lambda value: value.array)
+            table.add(_data(matrices), (gate, matrices))
+        return table
+
+    def propose(self, at: int) -> Iterator[Candidate]:
+        """Yield proposals for the cell that begins with a product of the target; none if it begins with none."""
+        cell = self._cell(at) if self._recurrent else []
+        options = [list(self._same(gate)) for gate in cell]
+        if not all(options):
+            return
+        every = list(itertools.islice(itertools.product(*options), MAX_ORDERS**2))
+        once = [pieces for pieces in every if len({gate for gate, _ in pieces}) == len(cell)]
+        for chosen in (once or every)[:MAX_ORDERS] if cell else ():
+            pieces = tuple(piece for _, made in chosen for piece in made)
+            yield Candidate(pieces, "gates of the same data", KIND)
+
+    def _cell(self, at: int) -> list[Gate]:
+        """Return the target's gates that a product and those of the state make, one for each column; none if they make no cell."""
+        found: list[Gate] = []
+        todo, done = [at], set[int]()
+        while todo:
+            product = todo.pop()
+            done.add(product)
+            for gate in self._of_target.get(product, ()):
+                if (factor := gate.factor(product)) is not None and not any(
+                    np.intersect1d(other.columns, factor.columns).size
+                    for other in (gate.factor(product) for gate in found)
+                    if other is not None
+                ):
+                    found.append(gate)
+                    todo += [f.operation for f in gate.factors if f.operation not in {*done, *todo}]
+        whole = len(done) > 1 and all(self._is_unknown(product, at, found) for product in done)
+        return found if whole and done & self._recurrent else []
+
+    def _is_unknown(self, product: int, at: int, cell: Sequence[Gate]) -> bool:
+        """Whether the data of a product is known, none of its weight is, and the gates have each of its columns."""
+        operation = self._target.operations[product]
+        (side,) = parameter_operands(operation)
+        (weight,) = products([operation], side)
+        columns = [factor.columns for gate in cell if (factor := gate.factor(product)) is not None]
+        now = self._context.replay.value(operation.operands[side])
+        known = self._made_by.get(operation.data[0], -1) < at
+        fed = product in self._recurrent or operation.data[0].array.any()
+        return bool(known and fed and np.isnan(now).all() and sum(map(len, columns)) == weight.value[0].size)
+
+    def _same(self, gate: Gate) -> Iterator[tuple[Gate, list[Piece]]]:
+        """Yield the source's gates of the same data, with what they make of the target's parameters."""
+        seen = set[bytes]()
+        ours = _matrices(self._target.operations, gate, self._context.replay.value)
+        for other, theirs in self._of_source.find(_data(ours)):
+            if (other.enters, other.rest) == (gate.enters, gate.rest):
+                made = self._made_of(gate, ours, other, theirs)
+                key = b"".join(piece.numbers.tobytes() for piece in made or ())
+                if made and key not in seen:
+                    seen.add(key)
+                    yield other, made
+
+    def _made_of(
+        self, gate: Gate, ours: Sequence[_Matrix], other: Gate, theirs: Sequence[_Matrix]
+    ) -> list[Piece] | None:
+        """Return what a gate of the source makes of the parameters of a gate of the target; None if it meets other data."""
+        paired = self._paired(ours, theirs)
+        if paired is None or ours[0].numbers.shape[1] != theirs[0].numbers.shape[1]:
+            return None
+        order, rows = paired
+        theirs = [theirs[k] for k in order]
+        numbers = np.concatenate([matrix.numbers for matrix in theirs])[rows]
+        owner = np.repeat(np.arange(len(theirs)), [len(matrix.numbers) for matrix in theirs])[rows]
+        target = np.concatenate([matrix.numbers for matrix in ours])
+        theta = self._context.source.theta
+        if not self._context.free(numbers, target):
+            return None
+        found: list[Piece] = []
+        for k, matrix in enumerate(theirs):
+            if not np.array_equal(matrix.value, theta[matrix.numbers]):
+                return None
+            here = owner == k
+            chosen = numbers[here]
+            found += self._context.pieces(target[here], chosen, theta[chosen], Arithmetic.SAME, matrix.meeting)
+        biases = self._biases(gate, other, order)
+        return None if biases is None else found + biases
+
+    def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> tuple[Sequence[int], Array] | None:
+        """Return an order of the source's products, and for each row of the target's weights that of the source's, below each other."""
+        every = list(itertools.permutations(range(len(theirs))))
+        for order in every if len(ours) == len(theirs) else ():
+            rows = [self._columns([a], [theirs[k]]) for a, k in zip(ours, order, strict=True)]
+            if all(row is not None for row in rows):
+                starts = np.cumsum([0, *(len(theirs[k].numbers) for k in order)])
+                return order, np.concatenate([row + s for row, s in zip(rows, starts, strict=False) if row is not None])
+        rows_of_all = self._columns(ours, theirs)  # the source has joined the input and the state
+        return None if rows_of_all is None else (range(len(theirs)), rows_of_all)
+
+    def _columns(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
+        one, two = _data(ours), _data(theirs)
+        if one.shape != two.shape:
+            return None
+        pairing = pair(columns_of_rows([one]), columns_of_rows([two]), self._context.tolerance)
+        if pairing is None or one[:, pairing.tied].any():  # a state of zeros is paired in its order
+            return None
+        return pairing.numbers
+
+    def _biases(self, gate: Gate, other: Gate, order: Sequence[int]) -> list[Piece] | None:
+        """Return what the source's biases and numbers make of the target's biases; None if these are too few."""
+        free = list(gate.biases)
+        offset = other.number - gate.number
+        found: list[Piece] = []
+        for bias in other.biases:
+            at = next(
+                (k for k, own in enumerate(free) if _beside(own, gate, range(9)) == _beside(bias, other, order)), 0
+            )
+            if offset not in OFFSETS or not free or not self._context.free(bias.numbers, free[at].numbers):
+                return None
+            operation = self._source.operations[bias.operation]
+            meeting = Meeting(bias.operation, (operation,), bias.side, Role.SHIFT)
+            values = COMPUTE[OFFSETS[offset]](self._context.source.theta[bias.numbers])
+            target = free.pop(at).numbers
+            found += self._context.pieces(target, bias.numbers, values, OFFSETS[offset], meeting)
+            offset = 0.0
+        for bias in free:
+            nothing, value = np.full(len(bias.numbers), -1), np.full(len(bias.numbers), offset)
+            found += self._context.pieces(bias.numbers, nothing, value, Arithmetic.CONSTANT, None, offset)
+            offset = 0.0
+        return None if offset else found
+
+
+def _beside(bias: Bias, gate: Gate, order: Sequence[int]) -> int | None:
+    """Return which of the products in an order a bias is added to, if it is one alone."""
+    products = [gate.factors.index(f) for f in gate.factors if f.operation in bias.beside]
+    return list(order).index(products[0]) if len(products) == 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrix:
+    """A product in a gate.
+
+    Attributes:
+        data: the rows of the gate, each once.
+        numbers, value: the columns of the gate, of the numbers of the weight's elements and of the weight.
+        meeting: of both.
+    """
+
+    data: Array
+    numbers: Array
+    value: Array
+    meeting: Meeting
+
+
+def _matrices(operations: Sequence[Operation], gate: Gate, read: Callable[[Value], Array]) -> list[_Matrix]:
+    """Return the products in a gate. A state that all rows of a batch have is one row."""
+    found = []
+    for factor in gate.factors:
+        operation, side = operations[factor.operation], factor.side
+        given = Value(read(operation.data[0]), data=True)
+        operands = tuple(x if k == side else given for k, x in enumerate(operation.operands))
+        (product,) = products([replace(operation, operands=operands)], side)
+        numbers, value = (x.reshape(len(x), -1)[:, factor.columns] for x in (product.numbers[0], product.value))
+        meeting = Meeting(factor.operation, (operation,), side, Role.PRODUCT)
+        found.append(_Matrix(product.rows[0][factor.rows], numbers, value, meeting))
+    _, rows = np.unique(_data(found), axis=0, return_index=True)
+    return [replace(matrix, data=matrix.data[rows]) for matrix in found]
+
+
+def _data(matrices: Sequence[_Matrix]) -> Array:
+    return np.concatenate([matrix.data for matrix in matrices], axis=1)

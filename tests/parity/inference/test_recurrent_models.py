@@ -1,0 +1,139 @@
+"""`infer` derives deep and two-way recurrent models, as users of each library write them; a fault in one is never derived."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation, Grade
+from convert.inference.infer import infer
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.planning.planner import make_plan
+from convert.rules.parse import parse_rules
+from convert.verify.target_model import model_of_module
+from support import recurrent_models
+from support.memory_source import MemorySource, run
+from support.recurrent_models import HIDDEN, INPUTS, Function, Recurrent, draw
+
+SLOW = pytest.mark.slow
+
+
+def derive(function: Function, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Derivation:
+    return infer(
+        lambda leaves, given: {"y": function(leaves, given["x"])},
+        module,
+        lambda module, given: {"y": module(**given)},
+        draw,
+        shapes,
+    )
+
+
+CASES = [
+    ("nnx", "GRUCell", 2, True), ("haiku", "VanillaRNN", 2, True),
+    ("linen", "GRUCell", 2, True), ("linen", "OptimizedLSTMCell", 2, True), ("linen", "LSTMCell", 3, False),
+    ("nnx", "OptimizedLSTMCell", 2, True), ("haiku", "LSTM", 3, True), ("equinox", "GRUCell", 2, True),
+    ("equinox", "LSTMCell", 2, True), ("keras", "GRU", 2, True), ("keras", "LSTM", 2, True),
+]  # fmt: skip
+NAMES = {"linen": "flax.linen", "nnx": "flax.nnx", "equinox": "equinox.nn", "keras": "keras.layers"}
+SAME_TREE = {"flax.linen.OptimizedLSTMCell": "flax.linen.LSTMCell"}  # the first of the two is named
+
+
+@pytest.mark.parametrize(
+    ("library", "cell", "layers", "two_way"),
+    [pytest.param(*case, marks=() if case[0] == "nnx" and "GRU" in case[1] else SLOW) for case in CASES],
+)
+def test_deep_and_two_way_layers_are_rules_by_the_names_of_their_cells(
+    library: str, cell: str, layers: int, two_way: bool
+) -> None:
+    function, shapes = getattr(recurrent_models, library)(cell, layers, two_way)
+    kind = "gru" if "GRU" in cell else "lstm" if "LSTM" in cell else "rnn"
+    relu = {"nonlinearity": "relu"} if cell == "VanillaRNN" else {}
+    module = Recurrent(kind, layers, two_way, **relu).eval()
+    found = derive(function, module, shapes)
+    assert found.complete and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+    written = write_rules(found, model_of_module(module, "Recurrent"))
+    assert written.open == {} and compare_rules(written.text, found) == []
+    name = f"{NAMES.get(library, library)}.{cell}"
+    assert set(re.findall(r"(?m)^- cell: (\S+)", written.text)) == {SAME_TREE.get(name, name)}
+    assert len(re.findall("direction: backward", written.text)) > 0 or not two_way
+
+    rng = np.random.default_rng(1)
+    tree = {leaf: 0.5 * rng.standard_normal(shape, np.float32) for leaf, shape in shapes.items()}
+    made = run(make_plan(parse_rules(written.text), MemorySource(tree)))
+    module.load_state_dict({tensor: torch.as_tensor(array) for tensor, array in made.items()}, strict=True)
+    x = draw(7)["x"].astype(np.float32)
+    want = np.asarray(function({leaf: jnp.asarray(array) for leaf, array in tree.items()}, jnp.asarray(x)))
+    assert np.abs(module(torch.as_tensor(x)).detach().numpy() - want).max() < 1e-6
+
+
+# ---- faults: two layers in both directions, as a function of its own
+
+NAMED = (("first/there", "first/back"), ("second/there", "second/back"))  # by layer and direction
+FAULTS = ("not reversed back", "not reversed", "ways exchanged", "one way twice", "layers in turns", "bias outside")
+
+
+def _cell(own: Mapping[str, Any], x: Any, h: Any, fault: str) -> Any:
+    ir, iz, i_n = jnp.split(x @ own["w"] + own["b"], 3, -1)
+    hr, hz, hn = jnp.split(h @ own["u"], 3, -1)
+    r, z = jax.nn.sigmoid(ir + hr), jax.nn.sigmoid(iz + hz)
+    n = jnp.tanh(i_n + own["c"] + r * hn) if fault == "bias outside" else jnp.tanh(i_n + r * (hn + own["c"]))
+    return (1 - z) * n + z * h
+
+
+def faulty(fault: str) -> tuple[Function, dict[str, tuple[int, ...]]]:
+    """A model of two layers in both directions with a fault; none: an empty name."""
+    gates = 3 * HIDDEN
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in (*NAMED[0], *NAMED[1]):
+        inner = {"w": (2 * HIDDEN if name in NAMED[1] else INPUTS, gates), "u": (HIDDEN, gates), "b": (gates,)}
+        inner["c"] = (HIDDEN,)
+        shapes |= {f"{name}/{leaf}": shape for leaf, shape in inner.items()}
+
+    def function(leaves: Mapping[str, Any], x: Any) -> Any:
+        for layer in (0, 1):
+            found = []
+            for way in (0, 1):
+                start = NAMED[1 - layer if fault == "layers in turns" and way else layer][way]
+                own = {name.rpartition("/")[2]: leaf for name, leaf in leaves.items() if name.startswith(f"{start}/")}
+                state = jnp.zeros((len(x), HIDDEN))
+                rows = x[:, ::-1] if way and fault != "not reversed" else x
+                if rows.shape[-1] != own["w"].shape[0]:  # a layer that reads what the other one should
+                    rows = jnp.concatenate([rows] * 4, -1)[..., : own["w"].shape[0]]
+                made = []
+                for t in range(x.shape[1]):
+                    state = _cell(own, rows[:, t], state, fault)
+                    made.append(state)
+                back = way and fault not in ("not reversed", "not reversed back")
+                found.append(jnp.stack(made[::-1] if back else made, 1))
+            found = {"ways exchanged": found[::-1], "one way twice": found[:1] * 2}.get(fault, found)
+            x = jnp.concatenate(found, -1)
+        return x
+
+    return function, shapes
+
+
+@pytest.mark.slow
+def test_a_cell_of_no_library_is_derived_by_its_equations() -> None:
+    function, shapes = faulty("")
+    module = Recurrent("gru", 2, True).eval()
+    found = derive(function, module, shapes)
+    assert found.complete
+    written = write_rules(found, model_of_module(module, "Recurrent"))
+    assert written.open == {} and compare_rules(written.text, found) == []
+    assert 'w: "W [I, rzn]"' in written.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_recurrent_model_is_never_derived(fault: str) -> None:
+    function, shapes = faulty(fault)
+    found = derive(function, Recurrent("gru", 2, True).eval(), shapes)
+    assert not found.complete and found.proof is None and len(found.differences) == 1
