@@ -221,6 +221,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         *("tabfm-classification", "tabfm-regression"),
         "timesfm-1",
         "timesfm-2.5",
+        "tips-text",
         "tunix-gemma3",
         *("videoprism-encoder", "videoprism-lvt"),
         "vit-jax",

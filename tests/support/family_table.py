@@ -28,7 +28,7 @@ MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub
 FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
-VIDEOPRISM, SCENIC = "videoprism@d481d91", "scenic@4a38d47"
+VIDEOPRISM, TIPS, SCENIC = "videoprism@d481d91", "tips@4db271d", "scenic@4a38d47"
 DIFFUSERS = "diffusers 0.35.2 (Flax)"
 HF = "transformers 5.23"
 READERS = {DIFFUSERS: "diffusers 0.42.1"}  # and of all others, HF
@@ -134,6 +134,13 @@ def _videoprism(case: str, folder: Path) -> Measured:
     return Measured(*videoprism.errors(case, out), source, out)
 
 
+def _tips(case: str, folder: Path) -> Measured:
+    from support import tips
+
+    source, out = tips.converted(folder)
+    return Measured(*tips.errors(out), source, out)
+
+
 def _scenic(case: str, folder: Path) -> Measured:
     from support import owl_vit, vivit
 
@@ -232,6 +239,7 @@ MEASURES: Mapping[str, Measure] = {
     TUNIX: _tunix,
     GEMMA_4: _gemma_4,
     VIDEOPRISM: _videoprism,
+    TIPS: _tips,
     SCENIC: _scenic,
 }
 
@@ -257,6 +265,7 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
     for case, shown in (("encoder", "videoprism"), ("lvt", "videoprism, LvT")):
         yield f"{shown} (videoprism)", VIDEOPRISM, case
+    yield "tips, text (tips)", TIPS, "text"
     for case in ("owlvit", "owlv2"):
         yield f"{case} (scenic, with its GELU and epsilon in the heads)", SCENIC, case
     yield "vivit (scenic)", SCENIC, "vivit"

@@ -60,6 +60,7 @@ def value_of(config: Any, name: str) -> Any:
         ("owlv2", "Owlv2VisionConfig", {}, {"epsilon", "hidden_act"}),
         ("vivit", "VivitConfig", {"T": 2, "P": 16, "L": 3137}, {"epsilon", "image_size", "num_frames"}),
         ("siglip2-naflex", "Siglip2VisionConfig", {}, {"epsilon"}),
+        ("tips-text", "Tipsv2TextConfig", {}, {"pooling_epsilon", "context_length", "pad_token_id"}),
         ("videoprism-encoder", "VideoPrismVisionConfig", {}, {"epsilon", "attn_logit_softcapping"}),
     ],
 )  # fmt: skip

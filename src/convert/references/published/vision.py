@@ -1,4 +1,4 @@
-"""ViT of vit_jax, SigLIP, CLIPPO and VideoPrism."""
+"""ViT of vit_jax, SigLIP, CLIPPO, VideoPrism, and the text encoder of TIPS."""
 
 from __future__ import annotations
 
@@ -53,12 +53,25 @@ _VIDEOPRISM_LVT = (
     Published({"pad_token_id": 0}, "videoprism/models.py, tokenize_texts"),
 )
 
+_TIPS = (
+    Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
+    Published(
+        {"embedding_scale": "sqrt(D)", "min_timescale": 1, "max_timescale": 10_000, "pooling_epsilon": 1e-8},
+        "google-deepmind/tips@4db271d scenic/models/text.py",
+    ),
+    Published({"pad_token_id": 0}, "google-deepmind/tips@4db271d scenic/models/text.py, Tokenizer"),
+    Published(
+        {"context_length": 64}, "google-deepmind/tips@4db271d scenic/configs/tips_model_config.py", binding=False
+    ),
+)
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "siglip": _SIGLIP,
     "siglip-image": _TOWER,
     "clippo": _TOWER,
     "siglip2-naflex": _SIGLIP,
     "vit-jax": _VIT_JAX,
+    "tips-text": _TIPS,
     "videoprism-encoder": _VIDEOPRISM,
     "videoprism-lvt": _VIDEOPRISM_LVT,
 }
