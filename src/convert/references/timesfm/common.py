@@ -17,7 +17,7 @@ CONSTANT = 2.5  # exact in every precision, so that the standard deviation of a 
 def series(seed: int, patch: int, constant: slice, patches: int = PATCHES) -> tuple[Array, Array]:
     """Return four series, float32, and which points are padding.
 
-    They are waves on random walks. The first jumps to a hundred times its range. The second has three patches of padding at
+    They are waves on random walks. The first jumps to a hundred times its range. The second has up to three patches of padding at
     its start, the third one patch and a part of the next. The fourth is constant for some patches. Padding is not zero, so
     that a model which reads it gives other values.
 
@@ -33,8 +33,8 @@ def series(seed: int, patch: int, constant: slice, patches: int = PATCHES) -> tu
     values[0, 9 * patch + 5 :] *= 100
     values[3, constant.start * patch : constant.stop * patch] = CONSTANT
     padding = np.zeros((4, points), bool)
-    padding[1, : 3 * patch] = True
-    padding[2, : patch + max(1, patch // 4)] = True
+    padding[1, : min(3, patches - 1) * patch] = True  # each series has a patch without padding
+    padding[2, : min(1, patches - 1) * patch + max(1, patch // 4)] = True
     values[padding] = rng.normal(0, 50, int(padding.sum()))
     return values.astype(np.float32), padding
 
