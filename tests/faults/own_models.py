@@ -95,6 +95,11 @@ def _small_decoder() -> Path:
 
 
 @cache
+def _small(name: str) -> Path:
+    return _in_npz(name, importlib.import_module("support.small_models").source(name))
+
+
+@cache
 def _named_modules(library: str) -> Path:
     return _in_npz(f"{library}-modules", importlib.import_module("support.named_modules").source(library))
 
@@ -127,6 +132,7 @@ def _vector() -> Path:
     return path
 
 
+SMALL = ("norm-rope", "rope-norm", "positions", "experts", "states", "heads", "map", "cell")
 OWN = {
     "conv-net": OwnModel(
         rules=lambda: (EXAMPLES / "conv-net" / "rules.yaml").read_text(),
@@ -188,6 +194,15 @@ OWN = {
         reference="support.rope_model:reference",
         adapter=lambda: importlib.import_module("support.rope_model"),
     ),
+    **{
+        name: OwnModel(
+            rules=partial(lambda name: str(importlib.import_module("support.small_models").rules(name)), name),
+            checkpoint=partial(_small, name),
+            reference="support.small_models:reference",
+            adapter=lambda: importlib.import_module("support.small_models"),
+        )
+        for name in SMALL
+    },
     "small-decoder": OwnModel(
         rules=lambda: importlib.import_module("support.small_decoder").RULES,
         checkpoint=_small_decoder,

@@ -1,9 +1,23 @@
-"""Write a number as a formula with the root of a whole number, such as 1/sqrt(64) for 0.125."""
+"""Write a number as a formula with the root of a whole number, such as 1/sqrt(64) for 0.125; round it to a narrower dtype."""
 
 from __future__ import annotations
 
+import math
+
 MAX_ROOT, EXACT_ROOT = 1 << 14, 1e-6  # a factor near the root of a whole number, which is no chance for small ones
 SHORT = 5  # characters of a factor that says what it is: 0.125
+
+NARROW = {"bfloat16": 8, "float16": 11}  # bits of a number's fraction, with the first
+
+
+def round_to_bits(number: float, bits: int) -> float:
+    """Round a number to so many bits.
+
+    >>> round_to_bits(12**0.5, NARROW["bfloat16"])
+    3.46875
+    """
+    fraction, exponent = math.frexp(number)
+    return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)
 
 
 def factor_text(factor: float) -> str:

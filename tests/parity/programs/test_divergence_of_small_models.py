@@ -313,8 +313,8 @@ FAULTS = {
     "what is chosen with a bias": Fault(
         lambda p, x, real: chosen(p, x, 1.5),
         lambda p, x, real: routed(p, x, weighted=True, factor=1.5),
-        "another operand",
-        ("where the JAX model has",),
+        "bias of a choice added to its weights",
+        ("the target weights what it chooses with h added, and the JAX model without",),
     ),
     "chosen without a bias": Fault(
         lambda p, x, real: chosen(p, x, 1.0),

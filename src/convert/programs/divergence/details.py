@@ -1,4 +1,4 @@
-"""What two repaired operations differ in: masks, tables of constants, parameters, heads."""
+"""What two repaired operations differ in: masks, parameters, heads, the bias of a choice."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.functions import MOST, mask_offsets
+from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers, visible
+from convert.programs.divergence.tables import off_by, shift_of
 from convert.programs.divergence.windows import PADS
-from convert.programs.divergence.words import Words, scalar
+from convert.programs.divergence.words import Words, places
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
+BIASED, UNBIASED = "bias of a choice added to its weights", "bias of a choice not added to its weights"
+MOST_CHOICES = 4096  # elements of such a bias
 MOST_MOVED = 16  # indices of an axis whose order a finding writes out
 MOST_PARTS = 4  # of an axis, the same
 MOST_RATIOS = 8  # factors that a sentence lists
-MOST_SHIFTED = 4  # rows by which a table is moved
 
 
 def mask_difference(ours: Array, theirs: Array) -> str:
@@ -82,61 +85,6 @@ def ratios(got: Array, want: Array) -> str:
     return f"the target's values are {', '.join(f'{x:.6g}' for x in found)} times the JAX model's"
 
 
-def shifted_tables(repair: Repair) -> str:
-    """Say how tables of constants with other numbers differ; empty where the two sides have the same ones."""
-    one, two = (
-        [
-            v.array.squeeze()
-            for x in ops
-            for v in x.operands
-            if not v.data and v.array.size > 1 and v.array.dtype.kind == "f"
-        ]
-        for ops in (repair.target, repair.source)
-    )
-    for mine in one:
-        for other in (x for x in two if x.shape == mine.shape and not same_numbers(x, mine)):
-            for by in range(1, min(MOST_SHIFTED, len(mine) - 1) + 1):
-                for sign, ours, theirs in ((1, mine[:-by], other[by:]), (-1, mine[by:], other[:-by])):
-                    if same(ours, theirs):
-                        return (
-                            f"row k of the target's table is row k {'+' if sign > 0 else '-'} {by} of the JAX model's"
-                        )
-            return "the two tables hold other numbers"
-    return ""
-
-
-def numbers_of_tables(repair: Repair, ours: Words, theirs: Words) -> str:
-    """Say which number differs in what two tables of constants are computed from."""
-    one, two = (_literals(words, ops) for words, ops in ((ours, repair.target), (theirs, repair.source)))
-    for kind in dict.fromkeys(k for k, _ in one):
-        a, b = ({number: where for (k, number), where in x.items() if k == kind} for x in (one, two))
-        mine, other = [n for n in a if n not in b], [n for n in b if n not in a]
-        if len(mine) == len(other) == 1:
-            return (
-                f"the table comes from {mine[0]:.10g} in the target ({a[mine[0]]}), "
-                f"and from {other[0]:.10g} in the JAX model ({b[other[0]]})"
-            )
-    return ""
-
-
-def _literals(words: Words, operations: Sequence[Operation]) -> dict[tuple[str, float], str]:
-    """Return the numbers that constants of operations are computed from, with the kind of operation that takes them."""
-    found: dict[tuple[str, float], str] = {}
-    waiting = [v for one in operations for v in one.operands if v.constant and v.array.size > 1]
-    seen: set[Value] = set()
-    while waiting:
-        value = waiting.pop()
-        operation = words.producer.get(value)
-        if value in seen or operation is None:
-            continue
-        seen.add(value)
-        number = scalar(operation)
-        if number is not None and kind_of(operation) != LAYOUT:
-            found.setdefault((kind_of(operation), number), operation.where)
-        waiting.extend(operation.operands)
-    return found
-
-
 def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
     """Name parameters that one side uses in place of others, or other elements of the same ones."""
     one, two = ([v for x in ops for v in x.operands if v.of_parameters] for ops in (repair.target, repair.source))
@@ -153,11 +101,49 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
     for x in one:
         if not any(same_numbers(x.array, y.array) for y in two):
             made = [_made(words, v) for words, v in ((ours, x), (theirs, two[0]))]
+            leaves = " and ".join(sorted(x.leaves))
+            moves = all(kind_of(one) in (LAYOUT, "pick", "part") for ops in made for one in ops)
+            if by := shift_of(_rows(x.array), _rows(two[0].array)) if moves else 0:
+                which = f"the target takes row k {'+' if by > 0 else '-'} {abs(by)} where the JAX model takes row k"
+                return off_by(by), f"of {leaves}, {which}"
             if all(any(kind_of(one) == "pick" for one in ops) for ops in made):
-                return PART, f"of {' and '.join(sorted(x.leaves))}, the two pick other elements"
+                return PART, f"of {leaves}, the two pick other elements"
             said = [words.chain(ops) for words, ops in zip((ours, theirs), made, strict=True)]
-            return FUNCTION, f"of {' and '.join(sorted(x.leaves))}, the target {said[0]}, and the JAX model {said[1]}"
+            return FUNCTION, f"of {leaves}, the target {said[0]}, and the JAX model {said[1]}"
     return None
+
+
+def bias_of_choice(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
+    """Name the bias that is added to scores to choose by them, where one side weights what is chosen by the sum, too."""
+    if repair.got.shape != repair.want.shape or repair.got.dtype.kind != "f" or len(repair.operands) != 1:
+        return None
+    made = ours.producer.get(root(repair.operands[0], ours.producer))
+    if made is None or kind_of(made) not in ("pick", "sort"):
+        return None
+    more = repair.got - repair.want
+    for words, sign, name in ((ours, 1, BIASED), (theirs, -1, UNBIASED)):
+        for leaf, x in words.parameters.items():
+            if 1 < x.size <= MOST_CHOICES and _all_among(sign * more, x):
+                side, other = ("target", "JAX model") if sign > 0 else ("JAX model", "target")
+                return (
+                    name,
+                    f"the {side} weights what it chooses with {leaf} added, and the {other} without{places([made])}",
+                )
+    return None
+
+
+def _all_among(values: Array, numbers: Array) -> bool:
+    """Whether each value is one of these numbers, and not all are the same."""
+    known = np.sort(numbers, axis=None)
+    at = np.clip(np.searchsorted(known, values), 1, known.size - 1)
+    off = np.minimum(np.abs(known[at] - values), np.abs(known[at - 1] - values))
+    return bool((off <= 1e-9 * np.abs(known).max()).all() and np.ptp(values) > 0)
+
+
+def _rows(array: Array) -> Array:
+    """Return the rows that are picked of a table, the same for each series."""
+    array = array.squeeze()
+    return array[0] if array.ndim == 3 and (array == array[:1]).all() else array
 
 
 def _made(words: Words, value: Value) -> list[Operation]:

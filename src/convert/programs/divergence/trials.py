@@ -135,7 +135,7 @@ def _other_operands(known: Knowledge, entry: int, present: set[Value]) -> Iterat
         ):
             same_number = number not in (None, 0, 1) and scalar(other) == number
             for value in (root(v, known.source_producer) for v in other.data):
-                if same_number or value in present:
+                if same_number or value in present or _is_picked(known, value, present):
                     of_size.setdefault(value.array.size, {})[value] = None
     for value in dict.fromkeys(operation.data):
         here = {root(part.value, known.source_producer) for part in known.found.get(value, ())}
@@ -145,6 +145,12 @@ def _other_operands(known: Knowledge, entry: int, present: set[Value]) -> Iterat
         for part in known.found.get(value, ()):  # its own elements, which the target may have joined in another order
             if part.axis is None and tells(known.array(value)) and value in joined:
                 yield Trial(known, value, part, OPERAND, False, entry)
+
+
+def _is_picked(known: Knowledge, value: Value, present: set[Value]) -> bool:
+    """Whether the source picks a value out of those that the target has, such as the scores of the experts that it chose."""
+    operation = known.source_producer.get(value)
+    return operation is not None and kind_of(operation) == "pick" and operation.data[0] in present
 
 
 def _is_join(known: Knowledge, value: Value) -> bool:

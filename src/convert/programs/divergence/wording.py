@@ -26,17 +26,16 @@ from convert.programs.divergence.details import (
     PARAMETER,
     PART,
     axes_exchanged,
+    bias_of_choice,
     contracted,
     copies,
     mask_difference,
     moved_indices,
-    numbers_of_tables,
     other_parameters,
     other_pool_padding,
     other_pooling,
     padding_counts,
     ratios,
-    shifted_tables,
 )
 from convert.programs.divergence.functions import Function, computed, steps_in_functions
 from convert.programs.divergence.graph import root
@@ -45,6 +44,14 @@ from convert.programs.divergence.layouts import same
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.selections import MOVES, other_selection, selection
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
+from convert.programs.divergence.tables import (
+    ROUNDED,
+    numbers_of_tables,
+    off_by,
+    other_waves,
+    rounded,
+    shifted_tables,
+)
 from convert.programs.divergence.windows import FLIPPED, PADDING, TRANSPOSED, other_padding, other_windows
 from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Program, Value
@@ -198,6 +205,8 @@ def _describe(
         )
     if repair.layer is not None and (said := _input_of_layer(repair, ours, theirs)) is not None:
         return said
+    if biased := bias_of_choice(repair, ours, theirs):
+        return biased
     if not repair.target:
         if not repair.source and not same_numbers(repair.got, repair.want):
             used, meant = repair.operands[0], repair.source_operands[0]
@@ -257,9 +266,14 @@ def _describe(
         return other[0], f"{sentence}; {other[1]}"
     one, two = (_steps(x) for x in (repair.target, repair.source))
     if [kind for kind, _ in one] == [kind for kind, _ in two]:
-        numbers = [(a, b) for (_, a), (_, b) in zip(one, two, strict=True) if a != b and None not in (a, b)]
+        numbers = [
+            (a, b) for (_, a), (_, b) in zip(one, two, strict=True) if a is not None and b is not None and a != b
+        ]
         if numbers:
-            return CONSTANT, sentence
+            narrow = rounded(*numbers[0]) if len(numbers) == 1 else ""
+            return (ROUNDED, f"{sentence}; {narrow}") if narrow else (CONSTANT, sentence)
+        if other := other_waves(repair, ours, theirs):
+            return other[0], f"{sentence}; {other[1]}"
         tables = numbers_of_tables(repair, ours, theirs)
         if tables:
             return CONSTANT, f"{sentence}; {tables}"
@@ -338,8 +352,9 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
         return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}{which and f'; {which}'}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
         return PART, sentence
-    if said := shifted_tables(repair):
-        return CONSTANT, f"{sentence}; {said}"
+    by, said = shifted_tables(repair)
+    if said:
+        return (off_by(by) if by else CONSTANT), f"{sentence}; {said}"
     repeated = [
         places([one])
         for words, x in ((ours, repair.operands), (theirs, repair.source_operands))

@@ -53,6 +53,7 @@ class Words:
     """Words for operations of a program and for values of it."""
 
     def __init__(self, operations: Sequence[Operation], names: Mapping[Value, str]) -> None:
+        self.operations = operations
         self.producer = {value: one for one in operations for value in one.results}
         self.names = names
         self.parameters = {name: value.array for value, name in names.items() if value.of_parameters}

@@ -138,8 +138,11 @@ def diagnose(
     ruled_out += outcome.ruled_out
     if operation.explanation is not None:
         return _diagnosis(site, operation.explanation, ruled_out)
+    unused = unused_tensors(site, reference)
+    if unused.explanation is not None:
+        return _diagnosis(site, unused.explanation, ruled_out)
     first = between[0] if between else site
-    clauses = (what_is_known(first, boundaries, list(names)), unused_tensors(site, reference), operation.known)
+    clauses = (what_is_known(first, boundaries, list(names)), unused.clause, operation.known)
     problem = "; ".join(clause for clause in clauses if clause)
     fix = _add_boundaries(reference, module, boundary, names) if boundaries is None else ""
     return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)

@@ -75,6 +75,8 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
         return OtherOperation()
     told = OtherOperation()
     for name in _goals(site, reference, source, target):
+        if (rewrite := _rewritten(site, source, target, name)) is not None:
+            return OtherOperation(rewrite)
         outcome = _compared(site, source, target, name)
         if outcome.explanation is not None:
             return outcome
@@ -117,6 +119,18 @@ def _goals(site: Site, reference: Reference, source: Program, target: Program) -
             yield name
         if name in reference.outputs:
             return
+
+
+def _rewritten(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
+    """Return what other calls of the target's own code restore."""
+    from convert.programs.rewrites.norm_order import norm_order
+    from convert.programs.rewrites.rewrite import Goal
+    from convert.programs.rewrites.states import states
+
+    want, mask = source.outputs[name].array, site.evidence.masks.get(name)
+    goal = Goal(name, lambda got: difference(got, want, mask=mask).relative, site.enough)
+    found = norm_order(target, goal) or states(source, target, goal)
+    return None if found is None else Explanation(found.name, found.problem, "", found.fix, found.error)
 
 
 def _compared(site: Site, source: Program, target: Program, name: str) -> OtherOperation:

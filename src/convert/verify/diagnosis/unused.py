@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,31 +11,56 @@ import numpy as np
 from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.references.protocol import Reference
+from convert.verify.diagnosis.compare import Explanation
 from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
-from convert.verify.diagnosis.whole_model import run_again
+from convert.verify.diagnosis.whole_model import run_again, values_again
 
+Array = np.ndarray[Any, np.dtype[Any]]
+Fill = Callable[[tuple[int, ...]], Array]
+NEVER_USED = "tensor that the target never uses"
 MOST_SHOWN = 3
 
 
-def unused_tensors(site: Site, reference: Reference) -> str:
-    """Return a clause that names the parameters no operation of the target reads, and whose leaves change an output of the JAX model.
+@dataclass(frozen=True)
+class Unused:
+    """What was found.
 
-    A target that forgets a first state or a bias otherwise looks like one that computes something else.
+    Attributes:
+        clause: names the tensors; empty if there are none.
+        explanation: where it is proven that they are all that is missing.
+    """
+
+    clause: str = ""
+    explanation: Explanation | None = None
+
+
+def unused_tensors(site: Site, reference: Reference) -> Unused:
+    """Find the parameters that no operation of the target reads, and whose leaves change an output of the JAX model.
+
+    A target that forgets a first state or a bias otherwise looks like one that computes something else. It is proven where the JAX
+    model without them, with zeros or ones in their place, gives the target's outputs.
     """
     idle = _idle(site, reference)
     leaves = {name: _leaves(site, name) for name in sorted(idle)}
     if reference.jax is None or not site.evidence.is_live or not any(leaves.values()):
-        return ""
+        return Unused()
+    rng = np.random.default_rng(0)
     try:
-        found = [name for name, used in leaves.items() if used and _changes(site, reference, used)]
+        found = [name for name, used in leaves.items() if used and _changes(site, reference, used, rng.standard_normal)]
+        used = {leaf for name in found for leaf in leaves[name]}
+        errors = [_error(site, reference, used, fill) for fill in (np.zeros, np.ones)] if found else []
     except USER_FAILS:  # the JAX model takes no such numbers
-        return ""
+        return Unused()
     if not found:
-        return ""
+        return Unused()
     more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
     said = f"{', '.join(found[:MOST_SHOWN])}{more}"
-    return f"the target's code never uses {said}, and the JAX model's outputs depend on what the rules make it of"
+    clause = f"the target's code never uses {said}, and the JAX model's outputs depend on what the rules make it of"
+    if (error := min(errors)) > site.enough:
+        return Unused(clause)
+    fix = f"use {said} in the target's code, or correct the reference"
+    return Unused(clause, Explanation(NEVER_USED, clause, site.rule(found[0].rpartition(".")[0]), fix, error))
 
 
 def _idle(site: Site, reference: Reference) -> set[str]:
@@ -62,20 +88,32 @@ def _leaves(site: Site, tensor: str) -> set[str]:
     return {part.leaf for step in site.plan.steps if step.name == tensor for part in step.parts}
 
 
-def _changes(site: Site, reference: Reference, leaves: Collection[str]) -> bool:
+def _changes(site: Site, reference: Reference, leaves: Collection[str], fill: Fill) -> bool:
     """Whether other values of these leaves change an output of the JAX model."""
+    made = _run(site, reference, leaves, fill)
+    return any(
+        difference(made[name], site.evidence.best_values[name]).relative > site.allowed for name in reference.outputs
+    )
+
+
+def _error(site: Site, reference: Reference, leaves: Collection[str], fill: Fill) -> float:
+    """Return how far the JAX model's outputs with other values of these leaves are from the target's."""
+    made = _run(site, reference, leaves, fill)
+    got = values_again(site, reference, reference.outputs)
+    return max(
+        difference(got[name], made[name], mask=site.evidence.masks.get(name)).relative for name in reference.outputs
+    )
+
+
+def _run(site: Site, reference: Reference, leaves: Collection[str], fill: Fill) -> Mapping[str, Array]:
     from convert.numerics.lift_jax import lift
     from convert.verify.sides.run_jax import jax_weights, leaf_name
 
-    evidence, rng = site.evidence, np.random.default_rng(0)
+    evidence = site.evidence
     names = {leaf_name(site.plan, leaf) for leaf in leaves}
     weights = {
-        name: np.asarray(rng.standard_normal(x.shape), x.dtype) if name in names else x
-        for name, x in jax_weights(site.plan).items()
+        name: np.asarray(fill(x.shape), x.dtype) if name in names else x for name, x in jax_weights(site.plan).items()
     }
     with jax_precision(evidence.precision):
         made = lift(reference.jax_outputs_side())(weights, dict(evidence.inputs))
-    return any(
-        difference(np.asarray(made[name]), evidence.best_values[name]).relative > site.allowed
-        for name in reference.outputs
-    )
+    return {name: np.asarray(made[name]) for name in reference.outputs}

@@ -112,6 +112,11 @@ def _within(site: Site) -> list[Step]:
 
 def run_again(site: Site, reference: Reference) -> Array:
     """Run the whole PyTorch model in float64, and return its value at the boundary."""
+    return values_again(site, reference, [site.boundary])[site.boundary]
+
+
+def values_again(site: Site, reference: Reference, names: Iterable[str]) -> Mapping[str, Array]:
+    """Run the whole PyTorch model in float64, and return its values at these boundaries, and its outputs."""
     import torch
 
     from convert.numerics.lift_torch import lifted
@@ -119,7 +124,7 @@ def run_again(site: Site, reference: Reference) -> Array:
     device = next(site.module.parameters()).device
     with torch.no_grad(), lifted():
         inputs = input_tensors(site.evidence.inputs, "float64", device)
-        return observed(reference, site.module, inputs, [site.boundary])[site.boundary]
+        return observed(reference, site.module, inputs, names)
 
 
 def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:

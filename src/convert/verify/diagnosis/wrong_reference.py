@@ -12,8 +12,8 @@ from convert.numerics.compare import difference
 from convert.references.protocol import INPUT, Reference
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.site import Site
+from convert.verify.diagnosis.whole_model import run_again, values_again
 from convert.verify.sides.built_module import built_with
-from convert.verify.sides.run_torch import input_tensors, observed
 
 if TYPE_CHECKING:
     import torch
@@ -53,19 +53,19 @@ def _wrong_build(site: Site, reference: Reference, state: Mapping[str, torch.Ten
     buffers = {name for name, _ in site.module.named_buffers()}
     if built.training:
         with _in_eval_mode(site.module), _holding(site.module, {n: x for n, x in state.items() if n in buffers}):
-            error = site.error(_run(site, reference))
+            error = site.error(run_again(site, reference))
         if error <= site.enough:
             problem = f"`build` of the reference returned {built.in_training}"
             return Explanation(TRAINING, problem, "", "return module.eval() from `build`", error)
     if built.other:
         with _in_eval_mode(site.module), _holding(site.module, {name: state[name] for name in built.other}):
-            error = site.error(_run(site, reference))
+            error = site.error(run_again(site, reference))
         if error <= site.enough:
             return Explanation(NOT_LOADED, built.problem(state), site.rule(site.name), built.fix, error)
-    again = [_run(site, reference) for _ in range(2)]
+    again = [run_again(site, reference) for _ in range(2)]
     if (apart := site.error(again[0], site.evidence.pick(site.boundary, again[1]))) > site.enough:
         with without_dropout() as lines:
-            error = site.error(_run(site, reference))
+            error = site.error(run_again(site, reference))
         if error <= site.enough:
             problem = f"the module drops elements at random in eval mode, too ({', '.join(dict.fromkeys(lines))})"
             fix = "give `training=self.training` to torch.nn.functional.dropout, whose default is True, or use torch.nn.Dropout"
@@ -74,20 +74,6 @@ def _wrong_build(site: Site, reference: Reference, state: Mapping[str, torch.Ten
         fix = "remove what is random from the module in eval mode, or give it a fixed seed"
         return Explanation(RANDOM, problem, "", fix, site.before)
     return None
-
-
-def _run(site: Site, reference: Reference) -> Array:
-    return _values(site, reference, [site.boundary])[site.boundary]
-
-
-def _values(site: Site, reference: Reference, names: Sequence[str]) -> Mapping[str, Array]:
-    import torch
-
-    from convert.numerics.lift_torch import lifted
-
-    with torch.no_grad(), lifted():
-        inputs = input_tensors(site.evidence.inputs, "float64", next(site.module.parameters()).device)
-        return observed(reference, site.module, inputs, names)
 
 
 @contextmanager
@@ -127,7 +113,7 @@ def _holding(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> It
 def _other_names(site: Site, reference: Reference, differing: Sequence[str]) -> Explanation | None:
     """Return which other place of the module has the value of each boundary that differs; the outputs are equal."""
     names = [name for name, _ in site.module.named_modules() if name]
-    values = _values(site, reference, [*differing, *names, *(name + INPUT for name in names)])
+    values = values_again(site, reference, [*differing, *names, *(name + INPUT for name in names)])
     found: dict[str, str] = {}
     worst = 0.0
     for boundary in differing:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +23,12 @@ from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.writing.written import Written
 
+if TYPE_CHECKING:
+    import torch
+
 # Above what the shapes of the weights show, `reduction` and `depth` may be larger by these factors: sums over positions, iterations.
 REDUCTION, DEPTH = 16, 256
+MOST_CASTS = 3  # that a finding lists
 
 
 def check_model(
@@ -77,7 +82,8 @@ def check_model(
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
     notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
-    findings = [*missing, *differences(measures, evidence.precision, built, state)]
+    rounding = partial(_rounding, reference, evidence, state, device)
+    findings = [*missing, *differences(measures, evidence.precision, built, state, rounding)]
     if not findings and (changed := built.finding(state)) is not None:
         findings.append(changed)
     reasons = list(inconclusive(measures, reference.outputs, evidence))
@@ -95,6 +101,22 @@ def check_model(
         time.monotonic() - started,
         diagnosis.to_dict() if diagnosis else None,
     )
+
+
+def _rounding(
+    reference: Reference, evidence: Evidence, state: Mapping[str, torch.Tensor], device: str, measure: Measure
+) -> str:
+    """Return the casts to narrower floats without which the native run of the target is within its bounds; empty if none are."""
+    from convert.verify.sides.no_narrow_cast import without_narrow_casts
+
+    name, precision = measure.name, evidence.precision
+    with without_narrow_casts(precision) as casts:
+        run = run_torch(reference, state, evidence.inputs, [name], lift=False, precision=precision, device=device)
+    got = evidence.pick(name, run.values[name])
+    left = difference(got, evidence.native_values[name], precision=precision, mask=evidence.masks.get(name)).relative
+    if not casts or measure.tolerance is None or not left <= measure.tolerance.value:
+        return ""
+    return "; ".join(f"{line} rounds {what}" for line, what in list(casts.items())[:MOST_CASTS])
 
 
 def within_bounds(reference: Reference, plan: Plan, evidence: Evidence) -> tuple[Reference, list[str]]:

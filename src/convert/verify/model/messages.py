@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ONE_PRECISION = "another function in one precision"
+ONE_PRECISION, ROUNDED = "another function in one precision", "rounded to a narrower dtype"
 CAST = "module cast to another dtype"
 
 
@@ -42,9 +42,17 @@ def not_compared(name: str, evidence: Evidence, got: Array | None) -> Finding:
 
 
 def differences(
-    measures: Sequence[Measure], precision: str, built: Built, state: Mapping[str, torch.Tensor]
+    measures: Sequence[Measure],
+    precision: str,
+    built: Built,
+    state: Mapping[str, torch.Tensor],
+    rounding: Callable[[Measure], str],
 ) -> Iterator[Finding]:
-    """Report the first difference in float64; if there is none, the first one in native precision."""
+    """Report the first difference in float64; if there is none, the first one in native precision.
+
+    Args:
+        rounding: says which casts in the target's code make the difference; empty if none do.
+    """
     wrong = [measure for measure in measures if not measure.passed]
     functions = [measure for measure in wrong if is_other_function(measure)]
     if not wrong:
@@ -66,6 +74,11 @@ def differences(
             data["diagnosis"], fix = CAST, f"{built.cast}; return it from `build` in the dtype of the weights"
         elif (changed := built.finding(state)) is not None:
             data["diagnosis"], fix = changed.data["diagnosis"], f"{changed.problem}; {changed.fix}"
+        elif casts := rounding(first):
+            data["diagnosis"], fix = (
+                ROUNDED,
+                f"the weights are right; the outputs are equal when the target does not round: {casts}",
+            )
     assert tolerance is not None
     yield Finding(
         "outputs-differ",

@@ -1,0 +1,4 @@
+"""What the record of a target gives when parts of its code are called otherwise: a hypothesis that restores the output is proven.
+
+`norm_order` moves norms to the other side of RoPE; `states` gives the states of a recurrence on. May import `divergence`.
+"""

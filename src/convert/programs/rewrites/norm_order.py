@@ -1,0 +1,187 @@
+"""Move the norms of queries and keys to the other side of RoPE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.graph import on_the_way
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.rerun import Change, Rerun, again
+from convert.programs.program import Operation, Program, Value
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
+ROTATING = {LAYOUT, "part", "join", "multiply", "add", "subtract", "negate"}
+LAYERS = ("product", "convolution", "attention")
+LONGEST = 40  # operations of a norm, or of RoPE
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Operations that compute one value of one other and of parameters and constants alone."""
+
+    before: Value
+    operations: tuple[Operation, ...]
+    after: Value
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind_of(one) for one in self.operations}
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it is RoPE: features times tables, put together with others."""
+        tables = [one for one in self.operations if kind_of(one) == "multiply" and _by_table(one)]
+        return len(tables) > 1 and "join" in self.kinds and self.kinds <= ROTATING
+
+    @property
+    def norms(self) -> bool:
+        own = any("norm" in one.name for one in self.operations)
+        return (
+            own
+            or bool(self.kinds & {"sqrt", "rsqrt"})
+            or ("power" in self.kinds and bool(self.kinds & {"mean", "sum"}))
+        )
+
+    @property
+    def scales(self) -> bool:
+        """Whether it multiplies by a parameter, or adds one: what belongs to the norm in front of it."""
+        return all(
+            kind_of(one) in ("multiply", "add") and any(v.of_parameters for v in one.operands)
+            for one in self.operations
+        )
+
+    @property
+    def leaves(self) -> set[str]:
+        return {leaf for one in self.operations for v in one.operands if v.of_parameters for leaf in v.leaves}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The segments from a layer's output to an operand of the scores, of which a norm and RoPE are two.
+
+    Attributes:
+        segments: as the target computes them; moved: with the norm on the other side of RoPE.
+        norm: the segments of the norm.
+        behind: whether the target's norm is behind RoPE.
+        rotation: RoPE.
+    """
+
+    segments: tuple[Segment, ...]
+    moved: tuple[Segment, ...]
+    norm: tuple[Segment, ...]
+    behind: bool
+    rotation: Segment
+
+    @property
+    def leaves(self) -> list[str]:
+        return sorted({leaf for segment in self.norm for leaf in segment.leaves})
+
+    @property
+    def family(self) -> tuple[str, ...]:
+        """Names of the norm's parameters without numbers: equal in all layers."""
+        return tuple(NUMBER.sub("#", leaf) for leaf in self.leaves)
+
+
+def norm_order(target: Program, goal: Goal) -> Rewrite | None:
+    """Return the norms that restore the output on the other side of RoPE: all of queries and keys, or those of one alone."""
+    program = on_the_way(target, goal.output)
+    chains = _chains(program)
+    families = list(dict.fromkeys(chain.family for chain in chains))
+    for chosen in (families, *([one] for one in families if len(families) > 1)):
+        moved = [chain for chain in chains if chain.family in chosen]
+        if not moved or len({chain.behind for chain in moved}) > 1:
+            continue
+        rerun = Rerun(program)
+        try:
+            for chain in moved:
+                if (made := _made(chain, rerun)) is None:
+                    break
+                list(rerun.put(Change({chain.segments[-1].after: made})))
+            else:
+                error = goal.error(rerun.array(program.outputs[goal.output]))
+                if error <= goal.enough:
+                    return _rewrite(moved, error)
+        except ValueError:  # the norm does not take this layout
+            continue
+    return None
+
+
+def _rewrite(moved: Sequence[Chain], error: float) -> Rewrite:
+    first = moved[0]
+    of = " and ".join(sorted({leaf for chain in moved if chain.family for leaf in chain.leaves[:1]})[:2])
+    norm, turn = line(first.norm[0].operations[-1]), line(first.rotation.operations[-1])
+    here, there = ("behind", "in front of") if first.behind else ("in front of", "behind")
+    problem = f"the target norms with {of} {here} RoPE (norm {norm}, RoPE {turn}); the outputs are equal with the norm {there} RoPE"
+    fix = f"norm queries and keys {there} RoPE in the target, or correct the reference"
+    return Rewrite(BEHIND if first.behind else IN_FRONT, problem, fix, error)
+
+
+def _made(chain: Chain, rerun: Rerun) -> Array | None:
+    """Return what the chain gives with the norm on the other side."""
+    array: Array | None = rerun.array(chain.segments[0].before)
+    for segment in chain.moved:
+        if array is None:
+            return None
+        array = again(segment.operations, {segment.before: array})
+    return array
+
+
+def _chains(program: Program) -> list[Chain]:
+    """Return the chains that end at products of two values, in the order of execution."""
+    order = {value: k for k, one in enumerate(program.operations) for value in one.results}
+    found: dict[Value, Chain] = {}
+    for operation in program.operations:
+        if kind_of(operation) in LAYERS and len(operation.data) > 1:
+            for value in operation.data:
+                if (chain := _chain(value, program, order)) is not None:
+                    found.setdefault(chain.segments[-1].after, chain)
+    return list(found.values())
+
+
+def _chain(value: Value, program: Program, order: Mapping[Value, int]) -> Chain | None:
+    segments: list[Segment] = []
+    while (segment := _segment(value, program, order)) is not None and not segment.kinds & set(LAYERS):
+        segments.insert(0, segment)
+        value = segment.before
+    turn = next((k for k, one in enumerate(segments) if one.rotates), None)
+    norm = next((k for k, one in enumerate(segments) if one.norms), None)
+    if turn is None or norm is None:
+        return None
+    end = norm + 1
+    while end < len(segments) and segments[end].scales:
+        end += 1
+    of_norm, first, last = segments[norm:end], min(norm, turn), max(end, turn + 1)
+    others = segments[first:norm] + segments[end:last]
+    moved = [*of_norm, *others] if turn < norm else [*others, *of_norm]
+    return Chain(tuple(segments[first:last]), tuple(moved), tuple(of_norm), turn < norm, segments[turn])
+
+
+def _segment(value: Value, program: Program, order: Mapping[Value, int]) -> Segment | None:
+    """Return the operations from the nearest value of which alone, with parameters and constants, this one is computed."""
+    waiting: set[Value] = {value}
+    operations: list[Operation] = []
+    while len(operations) < LONGEST:
+        last = max(waiting, key=lambda v: order.get(v, -1))
+        if last not in order:  # an input
+            return None
+        operation = program.operations[order[last]]
+        operations.append(operation)
+        waiting = (waiting - set(operation.results)) | set(operation.data)
+        if len(waiting) == 1:
+            (before,) = waiting
+            return Segment(before, tuple(operations[::-1]), value)
+        if not waiting:
+            return None
+    return None
+
+
+def _by_table(operation: Operation) -> bool:
+    return any(v.constant and v.array.size > 1 for v in operation.operands)
