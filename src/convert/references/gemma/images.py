@@ -24,7 +24,7 @@ from convert.references.loading import on, ready
 from convert.references.module_facts import Block
 from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import require_model
-from convert.references.protocol import INPUT, Arrays, Reference
+from convert.references.protocol import INPUT, Arrays, JaxSide, Reference
 
 TEXT = {"gemma3_vision": "gemma3", "paligemma1": "gemma1", "paligemma2": "gemma2"}  # model -> its text model
 TABLE = "model.language_model.embed_tokens.weight"
@@ -41,10 +41,21 @@ def reference(plan: Plan) -> Reference:
         ConvertError: the plan is not of one of these models to transformers, or lacks a fact.
     """
     require_model(plan, TEXT, ("transformers",))
-    model, sizes = model_of(plan, TEXT[plan.rules.model]), plan.sizes
-    soft = int(plan.facts.get("mm_tokens_per_image", sizes["L"]))
-    steps = max(max((window + BEYOND for window in model.windows if window), default=0), soft + UNLIMITED)
+    soft = int(plan.facts.get("mm_tokens_per_image", plan.sizes["L"]))
+    model, epsilon = model_of(plan, TEXT[plan.rules.model]), float(plan.facts["vision_epsilon"])
     causal = plan.rules.model == "gemma3_vision"
+    return pair(plan, model, soft, causal, partial(run_jax, model, epsilon, soft))
+
+
+def pair(plan: Plan, model: Gemma, soft: int, causal: bool, jax: JaxSide) -> Reference:
+    """Return the two models, of which the JAX side is given.
+
+    Args:
+        soft: number of tokens of an image.
+        causal: whether text before the image sees only what is before it; otherwise there is a prefix that all see.
+    """
+    sizes = plan.sizes
+    steps = max(max((window + BEYOND for window in model.windows if window), default=0), soft + UNLIMITED)
 
     def inputs(seed: int) -> Arrays:
         rng = np.random.default_rng(seed)
@@ -64,7 +75,7 @@ def reference(plan: Plan) -> Reference:
 
     return Reference(
         inputs=inputs,
-        jax=partial(run_jax, model, float(plan.facts["vision_epsilon"]), soft),
+        jax=jax,
         build=partial(build, plan, table=TABLE),
         run=partial(_run, causal),
         outputs=(LOGITS,),

@@ -18,7 +18,7 @@ from convert.references.protocol import INPUT
 
 MASKED = -2.3819763e38  # _modules.py, K_MASK
 EPSILON = 1e-6  # _layers.py, RMSNorm
-LOGITS = "logits"
+LOGITS, TABLE = "logits", "embedder/input_embedding"
 _STACKED = re.compile(r"stacked_layers/attention_type_(\d+)/(.+)")
 _WRAPPED = re.compile(r"_(?:SimulateQuantized|Int)Einsum_(\w+)/kernel$")  # of quantised weights
 
@@ -62,6 +62,21 @@ class Images:
     sees: Any
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Where tokens stand, and what they see.
+
+    Attributes:
+        places: [batch or 1, time], their positions.
+        sees: [batch or 1, query, key], true where a query sees a key, before windows apply.
+        before: rotated keys and values of tokens in front of these, by layer; none: the keys are these tokens'.
+    """
+
+    places: Any
+    sees: Any
+    before: Sequence[tuple[Any, Any]] = ()
+
+
 def layered(weights: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves by their names in the NESTED layout, from any layout: ``layer_7/attn/q_einsum/w``.
 
@@ -97,30 +112,48 @@ def _short(name: str) -> str:
 
 def run(model: Gemma, weights: Mapping[str, Any], tokens: Any, images: Images | None = None) -> OrderedDict[str, Any]:
     """Return the values at boundaries, by the names of transformers' submodules and in their layouts, and the logits."""
-    import jax
     import jax.numpy as jnp
 
     w = layered(weights)
     values: OrderedDict[str, Any] = OrderedDict()
+    x = embed(w, values, tokens)
+    places = jnp.arange(tokens.shape[1])[None]
+    sees = places[:, None, :] <= places[:, :, None]
+    if images is not None:
+        nth = jnp.maximum(jnp.cumsum(images.at, axis=1) - 1, 0)
+        x = jnp.where(images.at[..., None], jnp.take_along_axis(images.soft, nth[..., None], axis=1), x)
+        sees = images.sees
+    x, _ = blocks(model, w, values, x, Seen(places, sees))
+    logits = x @ w[TABLE][: model.vocabulary].T
+    values[LOGITS] = logits if model.logits_cap is None else jnp.tanh(logits / model.logits_cap) * model.logits_cap
+    return values
+
+
+def embed(w: Mapping[str, Any], values: Any, tokens: Any) -> Any:
+    """Return the scaled embeddings, which are put into `values`, too."""
+    import jax.numpy as jnp
+
+    x = values["model.embed_tokens"] = w[TABLE][tokens] * jnp.sqrt(w[TABLE].shape[-1]).astype(w[TABLE].dtype)
+    return x
+
+
+def blocks(model: Gemma, w: Mapping[str, Any], values: Any, x: Any, seen: Seen) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Run all layers and the last norm. Return the result, and the rotated keys and the values of each layer."""
+    import jax
+    import jax.numpy as jnp
 
     def norm(name: str, leaf: str, x: Any) -> Any:
         y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON) * (1 + w[f"{leaf}/scale"])
         values[name] = y
         return y
 
-    table = w["embedder/input_embedding"]
-    x = table[tokens] * jnp.sqrt(table.shape[-1]).astype(table.dtype)
-    values["model.embed_tokens"] = x
-    places = jnp.arange(tokens.shape[1])
-    sees = places[None, None, :] <= places[None, :, None]
-    if images is not None:
-        nth = jnp.maximum(jnp.cumsum(images.at, axis=1) - 1, 0)
-        x = jnp.where(images.at[..., None], jnp.take_along_axis(images.soft, nth[..., None], axis=1), x)
-        sees = images.sees
-    for i, window in enumerate(model.windows):
+    kept = []
+    for i in range(len(model.windows)):
         name, leaf = f"model.layers.{i}", f"layer_{i}"
         values[f"{name}.input_layernorm{INPUT}"] = x
-        x = x + _attention(model, w, values, i, norm(f"{name}.input_layernorm", f"{leaf}/pre_attention_norm", x), sees, window, norm)  # fmt: skip
+        y, keys = _attention(model, w, values, i, norm(f"{name}.input_layernorm", f"{leaf}/pre_attention_norm", x), seen, norm)  # fmt: skip
+        kept.append(keys)
+        x = x + y
         deep = f"{leaf}/post_ffw_norm/scale" in w  # Gemma 1 has no norms behind its blocks
         before = "pre_feedforward_layernorm" if deep else "post_attention_layernorm"
         y = norm(f"{name}.{before}", f"{leaf}/pre_ffw_norm", x)
@@ -131,18 +164,16 @@ def run(model: Gemma, weights: Mapping[str, Any], tokens: Any, images: Images | 
         y = values[f"{name}.mlp.down_proj"] = y @ w[f"{leaf}/mlp/linear"]
         x = x + (norm(f"{name}.post_feedforward_layernorm", f"{leaf}/post_ffw_norm", y) if deep else y)
         values[name] = x
-    logits = norm("model.norm", "final_norm", x) @ table[: model.vocabulary].T
-    values[LOGITS] = logits if model.logits_cap is None else jnp.tanh(logits / model.logits_cap) * model.logits_cap
-    return values
+    return norm("model.norm", "final_norm", x), kept
 
 
 def _attention(
-    model: Gemma, w: Mapping[str, Any], values: Any, i: int, x: Any, sees: Any, window: int | None, norm: Any
-) -> Any:
+    model: Gemma, w: Mapping[str, Any], values: Any, i: int, x: Any, seen: Seen, norm: Any
+) -> tuple[Any, tuple[Any, Any]]:
     import jax
     import jax.numpy as jnp
 
-    name, leaf, places = f"model.layers.{i}.self_attn", f"layer_{i}/attn", jnp.arange(x.shape[1])
+    name, leaf = f"model.layers.{i}.self_attn", f"layer_{i}/attn"
     if f"{leaf}/qkv_einsum/w" in w:
         q, k, v = jnp.einsum("btd,sndh->sbtnh", x, w[f"{leaf}/qkv_einsum/w"])
     else:
@@ -157,19 +188,22 @@ def _attention(
             values[f"{name}.{part}_norm"] = values[f"{name}.{part}_norm"].swapaxes(1, 2)
     half = q.shape[-1] // 2
     exponents = (2.0 / q.shape[-1]) * jnp.arange(half, dtype=jnp.float32)
-    angle = (places[:, None] / model.bases[i] ** exponents / model.factors[i])[None, :, None, :]
+    angle = (seen.places[..., None] / model.bases[i] ** exponents / model.factors[i])[:, :, None, :]
 
     def turn(y: Any) -> Any:
         first, second = y[..., :half], y[..., half:]
         sin, cos = jnp.sin(angle), jnp.cos(angle)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(y.dtype)
 
+    k, sees = turn(k), seen.sees
+    if seen.before:
+        k, v = (jnp.concatenate([before, own], 1) for before, own in zip(seen.before[i], (k, v), strict=True))
     heads, groups = q.shape[2], q.shape[2] // k.shape[2]
-    logits = jnp.einsum("btnh,bsnh->bnts", turn(q) * model.query_scale, jnp.repeat(turn(k), groups, axis=2))
+    logits = jnp.einsum("btnh,bsnh->bnts", turn(q) * model.query_scale, jnp.repeat(k, groups, axis=2))
     if model.attention_cap is not None:
         logits = jnp.tanh(logits / model.attention_cap) * model.attention_cap
-    if window is not None:  # _modules.py, create_sliding_mask: to both sides
-        sees = sees & (jnp.abs(places[None, :] - places[:, None]) < window)
+    if (window := model.windows[i]) is not None:  # _modules.py, create_sliding_mask: to both sides
+        sees = sees & (jnp.abs(seen.places[:, None, :] - seen.places[:, :, None]) < window)
     probs = jax.nn.softmax(jnp.where(sees[:, None], logits, MASKED), axis=-1).astype(v.dtype)
     y = jnp.einsum("bnts,bsnh->btnh", probs, jnp.repeat(v, groups, axis=2))
     assert y.shape[2] == heads
@@ -177,4 +211,4 @@ def _attention(
     y = values[f"{name}.o_proj"] = jnp.einsum("btnh,nhd->btd", y, w[f"{leaf}/attn_vec_einsum/w"])
     if f"layer_{i}/post_attention_norm/scale" in w:
         y = norm(f"model.layers.{i}.post_attention_layernorm", f"layer_{i}/post_attention_norm", y)
-    return y
+    return y, (k, v)
