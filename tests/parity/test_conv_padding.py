@@ -67,6 +67,9 @@ def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
     said = torch_padding(Geometry(geometry.padding, geometry.strides, geometry.dilation, size), kernel, "HWD"[:many])
     for allowed in said.allowed:
         if "F.pad" in said.text and allowed != "same":
+            if any(allowed):  # the code cuts the end off
+                cut = (..., *(slice(size) for size in want.shape[2:]))
+                np.testing.assert_allclose(run(torch.tensor(x), padding=tuple(allowed))[cut], want, **tolerance)
             continue
         padding = allowed if isinstance(allowed, str) else tuple(allowed)
         np.testing.assert_allclose(run(torch.tensor(x), padding=padding), want, **tolerance)
@@ -127,8 +130,8 @@ def test_arguments_of_a_transposed_convolution_give_jaxs(case: Any, seed: int) -
         ("SAME", 3, 2, (9,), "padding=(1,)"),
         ("SAME", 3, 2, (), "F.pad(x, (W low, W high)), then padding=0, where (low, high) is (0, 1) for sizes 2m and (1, 1) for sizes 2m+1 of W"),
         ("SAME", 1, 2, (), "padding=(0,)"),
-        ("SAME_LOWER", 4, 1, (), "F.pad(x, (2, 1)), then padding=0"),
-        ("CAUSAL", 3, 1, (), "F.pad(x, (2, 0)), then padding=0"),
+        ("SAME_LOWER", 4, 1, (), "F.pad(x, (2, 1)), then padding=0; or padding=(2,), and the end of the result cut off"),
+        ("CAUSAL", 3, 1, (), "F.pad(x, (2, 0)), then padding=0; or padding=(2,), and the end of the result cut off"),
         ("VALID", 3, 2, (), "padding=(0,)"),
         (((1, 2),), 3, 2, (), "F.pad(x, (1, 2)), then padding=0"),
         (((-1, -1),), 3, 2, (), "F.pad(x, (-1, -1)), then padding=0"),

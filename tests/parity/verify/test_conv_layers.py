@@ -153,6 +153,7 @@ def findings(
         ("SAME", 2, "conv", nn.Conv2d(2, 4, 3, stride=2, bias=False)),
         ("VALID", 2, "conv", nn.Conv2d(2, 4, 3, stride=2, bias=False)),
         ("[1, [1, 1]]", 2, "conv", nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False)),
+        ("[[2, 0], [2, 0]]", 1, "conv", nn.Conv2d(2, 4, 3, padding=2, bias=False)),  # other code may cut the end off
         ("SAME", 2, "conv_transpose", nn.ConvTranspose2d(2, 4, 3, stride=2, bias=False)),
         ("SAME", 1, "conv_transpose", nn.ConvTranspose2d(2, 4, 3, padding=1, bias=False)),
     ],
@@ -166,6 +167,7 @@ def test_no_false_alarm(padding: str, strides: int, kind: str, conv: nn.Module, 
     [
         ("SAME", 2, "conv", nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), "padding: F.pad(x, (W low, W high, H low, H high)), then padding=0, where (low, high) is (0, 1) for sizes 2m and (1, 1) for sizes 2m+1 of H; "),
         ("VALID", 1, "conv", nn.Conv2d(2, 4, 3, padding=1, bias=False), "padding: padding=(0, 0) of m"),
+        ("[[0, 2], [0, 2]]", 1, "conv", nn.Conv2d(2, 4, 3, padding=2, bias=False), "padding: F.pad(x, (0, 2, 0, 2)), then padding=0 of m"),
         ("SAME", 1, "conv", nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), "strides: [1, 1] of m"),
         ("SAME", 1, "conv", nn.Conv2d(2, 4, 3, dilation=2, padding=1, bias=False), "dilation: [1, 1] of m"),
         ("SAME", 2, "conv_transpose", nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1, bias=False), "padding: padding=(0, 0), output_padding=(0, 0), then F.pad(y, (0, -1, 0, -1))"),

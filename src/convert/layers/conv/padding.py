@@ -174,7 +174,8 @@ class TorchPadding:
 
     Attributes:
         text: the arguments as Python code.
-        allowed: values of the module's `padding` that compute the same; zeros where code around the module pads.
+        allowed: values of the module's `padding` that compute the same; zeros where code around the module pads, more
+            than the source's where that code cuts the result.
         output_padding: that of a transposed convolution.
     """
 
@@ -204,6 +205,10 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
         padded = f"F.pad(x, {_tuple(flat)}), then padding=0"
         if geometry.padding == "SAME" and set(geometry.strides) == {1}:
             return TorchPadding(f"padding='same' (it is {padded})", ("same", zeros))
+        lows = [low for low, _ in known]
+        if all(low >= high >= 0 for low, high in known):  # it starts where the source does, and has more at the end
+            padded += f"; or padding={_tuple(lows)}, and the end of the result cut off"
+            return TorchPadding(padded, (zeros, lows))
         return TorchPadding(padded, (zeros,))
     shown = "; ".join(pads_shown(names[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(cases))
     low_high = ", ".join(f"{name} low, {name} high" for name in reversed(names))

@@ -99,6 +99,7 @@ def arranged(
         MisfitError: its shape contradicts the rule.
     """
     ops: list[Op] = [*taken_out(leaf.stacked, stack), *leaf.opening]
+    opening = len(ops)
     taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
     if leaf.letters is None:
         if member:
@@ -119,7 +120,18 @@ def arranged(
         groups = tuple(x for x, _ in unnamed)
         stored = leaf.stored("".join(groups), leaf.own_shape)
         apart = tuple(index for index, _, _ in leaf.stacked)
-        return Part(leaf.name, tuple(ops), None, PartLayout(layout), ", ".join(taken), unnamed, groups, stored, apart)
+        return Part(
+            leaf.name,
+            tuple(ops),
+            None,
+            PartLayout(layout),
+            ", ".join(taken),
+            unnamed,
+            groups,
+            stored,
+            apart,
+            opening=opening,
+        )
     letters, shape = leaf.letters, leaf.own_shape
     before = leaf.axes
     try:

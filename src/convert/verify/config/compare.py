@@ -348,7 +348,7 @@ def _module(
                 continue
             if value is None or value == "unknown" or (name == "multiplies_by" and value in UNREADABLE):
                 continue  # listed as not compared
-            if name == "padding" and _may_pad_elsewhere(facts, value):
+            if name == "padding" and _may_be_made_elsewhere(facts, value):
                 continue
             where = f"the target's module {module}" if module else "the target's module"
             fix = _configure(module or "it", name, facts[0].value, value) if facts else ""
@@ -382,12 +382,14 @@ def _padding(value: Any) -> str:
     return f"padding={tuple(value) if isinstance(value, list) else repr(value)}"
 
 
-def _may_pad_elsewhere(facts: list[DeclaredFact], value: Any) -> bool:
-    """Whether other code may pad the input of a convolution that pads nothing itself."""
-    if not isinstance(value, list) or any(value):
+def _may_be_made_elsewhere(facts: list[DeclaredFact], value: Any) -> bool:
+    """Whether other code may pad the input of a convolution that pads nothing itself, or cut the result of one that pads more."""
+    if not isinstance(value, list):
         return False
     exact = [own for fact in facts for own in fact.allowed if own == value]
-    return not exact or any("F.pad" in str(fact.value) for fact in facts)
+    if any("F.pad" in str(fact.value) for fact in facts):
+        return bool(exact) or not any(value)
+    return not exact and not any(value)
 
 
 def _few(names: list[str]) -> str:

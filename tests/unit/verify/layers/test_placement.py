@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from convert.api import plan_conversion
 from convert.core.findings import Finding
 from convert.layers.base import Part, Step
 from convert.planning.plan import Plan
+from convert.planning.planner import make_plan
+from convert.rules.parse import parse_rules
 from convert.verify.layers.placement import misplaced
 from support.goldens import checkpoint
+from support.memory_source import MemorySource
 
 
 def test_names_agree_in_all_goldens() -> None:
@@ -35,3 +40,15 @@ def test_lexical_order_is_misplaced() -> None:
     part = dataclasses.replace(step.parts[0], leaf="mdl_vars/params/freq_emb/emb_var")
     finding = place(plan, step, part)
     assert finding is not None and finding.got == part.leaf and finding.path == step.name
+
+
+def test_a_stacked_parameter_without_letters_takes_an_element_of_each_layer() -> None:
+    """The scales of layers that a scan stacks."""
+    text = "model: m\ntitle: M\ntargets: {torch: {loads: T}}\nrules:\n- from: scale\n  stacked: {i: 0}\n  parameter: blocks.{i}.gamma\n"
+    plan = make_plan(parse_rules(text), MemorySource({"scale": np.ones((2, 3), np.float32)}))
+    assert [(step.name, place(plan, step, step.parts[0])) for step in plan.steps] == [
+        ("blocks.0.gamma", None),
+        ("blocks.1.gamma", None),
+    ]
+    first, second = plan.steps
+    assert place(plan, first, second.parts[0]) is not None, "another layer's element"
