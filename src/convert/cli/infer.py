@@ -320,7 +320,9 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
         name = f"{first.name} and {len(more)} more like it" if more else first.name
         if grade == "tied" and first.ties:
             tie = first.ties[0]
-            yield f"tied: {name}: the inputs make {output.count(len(tie.columns), 'column')} equal; {tie.told_by} would tell them apart"
+            columns = output.count(len(tie.columns), "column")
+            said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
+            yield f"tied: {name}: {said if tie.told_by else f'the model repeats one number for {columns}, and what follows does not tell them apart'}"
         elif grade == "open":
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
             yield f"open: {name}: {candidates or first.lack}"

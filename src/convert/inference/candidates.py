@@ -14,7 +14,7 @@ from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
-from convert.programs.fingerprint import EXACT, ValueTable, fingerprint
+from convert.programs.fingerprint import EXACT, ValueTable, fingerprint, per_size
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -108,6 +108,9 @@ class Choice:
 class Source:
     """The source's record, indexed.
 
+    Args:
+        repeated: whether a value is the same when it is repeated, as learned inputs are along the batch.
+
     Attributes:
         program: the record.
         theta: the elements of all parameters, by their numbers.
@@ -116,14 +119,14 @@ class Source:
         products: the products among them, with their meeting.
     """
 
-    def __init__(self, program: Program, tolerance: float = EXACT) -> None:
+    def __init__(self, program: Program, tolerance: float = EXACT, *, repeated: bool = False) -> None:
         self.program = program
         self.names = list(program.parameters)
         self.theta = np.concatenate(
             [np.zeros(0), *[np.asarray(v.array, np.float64).ravel() for v in program.parameters.values()]]
         )
         self.starts = np.array([program.first_element[name] for name in self.names], int)
-        self.table: ValueTable[int] = ValueTable(tolerance)
+        self.table: ValueTable[int] = ValueTable(tolerance, repeated=repeated)
         self.inputs = list(program.inputs)
         for number, value in enumerate(program.inputs.values()):
             self.table.add(value.array, number - len(self.inputs))
@@ -142,11 +145,11 @@ class Source:
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in self.meetings[Role.PRODUCT]:
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
-        self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)])
-        self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)])
-        self._rows = _Fingerprints([product.rows for product, _ in self.products])
+        self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)], repeated)
+        self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)
+        self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
         self._columns: dict[Role, tuple[Array, Array]] = {}
-        self._data = {role: _Fingerprints([m.data for m in found]) for role, found in self.meetings.items()}
+        self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
 
     def is_scaled(self, value: Value) -> bool:
         """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""
@@ -232,17 +235,25 @@ def _of_size_one(array: Array) -> Array:
 
 
 class _Fingerprints:
-    """Fingerprints of lists of arrays; those of a list are added up."""
+    """Fingerprints of lists of arrays; those of a list are added up. `repeated`: those of a list that is repeated are the same."""
 
-    def __init__(self, lists: Sequence[Sequence[Array]]) -> None:
+    def __init__(self, lists: Sequence[Sequence[Array]], repeated: bool) -> None:
         self.size = len(lists)
-        self._sums = np.array([sum(fingerprint(a)[0] for a in arrays) for arrays in lists]).reshape(-1, 5)
+        self._repeated = repeated
+        self._sums = np.array([self._added_up(arrays)[0] for arrays in lists])
 
     def find(self, arrays: Sequence[Array], tolerance: float) -> Array:
-        found = [fingerprint(array) for array in arrays]
-        sums, scales = sum(f[0] for f in found), sum(f[1] for f in found)
+        if not self.size:
+            return np.zeros(0, int)
+        sums, scales = self._added_up(arrays)
         with np.errstate(all="ignore"):
             return np.flatnonzero((np.abs(self._sums - sums) <= tolerance * scales).all(1))
+
+    def _added_up(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
+        found = [fingerprint(array) for array in arrays]
+        with np.errstate(all="ignore"):
+            sums, scales = (np.sum([f[k] for f in found], 0) for k in (0, 1))
+            return per_size(sums, scales) if self._repeated else (sums, scales)
 
 
 @dataclass(eq=False)

@@ -1,10 +1,12 @@
 """Pair the columns of two arrays: which index along an axis of the target is which index along an axis of the source.
 
-A column is known by a few sums over its elements, so that the order of the rows does not matter.
+A column is known by a few sums over its elements, so that the order of the rows does not matter. Rows that stand several times
+count once: one program may repeat along a batch what the other computes for all of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SAME = 1e-12  # relative: two rows that were computed in one way
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,30 @@ class Pairing:
 
 def columns_of(array: Array, numbers: Array) -> Columns:
     """Return the columns of an array whose elements belong to the columns `numbers`, broadcast to it."""
+    numbers = numbers.reshape((1,) * (array.ndim - numbers.ndim) + numbers.shape)
+    along = [k for k in range(array.ndim) if (numbers == np.take(numbers, [0], k)).all()] if numbers.size else []
+    rest = [k for k in range(array.ndim) if k not in along]
+    if along and array.size:
+        own = numbers.transpose(*along, *rest)[(0,) * len(along)]
+        rows = _distinct(array.transpose(*along, *rest).reshape(-1, math.prod(array.shape[k] for k in rest)))
+        array, numbers = rows, np.broadcast_to(own, [array.shape[k] for k in rest]).reshape(1, -1)
     return Columns(*column_fingerprints(array, numbers))
+
+
+def _distinct(rows: Array) -> Array:
+    """Return the rows of a matrix without those that another one equals."""
+    x = np.asarray(rows, np.float64)
+    with np.errstate(all="ignore"):
+        weights = np.random.default_rng(0).normal(size=x.shape[1])
+        keys, slack = x @ weights, SAME * (np.abs(x) @ np.abs(weights))
+        order = np.argsort(keys, kind="stable")
+        near = np.flatnonzero(np.diff(keys[order]) <= slack[order[1:]])
+        one, two = x[order[near]], x[order[near + 1]]
+        again = np.abs(one - two).max(1, initial=0) <= SAME * np.abs(one).max(1, initial=0)
+    if not again.any():
+        return x
+    once: Array = np.delete(x, order[near[again] + 1], 0)
+    return once
 
 
 def columns_of_rows(arrays: Sequence[Array]) -> Columns:
@@ -54,7 +80,7 @@ def columns_of_rows(arrays: Sequence[Array]) -> Columns:
 
     Sums that weigh each row by the sum of its elements are added: without them, columns of zeros and ones are only counts.
     """
-    x = np.concatenate([np.asarray(a, np.float64) for a in arrays])
+    x = _distinct(np.concatenate([np.asarray(a, np.float64) for a in arrays]))
     ids = np.arange(x.shape[1])
     with np.errstate(all="ignore"):
         size = np.abs(x).sum(1)

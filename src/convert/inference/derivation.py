@@ -189,7 +189,7 @@ class Tie:
     Attributes:
         columns: their numbers along the axis that the parameter meets.
         site: where the target meets them.
-        told_by: an input that would tell them apart.
+        told_by: an input that would tell them apart; empty: none, as the target repeats one number for them.
     """
 
     columns: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from convert.inference.as_data import constants_as_data, learned_inputs, parameters_as_data
 from convert.inference.candidates import Source
-from convert.inference.derivation import Derivation, Difference, Grade, Proof
+from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
-from convert.inference.grading import proof
+from convert.inference.grading import proof, unshown
 from convert.inference.grading.alternatives import interchangeable
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
@@ -99,7 +99,7 @@ def _derived(
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
 
-    search = Search(Source(first), target)
+    search = Search(Source(first, repeated=bool(learned[0])), target)
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
     if not solved:
@@ -111,6 +111,7 @@ def _derived(
     if not solved:
         differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
+    unseen: tuple[str, ...] = ()
     again = any(t.ties for t in found)
     if solved and all(t.grade is not Grade.OPEN for t in found):
         further = range(seed + 1, seed + 1 + DRAWS)
@@ -128,8 +129,13 @@ def _derived(
             worst = fresh[errors.index(evidence.error)]
             differences = (explained(ended, found, target.buffers, module, run, worst),)
             found, evidence = tensors(search, names, False, []), None
-        elif any(t.ties for t in found):
-            found = told_apart(found, target, fresh, error, allowed)
+        else:
+            for sources in ([first], [first, *fresh]):  # most have nothing to show, and the first run says so
+                if unseen or sources == [first]:
+                    unseen = unshown.notes(sources, _target_runs(target, found, sources), allowed)
+        if evidence is not None and any(t.ties for t in found):
+            slopes = partial(proof.derivatives, module, run, masks)
+            found = told_apart(found, target, fresh, error, allowed, slopes)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))
@@ -141,10 +147,21 @@ def _derived(
         differences,
         evidence,
         search.tried,
-        _notes(first, target),
+        (*_notes(first, target), *unseen),
         {name: value.array for name, value in first.parameters.items()},
     )
     return made, again and any(t.grade is Grade.TIED for t in found)
+
+
+def _target_runs(target: Program, tensors: Sequence[Tensor], sources: Sequence[Program]) -> list[Program]:
+    """Return runs of the target with the weights and inputs of runs of the source; of other shapes, or whose values decide a path: none."""
+    found: list[Program] = []
+    for source in sources:
+        given = {name: value.array for name, value in source.inputs.items()}
+        if not found or can_rerun(target, given):
+            weights = proof.weights(tensors, source)
+            found.append(rerun(target, {name: weights[name] for name in target.parameters}, given))
+    return found
 
 
 class _Runs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,24 @@ PROPOSE = {
     Role.LOOKUP: others.look_up,
     Role.OTHER: others.any_leaf,
 }
-# of proposals, and whether the products of attention must be values of the source
-LEVELS = ((0, True), (0, False), (1, True), (2, False))
+
+
+class Level(NamedTuple):
+    """How much is tried, and how soon it is refuted.
+
+    Attributes:
+        proposals: `Context.level`.
+        attention: whether the products of attention must be values of the source.
+        strict: whether what a scale or bias gives must be one even where it meets none. Where two layers meet the same data, the
+            wrong one is refuted at the norm behind it, and not by every parameter that the norm may have.
+    """
+
+    proposals: int
+    attention: bool
+    strict: bool = False
+
+
+LEVELS = (Level(0, True, strict=True), Level(0, True), Level(0, False), Level(1, True), Level(2, False))
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
@@ -73,7 +89,7 @@ class Segment:
 
     begin: int
     solutions: list[Solution]
-    level: tuple[int, bool]
+    level: Level
     tried: int
     refuted: dict[int, int]
     chosen: int = 0
@@ -94,7 +110,7 @@ class Ways:
         signatures: of the choices of each solution, in order.
     """
 
-    level: tuple[int, bool]
+    level: Level
     signatures: tuple[tuple[Any, ...], ...]
 
 
@@ -139,7 +155,7 @@ class Search:
         self.context = Context(self.source, self.replay, self.used, self._origins)
         self._cells = Cells(self.context)
         self._progress = self._start = 0
-        self._loose = False
+        self._loose = self._strict = False
         self._ways: dict[Any, list[Ways]] = {}
         self._wanted: tuple[tuple[Any, ...], ...] = ()
         self._order = self.target.operations
@@ -162,22 +178,33 @@ class Search:
                     len(s.solution.choices) for s in deepest
                 ):
                     deepest = [replace(s) for s in ways]
-                while ways and ways[-1].chosen + 1 == len(ways[-1].solutions):
-                    self.leave(ways.pop().solution)
-                if not ways or self.tried - self._progress > WITHOUT_PROGRESS:
+                if self.tried - self._progress > WITHOUT_PROGRESS or not self._back(ways):
                     while ways:
                         self.leave(ways.pop().solution)
                     self.segments = deepest
                     for s in deepest:
                         self.enter(s.solution)
                     return False
-                self.leave(ways[-1].solution)
-                ways[-1].chosen += 1
             self.enter(ways[-1].solution)
             at = ways[-1].solution.end
             if at == len(self._order):
                 self.segments = ways
                 return True
+
+    def _back(self, ways: list[Segment]) -> bool:
+        """Leave the last segments, up to one that has another solution; False if none has."""
+        while ways:
+            last = ways[-1]
+            self.leave(last.solution)
+            if last.chosen + 1 < len(last.solutions):
+                last.chosen += 1
+                return True
+            ways.pop()
+            again = self.solved(last.begin, LEVELS[1:]) if last.level.strict else None
+            if again is not None:
+                ways.append(again)
+                return True
+        return False
 
     def enter(self, solution: Solution) -> None:
         """Take what a solution assigns."""
@@ -206,17 +233,19 @@ class Search:
             self.used[numbers] -= 1
             self._origins[self._first[piece.tensor] + piece.elements] = -1
 
-    def solved(self, at: int, levels: Sequence[tuple[int, bool]] = LEVELS) -> Segment | None:
+    def solved(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with all its solutions at the first of the levels that has one."""
         self._near = self.context.near
         self._start = self.tried
         ways = [] if self.guessing else self._ways.setdefault(self._code(at), [])
         for known in ways:
-            segment = self._found(at, known.level, known.signatures)
+            segment = self._found(at, known.level, known.signatures) if known.level in levels else None
             if segment is not None and len(segment.solutions) == len(known.signatures):
                 return segment
-        for level in levels:
+        for level in levels[1:] if self.guessing and levels is LEVELS else levels:
             segment = self._found(at, level)
+            if level.strict:
+                self._start = self.tried
             if segment is not None:
                 found = Ways(level, tuple(self._signatures(x.choices) for x in segment.solutions))
                 if found not in ways:
@@ -226,14 +255,14 @@ class Search:
         self.context.near = self._near
         return None
 
-    def _found(self, at: int, level: tuple[int, bool], wanted: tuple[tuple[Any, ...], ...] = ()) -> Segment | None:
+    def _found(self, at: int, level: Level, wanted: tuple[tuple[Any, ...], ...] = ()) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions at a level.
 
         Args:
             wanted: signatures of the solutions that are looked for; empty: all. In the layer where they were found, every other
                 candidate was refuted.
         """
-        (self.context.level, self._early), self.context.near, self._wanted = level, self._near, wanted
+        (self.context.level, self._early, self._strict), self.context.near, self._wanted = level, self._near, wanted
         before = self.tried
         self._limit = self.tried + (GUESSES if self.guessing else BUDGET)
         self._refuted: dict[int, int] = {}
@@ -246,7 +275,7 @@ class Search:
     def partial(self, at: int) -> list[Solution]:
         """Return ways from an operation to the next one whose data or result is no value of the source; outputs may differ."""
         self._loose, self._begin, self._refuted, self._start = True, at, {}, self.tried
-        self._near, self._wanted, self._early = self.context.near, (), False
+        self._near, self._wanted, self._early, self._strict = self.context.near, (), False, False
         found: list[Solution] = []
         for self.context.level in (0, 1):
             self._limit = self.tried + GUESSES
@@ -462,8 +491,8 @@ class Search:
             if self._wanted and len(good) + len(rest) == len(wanted):
                 break
         strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        if strict and self.source.has(
-            self.replay.value(operation.data[0]), self.context.tolerance
+        if strict and (
+            self._strict or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
         ):  # of fused layers each part is a value of the source, not the whole
             rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
         chosen = good if good and role is not Role.PRODUCT else good + rest

@@ -1,7 +1,8 @@
 """Find a value of one program among those of another, in any order of its axes.
 
 A fingerprint is a few sums over the elements of an array. It does not change when axes are permuted, split or joined, and padding
-with zeros does not change it either. Two arrays of generic numbers with equal fingerprints hold the same numbers.
+with zeros does not change it either. Two arrays of generic numbers with equal fingerprints hold the same numbers. Divided by the sum
+of the sizes, it does not change when the whole array is repeated, as along a batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 EXACT = 1e-6  # relative; tables of angles that NumPy rounds to float32 leave about 1e-8, another GELU or epsilon 1e-5 and more
 TINY = 1e-12
+PROPORTIONS = [2, 1, 3, 4]  # of the sums; the first is never zero by cancellation
 
 
 def _powers(x: Array) -> tuple[Array, Array]:
@@ -36,6 +38,12 @@ def fingerprint(array: Array) -> tuple[Array, Array]:
         return addends.sum(1), sizes.sum(1) + TINY
 
 
+def per_size(sums: Array, scales: Array) -> tuple[Array, Array]:
+    """Return the sums and scales, [4], of an array in proportion to its size, the sum of all |x|: they are those of the array repeated."""
+    size = sums[0] + TINY
+    return sums[PROPORTIONS] / size, scales[PROPORTIONS] / size
+
+
 def column_fingerprints(array: Array, columns: Array) -> tuple[Array, Array, Array]:
     """Return the distinct numbers in `columns`, [n], and the sums, [5, n], and scales, [5, n], of the elements under each.
 
@@ -55,10 +63,12 @@ class ValueTable(Generic[T]):
 
     Args:
         tolerance: relative error up to which two sums are equal.
+        repeated: whether an array that is repeated is the same value.
     """
 
-    def __init__(self, tolerance: float = EXACT) -> None:
+    def __init__(self, tolerance: float = EXACT, *, repeated: bool = False) -> None:
         self.tolerance = tolerance
+        self._repeated = repeated
         self._rows: list[Array] = []
         self._items: list[T] = []
         self._matrix: Array | None = None
@@ -67,7 +77,7 @@ class ValueTable(Generic[T]):
 
     def add(self, array: Array, item: T) -> None:
         """Add a value."""
-        self._rows.append(fingerprint(array)[0])
+        self._rows.append(self._sums(array)[0])
         self._items.append(item)
         self._matrix = None
 
@@ -79,10 +89,14 @@ class ValueTable(Generic[T]):
             self._matrix = np.stack(self._rows)
             self._order = np.argsort(self._matrix[:, 0], kind="stable")
             self._first = self._matrix[self._order, 0]
-        sums, scales = fingerprint(array)
+        sums, scales = self._sums(array)
         with np.errstate(all="ignore"):
             allowed = self.tolerance * scales
             low, high = np.searchsorted(self._first, (sums[0] - allowed[0], sums[0] + allowed[0]), side="left")
             near = np.sort(self._order[low : high + 1])
             same = (np.abs(self._matrix[near] - sums) <= allowed).all(1)
         return [self._items[k] for k in near[same]]
+
+    def _sums(self, array: Array) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):
+            return per_size(*fingerprint(array)) if self._repeated else fingerprint(array)

@@ -236,10 +236,11 @@ def _facts(module: torch.nn.Module, kind: str) -> Mapping[str, Any]:
     if not kind.endswith("_norm"):
         return {}
     part = _with_values(module)
+    groups = {"num_groups": module.num_groups} if kind == "group_norm" else {}
     try:
-        values = dict(facts(part).get("", {})) if part is not None else {}
+        values = {**facts(part).get("", {}), **groups} if part is not None else groups
     except Exception:  # noqa: BLE001 - a norm that the probe cannot run
-        return {}
+        return groups
     return {key: values[key] for key in ("epsilon", "multiplies_by", "num_groups") if key in values}
 
 

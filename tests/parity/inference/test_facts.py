@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Derivation
-from support.inferred import WIDTH, derive, layer_norm, rms_norm
+from support.inferred import WIDTH, derive, layer_norm, rms_norm, rules
 
 D = WIDTH
 SQUARE = (D, D)
@@ -62,3 +62,25 @@ def test_epsilon_and_what_a_norm_multiplies_by(epsilon, plus):
     assert _facts(found, "a.weight") == {"epsilon": epsilon, "multiplies_by": "scale", "weight": "weight"}
     expected = {"epsilon": 1e-4, "multiplies_by": "1+scale" if plus else "scale", "weight": "weight"}
     assert _facts(found, "b.weight") == expected
+
+
+def test_a_group_norm_with_a_group_for_each_channel_says_how_many():
+    """Of one position, such a norm gives zero for every input: what it computes does not tell the number."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.m = torch.nn.GroupNorm(D, D), torch.nn.Linear(D, D)
+
+        def forward(self, x: Any) -> Any:
+            return self.m(self.n(x.transpose(1, 2)).transpose(1, 2))
+
+    def function(w, x):
+        x = x - x.mean(1, keepdims=True)
+        x = x / jnp.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w["s"] + w["t"]
+        return x @ w["m"] + w["b"]
+
+    module = Model()
+    found = derive(function, module, {"m": SQUARE, "s": (D,), "t": (D,), "b": (D,)})
+    (norm,) = (rule for rule in rules(found, module) if "group_norm" in rule)
+    assert f"num_groups: {D}" in norm

@@ -63,6 +63,38 @@ def test_learned_queries_are_derived(norm, own):
         assert found.complete and grades(found) == {Grade.DERIVED}
 
 
+class Latents(torch.nn.Module):
+    """Attention from latents to the input, with a residual: they are repeated for each sample."""
+
+    def __init__(self, repeated: bool) -> None:
+        super().__init__()
+        self.p, self.repeated = torch.nn.Parameter(torch.randn(5, D)), repeated
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
+        self.n = torch.nn.ModuleList(torch.nn.LayerNorm(D, eps=1e-6) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        z = self.p[None].repeat(len(x), 1, 1) if self.repeated else self.p[None].expand(len(x), -1, -1)
+        q = self.m[0](self.n[0](z))
+        z = z + functional.scaled_dot_product_attention(q, self.m[1](x), self.m[2](x))
+        return z + self.m[3](self.n[1](z))
+
+
+@pytest.mark.parametrize("repeated", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_latents_without_a_batch_are_those_that_are_repeated_along_it(repeated):
+    def function(w, x):
+        z = w["z"]
+        q = layer_norm(z, w["s"], w["t"]) @ w["q"] + w["qb"]
+        seen = jax.nn.softmax(jnp.einsum("qd,bkd->bqk", q, x @ w["k"] + w["kb"]) / np.sqrt(D))
+        z = z + seen @ (x @ w["v"] + w["vb"])
+        return z + layer_norm(z, w["s2"], w["t2"]) @ w["m"] + w["mb"]
+
+    shapes = {"z": (5, D), **dict.fromkeys("qkvm", SQUARE)}
+    shapes |= dict.fromkeys(("qb", "kb", "vb", "mb", "s", "t", "s2", "t2"), (D,))
+    found = derive(function, Latents(repeated), shapes)
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    assert sources(found)["p"] == "z" and sources(found)["m.0.weight"] == "q"
+
+
 def test_a_unit_that_one_draw_switches_off_is_told_apart_by_the_others():
     """Of few rows several units of a ReLU are never on; other weights switch on others."""
 

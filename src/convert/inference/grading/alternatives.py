@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.search import LEVELS, Search, Solution
+from convert.inference.search import LEVELS, Level, Search, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Levels = Sequence[tuple[int, bool]]
+Levels = Sequence[Level]
 SAME = 1e-9  # relative: two values of the target, added up in different orders
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates import Choice, Piece, Source
-from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor, Tie
+from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
 from convert.inference.search import Search, Segment, Solution
 from convert.inference.sites import Meeting, role_of, site_of
 from convert.programs.program import Value
@@ -45,7 +45,7 @@ def tensors(
                 found[piece.tensor].pieces.append((choice, piece, number))
             if choice.candidate.tied:
                 site = site_of("target", choice.index, search.target.operations[choice.index], choice.side)
-                tie = Tie(choice.candidate.tied, site, TOLD_BY)
+                tie = Tie(choice.candidate.tied, site, "" if _repeats(search, choice) else TOLD_BY)
                 for tensor in {piece.tensor for piece in choice.candidate.pieces}:
                     found[tensor].ties.append(tie)
     for number, other in interchangeable:
@@ -60,6 +60,13 @@ def tensors(
     target = search.target
     read = {value for operation in target.operations for value in operation.operands} | {*target.outputs.values()}
     return tuple(_tensor(search, name, names[name], found[name], solved, read) for name in names)
+
+
+def _repeats(search: Search, choice: Choice) -> bool:
+    """Whether the target itself gives several elements of a parameter the same number to meet."""
+    operation = search.target.operations[choice.index]
+    elementwise = role_of(operation) in (Role.SCALE, Role.SHIFT)
+    return elementwise and operation.data[0].array.size < operation.results[0].array.size
 
 
 def _values(solution: Solution) -> dict[str, Array]:

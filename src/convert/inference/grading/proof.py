@@ -82,12 +82,9 @@ def error_of(
 
     from convert.numerics.lift_torch import lifted
 
-    own = copy.deepcopy(module).double().eval()  # lifting refuses to copy storages
+    own = _loaded(module, state)
     with lifted(), torch.no_grad():
-        full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
-        own.load_state_dict(full, strict=True)
-        outputs = run(own, {name: torch.as_tensor(np.array(v.array)) for name, v in source.inputs.items()})
-        found = {name: value.double().numpy() for name, value in outputs.items()}
+        found = {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
     given = {name: value.array for name, value in source.inputs.items()}
     shapes = {name: value.array.shape for name, value in source.outputs.items()}
     worst, counts = 0.0, dict(require_masks(masks(given), shapes))
@@ -99,6 +96,58 @@ def error_of(
         difference = np.abs(got - want).max(initial=0) / scale
         worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
     return worst
+
+
+def derivatives(
+    module: torch.nn.Module,
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    masks: Masks,
+    state: Mapping[str, Array],
+    source: Program,
+) -> dict[str, Array]:
+    """Return the derivative of a random sum of the outputs by each tensor of the module; empty if its code keeps none."""
+    import torch
+
+    from convert.numerics.lift_torch import lifted
+
+    own = _loaded(module, state)
+    by = {name: x.requires_grad_() for name, x in own.state_dict(keep_vars=True).items() if x.is_floating_point()}
+    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
+    rng = np.random.default_rng(0)
+    try:
+        with lifted(), torch.enable_grad():
+            total = torch.zeros((), dtype=torch.float64)
+            for name, value in run(own, _tensors(source)).items():
+                if name in source.outputs:
+                    factor = rng.normal(size=value.shape)
+                    mask = counts.get(name)
+                    kept = np.ones(()) if mask is None else mask.reshape(*mask.shape, *[1] * (factor.ndim - mask.ndim))
+                    total = total + (value.double() * torch.as_tensor(factor * kept)).sum()
+            found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
+    except RuntimeError:  # it computes without derivatives, or changes what they need
+        return {}
+    return {
+        name: np.zeros(x.shape) if of is None else of.numpy() for (name, x), of in zip(by.items(), found, strict=True)
+    }
+
+
+def _loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Module:
+    """Return a copy of a module in float64 with these weights; what they lack stays as the module has it."""
+    import torch
+
+    from convert.numerics.lift_torch import lifted
+
+    own = copy.deepcopy(module).double().eval()  # lifting refuses to copy storages
+    with lifted(), torch.no_grad():
+        full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
+        own.load_state_dict(full, strict=True)
+    return own
+
+
+def _tensors(source: Program) -> dict[str, torch.Tensor]:
+    import torch
+
+    return {name: torch.as_tensor(np.array(value.array)) for name, value in source.inputs.items()}
 
 
 def _counted(array: Array, mask: Array | None) -> Array:

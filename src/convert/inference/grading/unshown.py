@@ -1,0 +1,166 @@
+"""Operations whose effect no run shows: a limit that no value reaches, and a choice of which one side is always taken.
+
+The outputs of two programs agree although only one of them has the limit, or each has another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.programs.fingerprint import ValueTable
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+LIMITS = {"clamp", "clamp_min", "clamp_max", "hardtanh", "max", "maximum", "min", "minimum"}
+BENDS = {
+    "relu": (0.0,),
+    "leaky_relu": (0.0,),
+    "elu": (0.0,),
+    "abs": (0.0,),
+    "hardsigmoid": (-3.0, 3.0),
+    "hardswish": (-3.0, 3.0),
+}
+CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
+NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
+SQUARES = {"square", "integer_pow"}
+
+
+@dataclass(frozen=True, eq=False)
+class Unshown:
+    """What an operation does not show.
+
+    Attributes:
+        operation: of the first run.
+        problem: in words.
+        number: the limit; None of a choice.
+        above: whether it limits from above.
+    """
+
+    operation: Operation
+    problem: str
+    number: float | None = None
+    above: bool = False
+
+
+def notes(source: Sequence[Program], target: Sequence[Program], tolerance: float) -> tuple[str, ...]:
+    """Return what neither run of the two programs shows, in words; a limit that both have at the same value is the same.
+
+    Args:
+        source, target: runs of one program with different weights and inputs; those with other operations than the first do not count.
+    """
+    sides = {"JAX function": list(_unshown(source)), "PyTorch module": list(_unshown(target))}
+    said = []
+    for (side, own), other in zip(sides.items(), reversed(sides.values()), strict=True):
+        for one in own:
+            if one.number is None or not any(_same(one, two, tolerance) for two in other):
+                at = one.operation.where or one.operation.module
+                place = f" at {at}" if at else ""
+                said.append(f"`{one.operation.name}` of the {side}{place}: {one.problem}")
+    return tuple(dict.fromkeys(said))
+
+
+def _same(one: Unshown, two: Unshown, tolerance: float) -> bool:
+    if (one.number, one.above) != (two.number, two.above):
+        return False
+    table: ValueTable[int] = ValueTable(tolerance, repeated=True)
+    table.add(two.operation.results[0].array, 0)
+    return bool(table.find(one.operation.results[0].array))
+
+
+def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
+    """Yield what no run shows."""
+    first = runs[0]
+    names = [operation.name for operation in first.operations]
+    runs = [run for run in runs if [operation.name for operation in run.operations] == names]
+    made = {result: operation for operation in first.operations for result in operation.results}
+    for index, operation in enumerate(first.operations):
+        every = [run.operations[index] for run in runs]
+        if operation.name in CHOICES:
+            yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made))
+        elif operation.name in LIMITS or operation.name in BENDS:
+            yield from _limits(every, made)
+
+
+def _choice(runs: Sequence[Operation], condition: Operation | None) -> Iterator[Unshown]:
+    operation = runs[0]
+    if operation.results[0].array.dtype.kind != "f" or operation.results[0].constant or _guards(condition):
+        return
+    at = CHOICES[operation.name]
+    conditions = [run.operands[at].array for run in runs if run.operands[at].array.size]
+    chosen = {int(number) for array in conditions for number in (array.min(), array.max())}
+    if len(chosen) != 1:
+        return
+    sides = [k for k in range(len(operation.operands)) if k != at]
+    (number,) = chosen
+    taken = 1 - number if operation.name == "where" else number
+    left = [operation.operands[k].array for k in sides if k != sides[taken]]
+    if any(array.dtype.kind != "f" or not np.isnan(array).all() for array in left):
+        yield Unshown(operation, "every element takes the same side; give inputs that choose the other one, too")
+
+
+def _made_by(value: Value, made: dict[Value, Operation]) -> Operation | None:
+    """Return the operation that computes a value, but for its layout and a negation."""
+    operation = made.get(value)
+    while operation is not None and len(operation.operands) == 1 and operation.name not in NOT_A_NUMBER:
+        operation = made.get(operation.operands[0])
+    return operation
+
+
+def _guards(condition: Operation | None) -> bool:
+    """Whether a condition asks whether something is a number."""
+    if condition is None:
+        return False
+    one, *others = condition.operands
+    infinite = any(other.array.dtype.kind == "f" and np.isinf(other.array).all() for other in others)
+    return condition.name in NOT_A_NUMBER or infinite or any(other is one for other in others)
+
+
+def _limits(runs: Sequence[Operation], made: dict[Value, Operation]) -> Iterator[Unshown]:
+    operation = runs[0]
+    limited = [k for k, x in enumerate(operation.operands) if not x.constant]
+    if len(limited) != 1 or operation.operands[limited[0]].array.dtype.kind != "f":
+        return
+    (at,) = limited
+    values = np.concatenate([run.operands[at].array.ravel() for run in runs])
+    for number in (*_numbers(operation), *BENDS.get(operation.name, ())):
+        above, below = (values > number).any(), (values < number).any()
+        if (above and below) or _is_variance(made.get(operation.operands[at]), made, number):
+            continue
+        for is_above, reached in ((True, above), (False, below)):
+            if not reached and (operation.name in BENDS or _flat(operation, at, number, is_above)):
+                span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
+                problem = (
+                    f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
+                )
+                yield Unshown(operation, problem, number, is_above)
+
+
+def _numbers(operation: Operation) -> Iterator[float]:
+    """Yield the numbers that an operation was given, each of which fills its operand."""
+    for operand in operation.operands:
+        array = operand.array.ravel()
+        one = operand.constant and array.size and array.dtype.kind in "iuf" and (array == array[0]).all()
+        if one and np.isfinite(array[0]):
+            yield float(array[0])
+
+
+def _flat(operation: Operation, at: int, number: float, above: bool) -> bool:
+    """Whether everything above (below) a number becomes that number."""
+    operands = [operand.array for operand in operation.operands]
+    step = 1.0 if above else -1.0
+    operands[at] = np.full(operands[at].shape, number + step)
+    return bool((np.asarray(operation.again(operands)[0]) == number).all())
+
+
+def _is_variance(operation: Operation | None, made: dict[Value, Operation], number: float) -> bool:
+    """Whether a value is a mean of squares without the square of the mean, which is negative by rounding only."""
+    if operation is None or number != 0 or operation.name != "sub":
+        return False
+    square = made.get(operation.operands[1])
+    if square is None:
+        return False
+    return square.name in SQUARES or (square.name == "mul" and square.operands[0] is square.operands[1])

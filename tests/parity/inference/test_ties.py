@@ -1,0 +1,44 @@
+"""Elements of a parameter that meet one number, which the model repeats, are told apart by what follows; if nothing does, they are tied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive
+
+D, N = WIDTH, 4
+SHAPES = {"steps": (D, D), "A_log": (D, N), "read": (D, N), "out": (D, D)}
+
+
+class Decays(torch.nn.Module):
+    """As a state space model has them: one step for each channel, which N decays share; then `read` tells the decays apart."""
+
+    def __init__(self, tells: bool) -> None:
+        super().__init__()
+        self.steps, self.out = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+        self.A_log = torch.nn.Parameter(torch.randn(D, N))
+        self.read, self.tells = torch.nn.Linear(D, N, bias=False), tells
+
+    def forward(self, x: Any) -> Any:
+        decays = torch.exp(torch.tanh(self.steps(x))[..., None] * -torch.exp(self.A_log))
+        read = self.read(x)[..., None, :]
+        return self.out((decays * read).sum(-1) if self.tells else decays.sum(-1) * read.sum(-1))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_decays_that_share_a_step(tells: bool) -> None:
+    def function(w: Any, x: Any) -> Any:
+        decays = jnp.exp(jnp.tanh(x @ w["steps"])[..., None] * -jnp.exp(w["A_log"]))
+        read = (x @ w["read"])[..., None, :]
+        return ((decays * read).sum(-1) if tells else decays.sum(-1) * read.sum(-1)) @ w["out"]
+
+    found = derive(function, Decays(tells), SHAPES)
+    tensor = found.tensor("A_log")
+    assert tensor.grade is (Grade.DERIVED if tells else Grade.TIED)
+    assert found.complete is tells
+    assert all(tie.told_by == "" for tie in tensor.ties), "no input makes them differ"

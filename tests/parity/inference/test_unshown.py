@@ -1,0 +1,80 @@
+"""A limit that no value reaches, and a choice whose other side is never taken, are named: the proof does not show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch.nn import functional
+
+from support.inferred import WIDTH, derive
+
+D = WIDTH
+SHAPES = {"a": (D, D), "b": (D, D)}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, limited: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D, bias=False) for _ in range(2))
+        self.limited = limited
+
+    def forward(self, x: Any) -> Any:
+        return self.m[1](self.limited(self.m[0](x)))
+
+
+def same(y: Any) -> Any:
+    return y
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        (same, lambda y: y.clamp(max=50), ["`clamp` of the PyTorch module: no value is above 50"]),
+        (
+            lambda y: jnp.clip(y, -50, 50),
+            same,
+            ["`max` of the JAX function: no value is below -50", "`min` of the JAX function: no value is above 50"],
+        ),
+        (lambda y: jnp.clip(y, -50, 50), lambda y: y.clamp(-50, 50), []),  # both have them
+        (
+            lambda y: jnp.minimum(y, 50),
+            lambda y: y.clamp(max=60),
+            ["`min` of the JAX function: no value is above 50", "`clamp` of the PyTorch module: no value is above 60"],
+        ),
+        (lambda y: jnp.clip(y, -1, 1), lambda y: y.clamp(-1, 1), []),  # reached
+        (jax.nn.relu, functional.relu6, ["`hardtanh` of the PyTorch module: no value is above 6"]),
+        (jax.nn.relu, functional.relu, []),
+        (
+            lambda y: y / jnp.sqrt((y * y).sum(-1, keepdims=True)),
+            lambda y: functional.normalize(y, dim=-1),
+            ["`clamp_min` of the PyTorch module: no value is below 1e-12"],
+        ),
+        (lambda y: jnp.where(y > -100, y, -y), same, ["`select_n` of the JAX function: every element takes the same side"]),
+        (same, lambda y: y.masked_fill(y > 100, 0), ["`masked_fill` of the PyTorch module: every element takes"]),
+        (same, lambda y: torch.where(torch.ones_like(y).bool(), y, -y), ["`where` of the PyTorch module: every element"]),
+        (jnp.exp, lambda y: y.exp().abs(), ["`abs` of the PyTorch module: no value is below 0"]),
+        (jax.nn.softplus, functional.softplus, []),  # the source guards against what is not a number
+    ],
+)  # fmt: skip
+def test_what_no_run_shows_is_named(source: Any, target: Any, said: list[str]) -> None:
+    found = derive(lambda w, x: 0.1 * source(x @ w["a"]) @ w["b"], Model(lambda y: 0.1 * target(y)), SHAPES)
+    assert found.complete, found.differences
+    named = [note.replace(note[note.index(" at ") : note.index(": ")], "") for note in found.notes]
+    assert len(named) == len(said) and all(map(str.startswith, named, said)), found.notes
+
+
+def test_the_variance_of_a_norm_is_not_said_to_be_limited() -> None:
+    """flax's norms limit a mean of squares without the square of the mean, which is negative by rounding only."""
+
+    def function(w: Any, x: Any) -> Any:
+        y = x @ w["a"]
+        variance = jnp.maximum(0.0, (y * y).mean(-1, keepdims=True) - jnp.square(y.mean(-1, keepdims=True)))
+        return (y - y.mean(-1, keepdims=True)) / jnp.sqrt(variance + 1e-6) @ w["b"]
+
+    found = derive(function, Model(lambda y: functional.layer_norm(y, (D,), eps=1e-6)), SHAPES)
+    assert found.complete and found.notes == ()
