@@ -43,8 +43,8 @@ def find_in_others(step: Step, plan: Plan, got: Array) -> Corruption | None:
     for other in same_shape:
         values = expected(other, plan.source)
         maybe = _kind(few, right, values.reshape(-1)[sample])
-        if maybe is not None and (found := _kind(got, want, values)) is not None:
-            return _described(found, step.name, other.name, differ)
+        if maybe is not None and (kind := _kind(got, want, values)) is not None:
+            return _described(kind, step.name, other.name, differ)
     if (mean := _mean_of_numbered(step, plan, got, same_shape)) is not None:
         return mean
     if got.ndim == 2:
