@@ -112,6 +112,21 @@ def test_both_targets_of_pi0_have_the_same_tensors(tmp_path: Path) -> None:
     assert first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
 
 
+@pytest.mark.parametrize("case", ["pi0", "pi05"])
+def test_lerobot_gets_the_same_tensors_and_its_own_configuration(case: str, tmp_path: Path) -> None:
+    """`tests/golden/read_back_lerobot.py` loads such a directory by lerobot's own classes."""
+    out = tmp_path / "out"
+    convert.convert("openpi", source_of(case), out, to="lerobot", settings={"action_horizon": 3})
+    config = json.loads((out / "config.json").read_text())
+    assert (config["type"], config["chunk_size"], config["image_resolution"]) == (case, 3, [8, 8])
+    assert config["input_features"]["observation.images.base_0_rgb"] == {"type": "VISUAL", "shape": [3, 8, 8]}
+    assert len(config["input_features"]) == 4 and config["output_features"]["action"]["shape"] == [5]
+    (tmp_path / "own").mkdir()
+    own = load_file(converted(case, tmp_path / "own", to="openpi") / "model.safetensors")
+    made = load_file(out / "model.safetensors")
+    assert own.keys() == made.keys() and all(np.array_equal(x, made[name]) for name, x in own.items())
+
+
 def test_what_save_state_writes(tmp_path: Path) -> None:
     """A step with `params` and `train_state`; frozen leaves are bfloat16, and a weight has the dtype of its leaf after the merge, too."""
     with pytest.raises(convert.CheckpointError, match="--item"):
