@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
@@ -151,9 +154,14 @@ def test_a_missing_processor_is_named(beside: Path, run: Run, tmp_path: Path) ->
 
 
 def test_the_processors_are_those_of_transformers() -> None:
+    spec = find_spec("transformers.models.auto.video_processing_auto")  # imports torchvision: read, not run
+    assert spec is not None and spec.origin is not None
+    videos = dict(re.findall(r'\("(\w+)", \{"torchvision": "(\w+)"\}\)', Path(spec.origin).read_text()))
+
     def of(model: str) -> str | None:
         image = IMAGE_PROCESSOR_MAPPING_NAMES.get(model, {}).get("torchvision")
-        return PROCESSOR_MAPPING_NAMES.get(model) or image or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model)
+        video = videos.get(model_type_to_module_name(model))
+        return PROCESSOR_MAPPING_NAMES.get(model) or image or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model) or video
 
     assert {model: of(model) for model in PROCESSORS} == PROCESSORS
     assert MAX_BYTES <= MAX_JSON  # `convert verify` reads what was copied
