@@ -1,7 +1,7 @@
 """Pair the columns of two arrays: which index along an axis of the target is which index along an axis of the source.
 
-A column is known by a few sums over its elements, so that the order of the rows does not matter. Rows that stand several times
-count once: one program may repeat along a batch what the other computes for all of it.
+A column is known by a few sums over its elements, so that the order of the rows does not matter. Rows that are repeated
+throughout count once: one program may repeat along a batch what the other computes for all of it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def columns_of(array: Array, numbers: Array) -> Columns:
 
 
 def _distinct(rows: Array) -> Array:
-    """Return the rows of a matrix without those that another one equals."""
+    """Return each row of a matrix once, if each stands there as often as every other one; otherwise all rows.
+
+    Rows that stand there several times by themselves, as those of a token, are counted: of a fused matrix they are not the same.
+    """
     x = np.asarray(rows, np.float64)
     with np.errstate(all="ignore"):
         weights = np.random.default_rng(0).normal(size=x.shape[1])
@@ -69,10 +72,11 @@ def _distinct(rows: Array) -> Array:
         near = np.flatnonzero(np.diff(keys[order]) <= slack[order[1:]])
         one, two = x[order[near]], x[order[near + 1]]
         again = np.abs(one - two).max(1, initial=0) <= SAME * np.abs(one).max(1, initial=0)
-    if not again.any():
-        return x
-    once: Array = np.delete(x, order[near[again] + 1], 0)
-    return once
+    first = np.ones(len(x), bool)
+    first[near[again] + 1] = False
+    starts = np.flatnonzero(first)
+    counts = np.diff([*starts, len(x)])
+    return x if len(set(counts.tolist())) != 1 else x[order[starts]]
 
 
 def columns_of_rows(arrays: Sequence[Array]) -> Columns:

@@ -136,3 +136,24 @@ def test_shifts_that_look_further_back_are_a_difference() -> None:
     found = derive(lambda w, x: shifted(w, x, back=1), Causal(TAPS), CAUSAL)
     (difference,) = found.differences
     assert "the target convolves with c.weight" in difference.problem and grades(found) == {Grade.OPEN}
+
+
+def test_convolutions_that_differ_in_strides_are_two_rules() -> None:
+    class Pair(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = jnp.tanh(nn.Conv(4, (3, 3), padding=1, name="stem")(x))
+            return jnp.tanh(nn.Conv(4, (3, 3), 2, padding=1, name="down")(x))
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.down = (torch.nn.Conv2d(4, 4, 3, stride=k, padding=1) for k in (1, 2))
+
+        def forward(self, x: Any) -> Any:
+            return self.down(self.stem(x.movedim(-1, 1)).tanh()).tanh().movedim(1, -1)
+
+    function, shapes = linen(Pair(), np.zeros((2, 9, 8, 4)))
+    stem, down = rules(derive(function, Module(), shapes, floats(2, 9, 8, 4)), Module())
+    assert "conv: stem" in stem and "strides" not in stem
+    assert "conv: down" in down and "strides: [2, 2]" in down

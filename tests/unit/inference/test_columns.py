@@ -18,3 +18,14 @@ def test_columns_are_paired_in_spite_of_rounding(rows: str) -> None:
     found = pair(columns_of_rows([near]), columns_of_rows([x]))
     assert found is not None
     assert found.numbers.tolist() == order.tolist() and not found.tied.size
+
+
+def test_rows_that_are_repeated_throughout_count_once_and_others_are_counted() -> None:
+    x = np.random.default_rng(0).normal(size=(6, 12))
+    order = np.random.default_rng(1).permutation(12)
+    batch, tokens = np.tile(x, (3, 1))[:, order], x[[0, 0, 1, 2, 3, 4, 5]]
+    found = pair(columns_of_rows([batch]), columns_of_rows([x]))
+    assert found is not None and found.numbers.tolist() == order.tolist()
+    assert pair(columns_of_rows([tokens]), columns_of_rows([x])) is None
+    apart = [columns_of_rows([tokens[:, part]]).sums for part in (slice(6), slice(6, 12))]
+    assert np.allclose(np.concatenate(apart, 1)[:5], columns_of_rows([tokens]).sums[:5])

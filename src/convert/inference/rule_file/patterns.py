@@ -299,6 +299,7 @@ def _common(rule: PatternRule) -> tuple[Hashable, ...]:
         layer.names,
         layer.keys,
         layer.target_keys,
+        layer.geometry,
         rule.stacked,
         rule.index_from,
         rule.split,
