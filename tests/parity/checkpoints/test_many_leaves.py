@@ -84,8 +84,8 @@ def test_shapes_are_read_and_steps_compiled_once_for_all_that_are_alike(monkeypa
 def test_what_is_alike_gets_the_steps_that_it_would_get_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     alike = planned(7, 3)
     compiled = counted(monkeypatch, compiler.Compiler, "_step")
-    real = compiler._Tensor
-    monkeypatch.setattr(compiler, "_Tensor", lambda *args: real(*args[:-1], True))
+    real = compiler.LayerTensor
+    monkeypatch.setattr(compiler, "LayerTensor", lambda *args: real(*args[:-1], True))
     alone = planned(7, 3)
     assert compiled() == sum(not step.tied for step in alone.steps)
     assert alike.steps == alone.steps
