@@ -18,6 +18,9 @@ class Run:
     def __call__(self, *args: object, code: int = 0) -> tuple[str, str]:
         """Runs `convert ARGS`, checks the exit code, gives stdout and stderr."""
         self.monkeypatch.setattr(sys, "argv", ["convert", *map(str, args)])
+        self.monkeypatch.setattr(
+            sys.modules["__main__"], "__package__", ""
+        )  # click names it in the usage: `python -m pytest`
         with pytest.raises(SystemExit) as stop:
             main()
         captured = self.capsys.readouterr()
