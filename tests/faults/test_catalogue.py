@@ -35,13 +35,14 @@ SLOW_CASES = (
     "timesfm-2.0",
     "timesfm-2.5",
 )
+MODEL_LEVEL = "positions"  # of its faults that only the model level catches, one runs by default
 NAMED = 0.98  # of the faults, at least, are diagnosed by name
 
 
 def once() -> Iterator[Any]:
     """The faults that run by default; all others are slow.
 
-    Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one for each model.
+    Of those that a cheap level catches, each diagnosis once; of those that only the model level catches, one of one model.
     Faults of `SLOW_CASES` and of Gemma are slow, and those that unit tests name one by one: wrong facts (test_judged_facts.py)
     and changes of the values of whole tensors (test_value_changes.py, test_rounding.py, test_permutations.py, test_causes.py,
     test_made_of_others.py).
@@ -50,7 +51,8 @@ def once() -> Iterator[Any]:
     for fault in FAULTS:
         found = fault.case if fault.level == "model" else (fault.diagnosis or fault.name)
         named = fault in (*VALUES, *ORDERS, *OF_OTHERS) or isinstance(fault.plant, InFacts | InSettings)
-        slow = found in seen or fault.case in SLOW_CASES or fault.case.startswith("gemma") or named
+        other = fault.level == "model" and fault.case != MODEL_LEVEL
+        slow = found in seen or fault.case in SLOW_CASES or fault.case.startswith("gemma") or named or other
         yield pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if slow else [])
         if not slow:
             seen.add(found)
@@ -98,20 +100,16 @@ def test_the_page_says_what_applies() -> None:
 
 
 TO_TRACE = ("cde-linear", "cde-cubic")  # takes long: one seed is enough
-QUICK = [("cells", "torch"), ("conv-net", "torch"), ("decoder", "torch"), ("rope-model", "torch")]
 
 
 def seeds() -> Iterator[Any]:
-    """Each correct conversion of an example once; others, and other inputs, are slow.
-
-    The correct conversions of TimesFM run by default in tests/models/test_timesfm_check.py.
-    """
+    """Each correct conversion with three inputs."""
     for case in CASES:
         for seed in (0,) if case[0] in TO_TRACE else (0, 1, 2):
-            slow = seed or case not in QUICK
-            yield pytest.param(*case, seed, marks=[pytest.mark.slow] if slow else [])
+            yield (*case, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "to", "seed"), list(seeds()))
 def test_correct_conversions_pass(case: str, to: str, seed: int) -> None:
     report = run(case, to, seed=seed)
@@ -152,6 +150,7 @@ def test_correct_conversions_of_gemma_pass(case: str, dtype: str | None, precisi
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
 
 
+@pytest.mark.slow
 def test_a_correct_gemma_with_plain_norms_passes() -> None:
     """Its weights and layers; there is no model with plain norms to run."""
     verdicts = {level.level: level.verdict for level in run("gemma3", "plain_norms").levels}

@@ -108,6 +108,7 @@ def worst_error(case: str, out: Path) -> float:
     return max(relative_error(got, io[name]) for name, got in run_upstream(case, load_upstream(case, out)).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "case"), RUNS, ids=[f"{fault.name} ({case})" for fault, case in RUNS])
 def test_parity_catches_the_fault(fault: Fault, case: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
@@ -116,6 +117,7 @@ def test_parity_catches_the_fault(fault: Fault, case: str, tmp_path: Path) -> No
     assert error > 1000 * BOUND, f"{fault.name}: {error:.1e} is not told from rounding"
 
 
+@pytest.mark.slow
 def test_layers_swapped_in_the_source_are_caught(tmp_path: Path) -> None:
     """TimesFM 2.5 stacks its layers: no rule can express a swap, so the fault sits in the checkpoint."""
     source = convert.open_source(checkpoint("timesfm-2.5"))

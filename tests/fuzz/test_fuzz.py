@@ -36,6 +36,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_the_harness_sees_a_planted_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
     """A child whose npz reader does what a reader must not do."""

@@ -19,13 +19,13 @@ from convert.reversing.source import ReversedSource
 from models.test_reverse_models import GOLDENS
 from support import flax_families
 from support.goldens import relative_error
-from support.marks import slow_but
 from support.memory_source import MemorySource, run
+
+pytestmark = pytest.mark.slow
 
 RANK, ALPHA = 2, 4.0
 BACK = (*("timesfm-1.0", "gemma2-2b", "gemma3-stacked", "paligemma2", "siglip", "recurrentgemma", "gpt2", "t5x-umt5"), *("whisper", "vit", "maxtext-gemma3", "maxtext-deepseek3", "maxtext-gpt-oss"))  # fmt: skip
-QUICK = ("timesfm-2.5", "gemma3-stacked", "whisper", "gemma2-2b", "recurrentgemma")
-CASES = [pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow) for one in GOLDENS]
+CASES = [pytest.param(*one, id=one[1]) for one in GOLDENS]
 BACK_IDS = [one[1] for one in GOLDENS if one[1] in BACK]
 Tree = dict[str, np.ndarray]
 
@@ -71,7 +71,7 @@ def with_pairs(tree: Tree, plan: Plan, rng: np.random.Generator) -> tuple[Tree, 
     return adapted, merged, len(leaves)
 
 
-@pytest.mark.parametrize("case", slow_but(["albert.AlbertForMaskedLM"], flax_families.GENERIC))
+@pytest.mark.parametrize("case", flax_families.GENERIC)
 def test_a_flax_class_of_transformers_finds_its_adapters(case: str, tmp_path: Path) -> None:
     """Its rule file drops the leaves that no other rule matches."""
     ckpt = flax_families.write(case, tmp_path / "source")
@@ -111,7 +111,6 @@ def test_a_family_finds_its_adapters(
     assert "adapter-scale-unknown" in {finding.code for finding in refused.value.findings}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("model", "case", "at", "said"), [one for one in GOLDENS if one[1] in BACK], ids=BACK_IDS)
 def test_an_adapter_of_a_family_comes_back(
     model: str, case: str, at: Path | Callable[[Path], Path], said: dict[str, Any], tmp_path: Path

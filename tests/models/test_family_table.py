@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support import family_table
-from support.marks import slow_but
+
+pytestmark = pytest.mark.slow
 
 ROWS = {row["family"]: row for row in family_table.read()}
 FAMILIES = {name: (writer, case) for name, writer, case in family_table.families()}
@@ -24,7 +25,7 @@ def test_every_family_has_a_row() -> None:
         assert int(row["faults planted and named"]) >= 6, name
 
 
-@pytest.mark.parametrize("name", slow_but(["regnet (Flax)"], FAMILIES))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_is_what_a_run_measures(name: str) -> None:
     """The errors are rounding errors: another processor may double them."""
     row = family_table.row(name, *FAMILIES[name])

@@ -16,6 +16,8 @@ from convert.verify.run import check
 from faults.catalogue import one_thread
 from support.goldens import checkpoint
 
+pytestmark = pytest.mark.slow
+
 ROPE, KV = modeling_llama.apply_rotary_pos_emb, modeling_llama.repeat_kv
 
 
@@ -53,7 +55,6 @@ def in_code(owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_mistake_is_named(name: str, tmp_path: Path) -> None:
     convert.convert("llama", checkpoint("llama"), tmp_path / "out")

@@ -21,6 +21,8 @@ from support import maxtext
 from support.goldens import checkpoint
 from support.memory_source import MemorySource
 
+pytestmark = pytest.mark.slow
+
 Leaves = dict[str, np.ndarray]
 
 
@@ -118,7 +120,6 @@ def test_the_values_name_the_fault(fault: str, tmp_path: Path) -> None:
     assert any(FAULTS[fault].tensor in name for finding in wrong.findings for name in finding.data["tensors"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_layers_and_the_model_name_it_without_the_values(fault: str, tmp_path: Path) -> None:
     """The layers level names the rule of the tensor, the model level the first boundary; neither needs the other."""

@@ -21,15 +21,15 @@ from convert.reversing.source import ReversedSource
 from convert.verify.run import check
 from support import diffusers_cases
 from support.diffusers_cases import CASES, DIGESTS
-from support.marks import slow_but
 from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named
 
+pytestmark = pytest.mark.slow
+
 FAMILY = "flax-diffusers"
-QUICK = ("vae",)
 
 
-@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path) -> None:
     source = diffusers_cases.write(case, tmp_path / "source")
     written = hashlib.sha256((source / "diffusion_flax_model.msgpack").read_bytes()).hexdigest()
@@ -48,7 +48,7 @@ def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path
         assert as_it_is > 5e-5 and len(notes) == 1 and "GELU with erf" in notes[0]
 
 
-@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_the_way_back_gives_the_tree_of_the_flax_class(case: str, tmp_path: Path) -> None:
     source, out = diffusers_cases.write(case, tmp_path / "source"), tmp_path / "out"
     convert.convert(FAMILY, source, out)
@@ -57,7 +57,7 @@ def test_the_way_back_gives_the_tree_of_the_flax_class(case: str, tmp_path: Path
     assert [name for name in first.leaves if back.read(name).tobytes() != first.read(name).tobytes()] == []
 
 
-@pytest.mark.parametrize("case", slow_but(QUICK, ["vae", "unet", "controlnet"]))
+@pytest.mark.parametrize("case", ["vae", "unet", "controlnet"])
 def test_faults_are_named(case: str, tmp_path: Path) -> None:
     source = diffusers_cases.write(case, tmp_path / "source")
     convert.convert(FAMILY, source, tmp_path / "out")
@@ -125,7 +125,6 @@ def test_shards_have_the_names_that_diffusers_looks_for(tmp_path: Path) -> None:
     assert check(tmp_path / "out", source, levels=["coverage", "weights"]).exit_code == 0
 
 
-@pytest.mark.slow
 def test_the_lists_of_modules_are_those_of_the_classes() -> None:
     script = runpy.run_path(str(GOLDEN / "make_diffusers_classes.py"))
     table = json.loads((GOLDEN.parents[1] / "rules" / "diffusers-classes.json").read_text())

@@ -25,12 +25,13 @@ from convert.verify.run import check
 from convert.verify.sides.run_jax import jax_weights
 from faults.catalogue import one_thread
 from support.goldens import checkpoint, golden_io, relative_error
-from support.marks import slow_but
+
+pytestmark = pytest.mark.slow
 
 CASES = ("bert", "bert-model", "bert-pretraining", "bert-classification", "bert-tokens", "bert-answers", "gpt2", "gpt2-model", "t5", "t5-v1.1", "whisper", "llama", "llama-model", "mistral", "mistral-model", "gemma-flax", "gemma-flax-untied", "gemma-flax-model", "dinov2", "dinov2-classification")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_but(["mistral"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> None:
     plan = convert.plan_conversion(case.split("-")[0], checkpoint(case))
     reference = load_reference(plan, None)
@@ -49,27 +50,24 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    slow_but(
-        ["bert"],
-        [
-            "bert",
-            "bert-pretraining",
-            "gpt2",
-            "gpt2-model",
-            "t5",
-            "t5-v1.1",
-            "whisper",
-            "llama",
-            "llama-model",
-            "mistral",
-            "mistral-model",
-            "gemma-flax",
-            "gemma-flax-untied",
-            "dinov2",
-            "dinov2-classification",
-            "gemma-flax-model",
-        ],
-    ),
+    [
+        "bert",
+        "bert-pretraining",
+        "gpt2",
+        "gpt2-model",
+        "t5",
+        "t5-v1.1",
+        "whisper",
+        "llama",
+        "llama-model",
+        "mistral",
+        "mistral-model",
+        "gemma-flax",
+        "gemma-flax-untied",
+        "dinov2",
+        "dinov2-classification",
+        "gemma-flax-model",
+    ],
 )
 def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
     convert.convert(case.split("-")[0], checkpoint(case), tmp_path / "out")
@@ -83,7 +81,6 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert max(m.difference.relative for m in model.measures) < 5e-6
 
 
-@pytest.mark.slow
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5-v1.1"), source)
@@ -97,7 +94,6 @@ def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     assert report.model == "t5_encoder" and [level.verdict for level in report.levels] == [Verdict.PASSED] * 4
 
 
-@pytest.mark.slow
 def test_an_activation_that_the_reference_does_not_have(tmp_path: Path) -> None:
     """The model level is skipped with the reason; in a release before, its JAX side ended with a KeyError."""
     source = tmp_path / "source"
@@ -111,7 +107,6 @@ def test_an_activation_that_the_reference_does_not_have(tmp_path: Path) -> None:
     assert model.verdict is Verdict.SKIPPED and "got quick_gelu" in model.reason and "hidden_act" in model.reason
 
 
-@pytest.mark.slow
 def test_t5_without_a_head(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5"), source)
@@ -166,7 +161,6 @@ def reference_of(case: str) -> Reference:
     return reference
 
 
-@pytest.mark.slow
 def test_a_recording_takes_along_what_lies_beside_the_checkpoint(tmp_path: Path) -> None:
     """Where it is checked there is no config.json, and the number of heads is needed."""
     plan = convert.plan_conversion("gpt2", checkpoint("gpt2-model"))

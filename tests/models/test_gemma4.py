@@ -19,10 +19,11 @@ from convert.writing.written import open_written
 from support import gemma_drawn
 from support.gemma_drawn import ALL, CASES, converted, errors, settings
 from support.goldens import SpecsOnly, relative_error
-from support.marks import slow_but
 from support.memory_source import MemorySource
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
+
+pytestmark = pytest.mark.slow
 
 MODELS = {
     "gemma3n": "gemma3n",
@@ -33,7 +34,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but(["gemma3n", "gemma4-31b"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_gemma_does(case: str, tmp_path: Path) -> None:
     """In float32 as far as JAX itself is from its float64: scores are not divided, so the rounding of RoPE's angles is seen in the logits."""
     _, out = converted(case, tmp_path)
@@ -43,7 +44,6 @@ def test_transformers_computes_what_gemma_does(case: str, tmp_path: Path) -> Non
     assert double < 1e-12
 
 
-@pytest.mark.slow
 def test_the_router_of_transformers_gets_what_lies_before_the_norm(tmp_path: Path) -> None:
     """gemma 4.0.1 differs in this alone; the plan says so."""
     _, out = converted("gemma4-26b-a4b", tmp_path)
@@ -184,7 +184,6 @@ def test_wrong_rules_are_named(mistake: tuple[str, str, str, str], tmp_path: Pat
     assert re.search(words, said), said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

@@ -28,6 +28,7 @@ from support.goldens import checkpoint, golden_io, relative_error
 from support.marks import slow_but
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_plain_jax_model_is_what_the_gemma_package_recorded(case: str) -> None:
     plan = convert.plan_conversion("gemma", checkpoint(case), settings=settings(case))

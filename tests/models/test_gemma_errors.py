@@ -58,6 +58,7 @@ def truncated(version: str, layers: int) -> SpecsOnly:
     return SpecsOnly({k: v for k, v in tree.items() if not any(f"/layer_{i}/" in k for i in last)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "layers", "wanted"), [("1-2b", 17, "context_length"), ("3-1b", 25, "sliding_window")]
 )

@@ -23,6 +23,8 @@ from support.memory_source import MemorySource, rule_file
 from support.memory_source import run as run_plan
 from support.paths import GOLDEN
 
+pytestmark = pytest.mark.slow
+
 
 def arrays(case: str) -> dict[str, np.ndarray]:
     source = convert.open_source(path(case))

@@ -19,6 +19,8 @@ from support.goldens import checkpoint
 from support.memory_source import MemorySource
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors
 
+pytestmark = pytest.mark.slow
+
 CASES = gemma_models.INTEGERS
 LAYER = "layer_0/attn/q_einsum/_IntEinsum_0"
 
@@ -98,13 +100,11 @@ def test_scales_that_were_multiplied_or_left_out_are_named(tmp_path: Path) -> No
         assert report.verdict.value == "failed" and name in " ".join(map(str, report.findings))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     assert assert_mistakes_are_named(directory(case, tmp_path), checkpoint(case)) >= 9
 
 
-@pytest.mark.slow
 def test_every_level_passes(tmp_path: Path) -> None:
     """The model level runs gemma's equations on the divided weights."""
     report = check(directory(CASES[0], tmp_path), checkpoint(CASES[0]))

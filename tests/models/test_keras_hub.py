@@ -16,8 +16,9 @@ from convert.rules.parse import parse_models
 from convert.verify.run import check
 from support import keras_hub
 from support.goldens import SpecsOnly
-from support.marks import slow_but
 from support.value_mistakes import assert_mistakes_are_named
+
+pytestmark = pytest.mark.slow
 
 MODELS = {
     "bert": "keras-bert",
@@ -34,7 +35,7 @@ def planned(case: str, source: object, model: str = "keras-hub", **settings: obj
     return convert.plan_conversion(model, source, settings={**keras_hub.settings(case), **settings})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", slow_but(["gemma2", "vit"], keras_hub.CASES))
+@pytest.mark.parametrize("case", keras_hub.CASES)
 def test_transformers_computes_what_keras_hub_did(case: str, tmp_path: Path) -> None:
     _, out = keras_hub.converted(case, tmp_path)
     errors = keras_hub.errors(case, out)
@@ -94,7 +95,6 @@ def test_a_task_saved_by_save_weights_has_the_backbone_below_its_name(case: str,
     assert {drop.reason for drop in plan.dropped} == {"optimizer state"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", keras_hub.CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = keras_hub.converted(case, tmp_path)
@@ -111,7 +111,6 @@ SLIPS = (  # case, a text of the rules, what stands there instead, what the chec
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "old", "new", "name"), SLIPS)
 def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
     source = keras_hub.checkpoint(case, tmp_path)
@@ -125,7 +124,6 @@ def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, 
     assert report.verdict.value == "failed" and name in said, said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", keras_hub.CASES)
 def test_a_correct_conversion_passes(case: str, tmp_path: Path) -> None:
     """The preset's config.json has the words of Keras Hub; nothing of it belongs into that of the output."""

@@ -54,6 +54,7 @@ def test_a_head_that_accelerate_unties_is_tied_again(tmp_path: Path) -> None:
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in want.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma3", "gemma3-stacked"])
 def test_gemma_3_reproduces_the_jax_logits(case: str, tmp_path: Path) -> None:
     """The parameters are on the meta device, the head is tied to the table."""

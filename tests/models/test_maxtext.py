@@ -22,10 +22,11 @@ from convert.writing.written import open_written
 from support.command_line import Run
 from support.gemma_models import BOUND, load
 from support.goldens import SpecsOnly, relative_error
-from support.marks import slow_but
 from support.maxtext_models import PADDED, TOKENS, D, F, H, K, Model, N, V, flat, logits, train_state
 from support.memory_source import MemorySource
 from support.weights_level import check_weights
+
+pytestmark = pytest.mark.slow
 
 FAMILIES = {"gemma2": 6, "gemma3": 8, "llama3": 3, "llama3.1": 3}  # layers; 8 are a unit of six and two layers more
 SCANNED = {family: Model(family, layers, scan=True) for family, layers in FAMILIES.items()}
@@ -62,7 +63,7 @@ def error(model: Model, out: Path) -> float:
     return relative_error(got, wanted(model))
 
 
-@pytest.mark.parametrize("model", slow_but(MODELS[:1], MODELS), ids=called)
+@pytest.mark.parametrize("model", MODELS, ids=called)
 def test_transformers_computes_what_maxtext_does(model: Model, tmp_path: Path) -> None:
     assert error(model, converted(model, tmp_path / "out")) < BOUND
 
@@ -150,7 +151,6 @@ def faulty(fault: Fault) -> convert.RuleFile:
     return next(rules for rules in models if rules.model == model_of(fault).rules)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name} ({fault.family})")
 def test_a_fault_shows_and_is_named(fault: Fault, tmp_path: Path) -> None:
     model, out = model_of(fault), tmp_path / "out"

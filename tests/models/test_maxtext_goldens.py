@@ -18,13 +18,13 @@ from convert.verify.recording.record import write_recording
 from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence
 from support import maxtext
-from support.marks import slow_but
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors, tensor_of, turned
+
+pytestmark = pytest.mark.slow
 
 EMBEDDING = "model.embed_tokens.weight"
 LEVELS = ("coverage", "weights", "layers", "model")
 BIAS = ".mlp.gate.e_score_correction_bias"
-QUICK = ("llama3.1", "gemma2-unscanned", "qwen3-moe")
 FAMILIES = tuple(dict.fromkeys(map(maxtext.family, maxtext.CASES)))
 # to_huggingface 0.2.5 has no table for these models.
 WITHOUT_PEER = {
@@ -34,7 +34,7 @@ WITHOUT_PEER = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but(QUICK, maxtext.CASES))
+@pytest.mark.parametrize("case", maxtext.CASES)
 def test_transformers_computes_what_maxtext_recorded(case: str, tmp_path: Path) -> None:
     assert maxtext.error(case, maxtext.converted(case, tmp_path / "out")) < maxtext.BOUND
 
@@ -133,13 +133,12 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
 )
 
 
-@pytest.mark.parametrize("family", slow_but(["llama3.1"], FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_faults_in_tensors_are_named(family: str, tmp_path: Path) -> None:
     out = maxtext.converted(family, tmp_path / "out")
     assert assert_mistakes_are_named(out, maxtext.checkpoint(family)) == 10
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
     plan = maxtext_plan(family)
@@ -164,7 +163,7 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
     assert planted >= 2
 
 
-@pytest.mark.parametrize("case", slow_but(["qwen3"], FAMILIES))
+@pytest.mark.parametrize("case", FAMILIES)
 def test_all_levels_pass_with_a_recording_of_maxtext(case: str, tmp_path: Path) -> None:
     source, out = maxtext.checkpoint(case), maxtext.converted(case, tmp_path / "out")
     io = np.load(maxtext.ROOT / case / "io.npz")

@@ -28,6 +28,8 @@ from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 CHECKPOINT = GOLDEN / "openpi-ckpt"
 CASES = ("pi0", "pi0-lora", "pi05", "pi05-lora", "pi0-fast")
 EXACT = 1e-12
@@ -69,7 +71,6 @@ def test_the_plain_jax_model_is_what_openpi_recorded() -> None:
     assert relative_error(got, GOLD.values("pi0", "out64")["velocity"]) < EXACT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["pi0", "pi0-lora", "pi0-fast"])
 def test_a_right_file_passes_all_levels(case: str, tmp_path: Path) -> None:
     out = converted(case, tmp_path)
@@ -79,7 +80,6 @@ def test_a_right_file_passes_all_levels(case: str, tmp_path: Path) -> None:
     ), [level.findings for level in levels]
 
 
-@pytest.mark.slow
 def test_a_wrong_configuration_is_found_at_its_place(tmp_path: Path) -> None:
     out = converted("pi0", tmp_path)
     config = json.loads((out / "config.json").read_text())
@@ -197,7 +197,6 @@ def test_the_class_takes_the_names_that_it_renames(tmp_path: Path) -> None:
     assert len(rejected) == 1 and rejected[0].endswith("ForConditionalGeneration: paligemma_with_expert.expert.model.norm.weight")  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["pi0", "pi05"])
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
@@ -243,7 +242,6 @@ def test_two_ranks_take_no_single_alpha(tmp_path: Path) -> None:
     assert all(np.array_equal(x, once[name]) for name, x in made.items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "to"), [("pi0-lora", "openpi"), ("pi05-lora", None)])
 def test_an_adapter_comes_back(case: str, to: str | None, tmp_path: Path) -> None:
     """A pair for each head, B summed over the heads: into the tree with the pairs all bits, into one without them the same adapter."""

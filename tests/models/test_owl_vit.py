@@ -18,7 +18,6 @@ from convert.rules.parse import parse_models
 from convert.verify.run import check
 from convert.writing.written import open_written
 from support.goldens import SpecsOnly
-from support.marks import slow_but
 from support.owl_vit import (
     CASES,
     FORMS,
@@ -36,8 +35,10 @@ from support.owl_vit import (
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("case", slow_but(["owlv2"], CASES))
+
+@pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_scenic_did(case: str, tmp_path: Path) -> None:
     """With scenic's GELU and epsilon in its heads; texts are padded, and one is padding alone."""
     _, out = converted(case, tmp_path)
@@ -45,7 +46,6 @@ def test_transformers_computes_what_scenic_did(case: str, tmp_path: Path) -> Non
     assert single < 2e-5 and double < 1e-7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_heads_of_transformers_differ_by_gelu_and_epsilon(case: str, tmp_path: Path) -> None:
     """The notes say so, until --set confirms them."""
@@ -138,7 +138,6 @@ def test_published_sizes_need_no_setting(version: str) -> None:
     assert {name: tuple(x.shape) for name, x in made.items()} == {step.name: step.spec.shape for step in plan.steps}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

@@ -10,10 +10,11 @@ from convert.verify.report.report import Verdict
 from faults.catalogue import SETTINGS, run
 from support import goldens
 
+pytestmark = pytest.mark.slow
+
 CASE = "recurrentgemma"
 
 
-@pytest.mark.slow  # its scan takes ten seconds to compile
 @pytest.mark.parametrize("to", ["transformers", "recurrentgemma"])
 def test_a_correct_conversion_passes(to: str) -> None:
     report = run(CASE, to)

@@ -88,7 +88,16 @@ MORE = [  # whose own tests do not ask for both, a checkpoint that gives the tre
     *(("videoprism", f"videoprism-{case}", partial(videoprism.write, case), videoprism.SET) for case in ("encoder", "lvt")),
 ]  # fmt: skip
 ROUNDED = {"timesfm-1.0": 3, "timesfm-2.0": 12}  # leaves of `1 + scale`, a sum that the first conversion rounds
-SLOW = ("maxtext", "t5x-u", *(one[1] for one in MORE))
+QUICK = (
+    "timesfm-2.5",
+    "gemma3-stacked",
+    "recurrentgemma",
+    "t5-v1.1",
+    "tabfm-regression",
+    "vit",
+    "t5x-umt5-tied",
+    "openpi-pi0",
+)
 
 
 @pytest.fixture
@@ -98,10 +107,7 @@ def ckpt(at: Path | Callable[[Path], Path], tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("model", "case", "at", "said"),
-    [
-        pytest.param(*one, id=one[1], marks=pytest.mark.slow if one[1].startswith(SLOW) else ())
-        for one in [*GOLDENS, *MORE]
-    ],
+    [pytest.param(*one, id=one[1], marks=() if one[1] in QUICK else pytest.mark.slow) for one in [*GOLDENS, *MORE]],
 )
 def test_a_golden_comes_back(model: str, case: str, ckpt: Path, said: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
@@ -144,16 +150,6 @@ SAME_TENSORS = {  # as another model of the family
     "keras-hub-llama": "keras-llama",
     "keras-hub-llama3.1-tied": "keras-llama3.1-tied",
 }
-QUICK = (
-    "timesfm-2.5",
-    "gemma3-stacked",
-    "recurrentgemma",
-    "t5-v1.1",
-    "tabfm-regression",
-    "vit",
-    "t5x-umt5-tied",
-    "openpi-pi0",
-)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 MODEL = "siglip2-naflex"
 
 
@@ -58,7 +60,6 @@ def test_stacked_layers_give_the_same_tensors(source: Path, tmp_path: Path) -> N
     assert one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.slow
 def test_mistakes_in_the_file_are_named(source: Path, tmp_path: Path) -> None:
     convert.convert("siglip2", source, tmp_path / "out")
     assert assert_mistakes_are_named(tmp_path / "out", source) >= 9

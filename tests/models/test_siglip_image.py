@@ -26,6 +26,8 @@ from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 GOLD, CASE = DrawnCases(GOLDEN / "clippo"), "clippo"
 SET = {"mlp_ratio": 40 / 24}
 SIGLIP = GOLDEN / "siglip"
@@ -145,7 +147,6 @@ def test_forth_and_back_gives_the_same_leaves(tmp_path: Path) -> None:
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.slow
 def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:
     source, out = converted(tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9

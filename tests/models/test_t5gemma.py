@@ -16,14 +16,15 @@ from convert.rules import library
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support.goldens import SpecsOnly
-from support.marks import slow_but
 from support.memory_source import MemorySource
 from support.t5gemma import ALL, CASES, converted, errors, settings
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("case", slow_but(["t5gemma-9b-2b"], CASES))
+
+@pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_gemma_does(case: str, tmp_path: Path) -> None:
     """Texts are longer than the window, and one is padded."""
     _, out = converted(case, tmp_path)
@@ -124,7 +125,6 @@ def test_wrong_rules_are_named(mistake: tuple[str, str, str], tmp_path: Path) ->
     assert re.search(words, said), said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

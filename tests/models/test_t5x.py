@@ -19,11 +19,12 @@ from convert.verify.run import check
 from convert.writing.written import open_written
 from support import t5x_cases
 from support.goldens import SpecsOnly, relative_error
-from support.marks import slow_but
 from support.paths import DOCS
 from support.t5x_cases import CASES, RULES
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
+
+pytestmark = pytest.mark.slow
 
 
 def converted(case: str, tmp_path: Path, **options: Any) -> tuple[Path, Path]:
@@ -53,7 +54,7 @@ def logits(model: torch.nn.Module, case: str, exact: bool = False) -> np.ndarray
         return model(**given).logits[:, ::4].numpy()
 
 
-@pytest.mark.parametrize("case", slow_but(["umt5", "longt5-tglobal"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_t5x_did(case: str, tmp_path: Path) -> None:
     """In float64 with casts removed, on both sides; in float32 within what rounding changes in T5X's own logits.
 
@@ -153,14 +154,12 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
 # ---- planted mistakes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["t5-1.0", "umt5", "umt5-tied"])
 def test_a_right_file_passes_all_levels(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)
@@ -204,7 +203,6 @@ CONFIG_MISTAKES = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "key", "value"), CONFIG_MISTAKES)
 def test_another_value_in_config_json_is_named(case: str, key: str, value: Any, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

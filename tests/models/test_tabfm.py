@@ -23,6 +23,8 @@ from support.goldens import checkpoint, golden_io, relative_error
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 CASES = ("tabfm-classification", "tabfm-regression")
 
 
@@ -55,7 +57,6 @@ def test_biases_that_only_pytorch_has_are_zeros(tmp_path: Path) -> None:
         assert step.spec.shape == weights[name].shape
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     convert.convert("tabfm", checkpoint(case), tmp_path / "out")

@@ -187,6 +187,7 @@ def test_boundaries_cover_every_layer_in_the_order_of_the_data(case: str, to: st
     assert [name for name in ran if name not in ends_late] == [name for name in expected if name not in ends_late]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.0"])
 def test_own_equations_reproduce_praxis(case: str) -> None:
     """Against what the Pax model gave for this checkpoint: proves the reference itself, whatever PyTorch does."""
@@ -199,6 +200,7 @@ def test_own_equations_reproduce_praxis(case: str) -> None:
         assert relative_error(got[value], io[name]) < GOLDEN_BOUND, name
 
 
+@pytest.mark.slow
 def test_upstream_flax_reproduces_its_recording() -> None:
     io = golden_io("timesfm-2.5")
     source = {name.removesuffix("/value"): x for name, x in leaves("timesfm-2.5").items()}
@@ -292,6 +294,7 @@ def one_bit(weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_stand_out_of_lifted_runs(fault: str) -> None:
     """At least a thousand times above what an honest conversion measures, and first where the fault is."""
@@ -370,6 +373,7 @@ def test_built_modules_have_the_dtype_of_their_weights(case: str, to: str) -> No
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "to"), CASES)
 def test_builds_on_the_meta_device_and_loads_strictly(case: str, to: str) -> None:
     reference, state = pair(case, to).reference, dict(weights(case, to))
@@ -471,6 +475,7 @@ def other_size(case: str, to: str) -> dict[str, np.ndarray]:
     return arrays
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["timesfm", "transformers"])
 @pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.5"])
 def test_any_size(case: str, to: str) -> None:

@@ -17,6 +17,8 @@ from support.tips import converted, errors, write
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 
 def test_transformers_computes_what_upstream_did(tmp_path: Path) -> None:
     """Two texts are padded. The class keeps its table of sinusoids in float32 in any precision."""
@@ -92,7 +94,6 @@ def test_a_mistake_in_the_rules_is_named(mistake: tuple[str, str, str], tmp_path
     assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
 
 
-@pytest.mark.slow
 def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:
     source, out = converted(tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 import convert
 from support import maxtext
-from support.marks import slow_but
+
+pytestmark = pytest.mark.slow
 
 EMBEDDING = "token_embedder/embedding"
 DTYPES = ("bfloat16", "float32")  # `--save_dtype`; the tensors are bfloat16
@@ -42,7 +43,6 @@ def peer(case: str) -> dict[str, Any]:
 
 
 CONVERTED = [case for case in maxtext.CASES if "leaves" in peer(case)]
-QUICK = ("llama3.1", "gemma2-unscanned", "qwen3-moe")
 
 
 def given(case: str, folder: Path) -> Path:
@@ -80,7 +80,7 @@ def digests(leaves: dict[str, np.ndarray]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", slow_but(QUICK, CONVERTED))
+@pytest.mark.parametrize("case", CONVERTED)
 def test_the_leaves_are_those_of_maxtexts_own_converter(case: str, dtype: str, tmp_path: Path) -> None:
     if dtype == "bfloat16" and maxtext.family(case) in FACTORS:
         with pytest.raises(convert.PlanError) as refused:

@@ -20,6 +20,8 @@ from support.goldens import relative_error
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors, tensor_of, turned
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 MODEL = "tunix-gemma3"
 
 
@@ -72,12 +74,10 @@ def test_as_many_key_heads_as_query_heads_share_a_leaf() -> None:
         assert np.array_equal(made[f"model.layers.3.self_attn.{name}_proj.weight"], wanted)
 
 
-@pytest.mark.slow
 def test_mistakes_in_the_file_are_named(source: Path, out: Path) -> None:
     assert assert_mistakes_are_named(out, source) >= 9
 
 
-@pytest.mark.slow
 def test_all_levels_pass_with_a_recording_of_tunix(source: Path, out: Path, tmp_path: Path) -> None:
     values = tunix.GOLD.values(tunix.CASE, "out64")
     evidence = Evidence(

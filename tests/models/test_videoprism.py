@@ -15,15 +15,16 @@ from convert.rules import library
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support.goldens import SpecsOnly
-from support.marks import slow_but
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors
 from support.videoprism import ALL, CASES, SET, converted, errors, loaded, write
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"encoder": "videoprism-encoder", "encoder-unscanned": "videoprism-encoder", "lvt": "videoprism-lvt"}
 
 
-@pytest.mark.parametrize("case", slow_but(["lvt"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_what_upstream_did(case: str, tmp_path: Path) -> None:
     """One video has fewer frames and larger images than the tables of positions; texts are padded. The table of sinusoids is float32 in any precision."""
     _, out = converted(case, tmp_path)
@@ -175,7 +176,6 @@ def test_a_mistake_in_the_rules_is_named(mistake: tuple[str, str, str], tmp_path
     assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = converted(case, tmp_path)

@@ -27,6 +27,8 @@ from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 GOLD, CASE = DrawnCases(GOLDEN / "vit"), "vit"
 SET = {"image_size": 12}
 PUBLISHED = {"LayerNorm_1": "LayerNorm_2", "MlpBlock_0": "MlpBlock_3", "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1"}  # fmt: skip
@@ -104,7 +106,6 @@ def test_published_sizes_need_no_setting() -> None:
     assert plan.version == "patch16-384" and plan.config is not None and plan.config["image_size"] == 384
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("to", ["transformers", "timm"])
 def test_mistakes_in_the_file_are_named(to: str, tmp_path: Path) -> None:
     source, out = converted(tmp_path, to=to)

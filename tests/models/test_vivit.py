@@ -18,6 +18,8 @@ from support.value_mistakes import assert_mistakes_are_named
 from support.vivit import GOLD, SET, converted, errors, write
 from support.weights_level import check_weights
 
+pytestmark = pytest.mark.slow
+
 
 def test_transformers_computes_what_scenic_did(tmp_path: Path) -> None:
     _, out = converted(tmp_path)
@@ -68,7 +70,6 @@ def test_a_factorised_encoder_is_refused(tmp_path: Path) -> None:
         convert.plan_conversion("vivit", tmp_path / "factorised.npz", settings=SET)
 
 
-@pytest.mark.slow
 def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:
     source, out = converted(tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9

@@ -89,6 +89,7 @@ def flat(x: np.ndarray) -> np.ndarray:
 # ---- written by the libraries
 
 
+@pytest.mark.slow
 def test_every_layer_of_qwix(qwix: Any) -> None:
     """dot_general flattens the axes of a kernel, einsum does not, a convolution has them in front: google/qwix@0.1.8."""
     leaves, given, results = qwix

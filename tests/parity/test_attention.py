@@ -147,6 +147,7 @@ def torch_attention(tensors: dict[str, torch.Tensor], keys: int, values: int) ->
     return attend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIVE)
 def test_the_real_layer_is_torchs(name: str) -> None:
     assert {*LIVE} == {*LIBRARIES}
@@ -162,6 +163,7 @@ def test_the_real_layer_is_torchs(name: str) -> None:
     assert min(np.abs(swapped - right).max(), np.abs(turned - right).max()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LIVE if "nnx" not in name])
 def test_keys_and_values_with_widths_of_their_own(name: str) -> None:
     tree, want = LIVE[name](*OWN)
@@ -194,6 +196,7 @@ def test_without_biases_and_stacked() -> None:
     assert np.array_equal(tensors["1.in_proj_weight"].numpy(), tensors["0.in_proj_weight"].numpy() + 1)
 
 
+@pytest.mark.slow
 def test_heads_that_are_together_as_wide_as_torch_cannot_have_them_are_refused() -> None:
     layer = linen.MultiHeadDotProductAttention(HEADS, qkv_features=WIDTH + HEADS, out_features=WIDTH)
     x = jnp.zeros((1, 2, WIDTH))

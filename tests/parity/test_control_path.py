@@ -140,6 +140,7 @@ def test_natural_cubics_pass_through_but_are_another_curve() -> None:
     assert relative(of_torchcde("cubic", "evaluate"), got) > 0.01
 
 
+@pytest.mark.slow
 def test_missing_data() -> None:
     """Inside, both interpolate; at the ends torchcde repeats what it has and diffrax keeps NaN unless told; Hermite paths over
     gaps differ, unless the gaps are filled first."""
@@ -188,6 +189,7 @@ def test_default_times_are_indices() -> None:
     assert relative(variants[neural_cde.UNIT].make(seen), of_torchcde("linear", "derivative", times=None)) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [None, "CTN", "T"])
 def test_the_layers_level_computes_as_the_libraries_do(data: str | None) -> None:
     """Both sides of it, for every place of the time axis; and with buffers as with one tensor."""
@@ -269,6 +271,7 @@ def test_coefficients_become_torchcdes(data: str, tmp_path: Path) -> None:
     assert next(u for u in plan.shape_ambiguous if "x" in u.names).parts == tuple(f"x/coeffs/{k}" for k in (3, 2, 1, 0))
 
 
+@pytest.mark.slow
 def test_a_stored_path_of_equinox_fills_torchcdes_buffers(tmp_path: Path) -> None:
     """An Equinox file with a diffrax path in it goes into a module that has it as a submodule; strictly."""
     d, c, b, a = (jnp.asarray(x[0], jnp.float32) for x in coefficients())

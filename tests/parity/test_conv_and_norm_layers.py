@@ -227,6 +227,7 @@ def transposed(module: torch.nn.Module, x: np.ndarray, plan: Any) -> torch.Tenso
     return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "many"), BOTH)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -263,6 +264,7 @@ def test_the_law_catches_a_transposed_kernel_that_is_not_turned(monkeypatch: pyt
         test_flax_conv_transpose("linen", "SAME", False, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 3])
 def test_equinox_conv_transpose(groups: int) -> None:
     """Its kernel has O first and O of all groups; its padding is torch's, which the rule says as jax.lax takes it."""

@@ -108,6 +108,7 @@ def written(plan: Plan, tmp_path: Path) -> Path:
     return write(plan, tmp_path / "out.safetensors")
 
 
+@pytest.mark.slow
 def test_both_models_compute_the_same(variables: Any, written: Path) -> None:
     module = Torch()
     module.load_state_dict(load_file(written), strict=True)

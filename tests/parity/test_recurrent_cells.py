@@ -42,6 +42,7 @@ def settings_of(name: str) -> dict[str, Any]:
     return CUSTOM if named_cell(name, LIVE[name][0]).module else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIVE)
 def test_the_real_cell_is_torchs_layer_with_the_derived_tensors(name: str) -> None:
     """The library's own code step by step, from a state that is not zero, against torch; and our statement against both."""
@@ -145,6 +146,7 @@ def test_the_plan_says_what_is_done() -> None:
     ]  # torch's own layout: nothing moves
 
 
+@pytest.mark.slow
 def test_stacked_and_bidirectional() -> None:
     """Two layers, each a linen cell in both directions, and torch's one module of four."""
     from flax import linen

@@ -85,6 +85,7 @@ def test_flax_weight_norm_of_heads(library: str, axes: Any, shape: tuple[int, ..
     same(got.reshape(2, 5, 3).numpy(), want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 2])
 def test_equinox_weight_norm(many: int) -> None:
     """g has the weight's number of axes, and nothing is added to the norm."""
@@ -166,6 +167,7 @@ def equinox_spectral(many: int) -> tuple[Any, dict[str, np.ndarray], np.ndarray,
     return EQUINOX.format(how=how, word=word), tree, x, np.asarray(want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 2])
 def test_equinox_spectral_norm(many: int) -> None:
     rules, tree, x, want = equinox_spectral(many)
@@ -183,6 +185,7 @@ def test_torch_at_inference_has_the_same_sigma() -> None:
     same(module.eval()(torch.tensor(x)).detach().numpy(), want)
 
 
+@pytest.mark.slow
 def test_keras_spectral_normalization_computes_nothing_at_inference() -> None:
     """It assigns the normalised kernel in training; at inference it computes with the kernel as it is. u is a state of training."""
     import keras

@@ -18,6 +18,8 @@ from support.object_store import SECRET, Fault, ObjectStore, serve_folder
 from support.paths import EXAMPLES
 from support.small_conversion import write_checkpoint, write_rules
 
+pytestmark = pytest.mark.slow
+
 TIMESFM = EXAMPLES / "checkpoints" / "timesfm-2.5"
 
 
@@ -42,7 +44,7 @@ def flip(s3: ObjectStore, bucket: str, key: str) -> None:
     s3.client.put_object(Bucket=bucket, Key=key, Body=bytes(damaged))
 
 
-@pytest.mark.parametrize("out", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("out", ["out", "out.safetensors"])
 def test_two_buckets_are_compared(out: str, s3: ObjectStore, bucket: str, folder: Path, run: Run) -> None:
     for name in "ab":
         convert.convert("./small.yaml", "a.npz", f"s3://{bucket}/{name}/{out}", max_shard_bytes=60 if out == "out" else None)  # fmt: skip
@@ -57,7 +59,7 @@ def test_two_buckets_are_compared(out: str, s3: ObjectStore, bucket: str, folder
     assert f"s3://{bucket}/a/out" in run("diff", *urls, code=2)[1]
 
 
-@pytest.mark.parametrize("levels", [pytest.param("coverage,weights", marks=pytest.mark.slow), pytest.param("coverage,weights,layers,model", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("levels", ["coverage,weights", "coverage,weights,layers,model"])  # fmt: skip
 def test_a_bucket_is_checked_against_a_bucket(levels: str, s3: ObjectStore, bucket: str, tmp_path: Path, run: Run) -> None:  # fmt: skip
     source, out = s3.put(bucket, "ckpt", TIMESFM), f"s3://{bucket}/out"
     convert.convert("timesfm", TIMESFM, out, max_shard_bytes=200_000)
@@ -82,7 +84,6 @@ def test_the_report_is_not_written_to_a_url(s3: ObjectStore, bucket: str, folder
     assert s3.keys(bucket) == ["out.safetensors"]
 
 
-@pytest.mark.slow
 def test_a_conversion_into_a_bucket_is_checked_and_its_card_gets_the_figures(
     s3: ObjectStore, bucket: str, tmp_path: Path, run: Run
 ) -> None:
@@ -94,7 +95,7 @@ def test_a_conversion_into_a_bucket_is_checked_and_its_card_gets_the_figures(
     run("verify", f"s3://{bucket}/out")
 
 
-@pytest.mark.parametrize("out", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("out", ["out", "out.safetensors"])
 def test_a_statement_about_a_url_is_that_about_the_files(
     out: str, s3: ObjectStore, bucket: str, folder: Path, run: Run
 ) -> None:
@@ -117,7 +118,7 @@ def test_weights_in_a_bucket_lead_back_to_jax(s3: ObjectStore, bucket: str, fold
     run("run", "./small.yaml", "b.npz", "like.safetensors", "--like", url)
 
 
-@pytest.mark.parametrize("out", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("out", ["out", "out.safetensors"])
 def test_a_complete_output_is_kept_after_its_bytes_are_compared(
     out: str, s3: ObjectStore, bucket: str, folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,9 +167,9 @@ def left_by_a_killed_run(s3: ObjectStore, url: str, bucket: str, after: str) -> 
 @pytest.mark.parametrize(
     ("out", "after"),
     [
-        pytest.param("out", "uploads", marks=pytest.mark.slow),
+        ("out", "uploads"),
         ("out", "objects"),
-        pytest.param("out.safetensors", "uploads", marks=pytest.mark.slow),
+        ("out.safetensors", "uploads"),
     ],
 )
 def test_what_a_killed_run_left_goes_with_resume(
@@ -192,7 +193,6 @@ def test_objects_of_others_stay_with_resume(s3: ObjectStore, bucket: str, folder
     assert below(s3, bucket, "out") == {"notes.txt": b"mine"}
 
 
-@pytest.mark.slow
 def test_a_batch_from_bucket_to_bucket(s3: ObjectStore, bucket: str, folder: Path, run: Run) -> None:
     for name in "ab":
         s3.put(bucket, f"runs/{name}/last/params.npz", Path(f"{name}.npz"))
@@ -214,7 +214,6 @@ def test_a_batch_from_bucket_to_bucket(s3: ObjectStore, bucket: str, folder: Pat
     assert below(s3, bucket, "out") == {f"{n}.safetensors": Path(f"{n}.safetensors").read_bytes() for n in "ab"}
 
 
-@pytest.mark.slow
 def test_a_pattern_of_a_bucket(s3: ObjectStore, bucket: str, folder: Path, run: Run) -> None:
     for name in ("a", "b", ".c"):
         s3.put(bucket, f"runs/{name}/{name}.npz", Path("a.npz"))

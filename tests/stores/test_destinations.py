@@ -63,6 +63,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     return upload.PART
 
 
+@pytest.mark.slow
 def test_parts_are_sent_before_the_end_and_their_space_is_given_back(
     s3: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_parts: int
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(gs: GoogleStore, gs_
     assert source.changed() is not None
 
 
+@pytest.mark.slow
 def test_requests_have_the_token_of_the_credentials(gs: GoogleStore, gs_bucket: str, tmp_path: Path, account: Callable[[str], Path], run: Run) -> None:  # fmt: skip
     account(f"{gs.url}/token")
     path = writers.safetensors(tmp_path / "a.safetensors", writers.plain())

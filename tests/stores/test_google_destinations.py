@@ -18,8 +18,9 @@ from support.paths import EXAMPLES
 from support.small_conversion import write_checkpoint, write_rules
 from support.store_contract import a_part, any_write, completing, local_files, stored, the_last
 
+pytestmark = pytest.mark.slow
+
 TIMESFM = EXAMPLES / "checkpoints" / "timesfm-2.5"
-SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -64,11 +65,11 @@ def test_writes_have_the_token_of_the_credentials(
     assert not any(BEARER in text for text in said)
 
 
-@pytest.mark.parametrize("where", [any_write, pytest.param(a_part, marks=SLOW), pytest.param(completing, marks=SLOW), the_last])  # fmt: skip
+@pytest.mark.parametrize("where", [any_write, a_part, completing, the_last])  # fmt: skip
 @pytest.mark.parametrize(
     ("status", "code", "expected"),
     [
-        pytest.param(503, "SlowDown", "did not answer", marks=SLOW),
+        (503, "SlowDown", "did not answer"),
         (403, "AccessDenied", "refused the credentials (403, AccessDenied)"),
     ],
 )
@@ -81,7 +82,6 @@ def test_after_an_error_nothing_is_left(
     assert gs.keys(gs_bucket) == [] and gs.unfinished(gs_bucket) == []
 
 
-@SLOW
 @pytest.mark.parametrize("status", [503, -1])
 def test_a_write_that_fails_is_repeated(status: int, gs: GoogleStore, gs_bucket: str, small: tuple[str, Path], tmp_path: Path) -> None:  # fmt: skip
     convert.convert(*small, tmp_path / "out", max_shard_bytes=40)
@@ -90,7 +90,6 @@ def test_a_write_that_fails_is_repeated(status: int, gs: GoogleStore, gs_bucket:
     assert stored(gs, gs_bucket, "out/") == local_files(tmp_path / "out") and gs.unfinished(gs_bucket) == []
 
 
-@SLOW
 @pytest.mark.parametrize("where", [any_write, completing])
 @pytest.mark.parametrize("older", [False, True])
 def test_lost_answers_leave_the_whole_output_or_nothing(

@@ -173,6 +173,7 @@ def test_an_object_that_changes_while_it_is_read_is_refused(s3: ObjectStore, buc
     assert source.changed() is not None
 
 
+@pytest.mark.slow
 def test_credentials_are_in_no_output(
     s3: ObjectStore, bucket: str, tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,14 +9,14 @@ import pytest
 from support import store_faults
 from support.store_faults import run_faults
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_random_faults_of_a_store(tmp_path: Path) -> None:
     done = run_faults(tmp_path, runs=12, seed=1)
     assert done.met > 6 and len(done.ends) > 1 and len(done.kinds) > 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "meets"),
     [

@@ -26,6 +26,8 @@ from support.object_store import Fault, ObjectStore
 from support.small_conversion import write_rules
 from support.store_contract import completing, local_files, stored, the_last
 
+pytestmark = pytest.mark.slow
+
 LAYERS, SHARD = 8, 1_600_000  # 512 KB each, three of them in a file, which has several parts
 
 
@@ -90,7 +92,6 @@ def test_what_is_there_is_neither_read_nor_sent_again(s3: ObjectStore, bucket: s
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_interrupted_again_and_again(s3: ObjectStore, bucket: str, url: str) -> None:
     for leaves in (1, 2, 0, 3):
         interrupt(url, leaves)
@@ -131,13 +132,13 @@ def beside(name: str, change: Callable[[bytes], bytes | None]) -> Callable[[Obje
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(abort, marks=pytest.mark.slow),
+        abort,
         replace_part,
-        pytest.param(shorten_part, marks=pytest.mark.slow),
+        shorten_part,
         beside(".head", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
-        pytest.param(beside(".head", lambda data: None), marks=pytest.mark.slow),
-        pytest.param(beside("lines-000001", lambda data: None), marks=pytest.mark.slow),
-        pytest.param(beside("lines-000004", lambda data: data[:9]), marks=pytest.mark.slow),
+        beside(".head", lambda data: None),
+        beside("lines-000001", lambda data: None),
+        beside("lines-000004", lambda data: data[:9]),
     ],
     ids=["no upload", "other bytes", "a shorter part", "a flipped bit", "no head", "no first line", "a line cut off"],
 )
@@ -150,7 +151,6 @@ def test_what_was_damaged_meanwhile_is_written_again(
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_without_the_comparison_damage_is_kept(
     s3: ObjectStore, bucket: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,6 @@ def test_another_conversion_is_refused_and_nothing_is_changed(s3: ObjectStore, b
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_gives_other_values_and_looks_the_same_is_noticed(
     s3: ObjectStore, bucket: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +212,7 @@ def second_completion() -> Fault:
     return Fault(lambda *request: completing(*request) and next(seen) > 0, 403, "AccessDenied")
 
 
-@pytest.mark.parametrize("change", [None, pytest.param("object", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("change", [None, "object"])
 def test_objects_that_have_appeared_are_kept_if_they_are_the_same(
     change: str | None, s3: ObjectStore, bucket: str, url: str
 ) -> None:
@@ -228,7 +227,6 @@ def test_objects_that_have_appeared_are_kept_if_they_are_the_same(
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_with_the_old_model_overwritten(s3: ObjectStore, bucket: str, url: str, run: Run) -> None:
     source(1)
     convert.convert("./small.yaml", "source.safetensors", url, max_shard_bytes=SHARD)
@@ -243,7 +241,6 @@ def test_with_the_old_model_overwritten(s3: ObjectStore, bucket: str, url: str, 
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_before_the_index_there_is_no_model_and_all_is_kept(s3: ObjectStore, bucket: str, url: str, run: Run) -> None:
     killed_when(url, s3, Fault(the_last, 403, "AccessDenied"))
     assert "model.safetensors.index.json" in run("verify", url, code=1)[0]
@@ -253,7 +250,6 @@ def test_before_the_index_there_is_no_model_and_all_is_kept(s3: ObjectStore, buc
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_a_journal_that_outlives_its_output_goes(
     s3: ObjectStore, bucket: str, url: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +262,6 @@ def test_a_journal_that_outlives_its_output_goes(
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("out", ["out.safetensors", "out"])
 def test_a_single_file(out: str, s3: ObjectStore, bucket: str, url: str) -> None:
     plan = convert.plan_conversion("./small.yaml", "source.safetensors")
@@ -283,7 +278,6 @@ def test_a_single_file(out: str, s3: ObjectStore, bucket: str, url: str) -> None
     assert s3.unfinished(bucket) == [] and not [key for key in s3.keys(bucket) if "unfinished" in key]
 
 
-@pytest.mark.slow
 def test_runs_that_are_killed(s3: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of processes, with parts of 8 MiB; nothing that looks complete is there before a run has ended."""
     monkeypatch.chdir(tmp_path)

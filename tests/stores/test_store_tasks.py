@@ -23,6 +23,8 @@ from support.object_store import KEY_ID, SECRET, TOKEN, ObjectStore
 from support.small_conversion import write_rules
 from support.store_contract import local_files, stored
 
+pytestmark = pytest.mark.slow
+
 SHARD = 1_600_000  # three of eight tensors, in several parts
 
 
@@ -66,7 +68,6 @@ def test_the_objects_are_the_files_of_the_local_engine(s3: ObjectStore, bucket: 
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 def test_a_task_that_runs_twice_writes_the_same(s3: ObjectStore, bucket: str, source: str) -> None:
     def twice(request: Request, tasks: Sequence[Task]) -> Iterator[Done]:
         list(run_each(request, tasks))
@@ -76,7 +77,6 @@ def test_a_task_that_runs_twice_writes_the_same(s3: ObjectStore, bucket: str, so
     assert_whole(s3, bucket)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_is_lost(resume: bool, s3: ObjectStore, bucket: str, source: str) -> None:
     """Nothing stays; with `--resume`, only the other tasks run."""
@@ -99,7 +99,7 @@ def test_a_run_that_is_lost(resume: bool, s3: ObjectStore, bucket: str, source: 
     assert_whole(s3, bucket)
 
 
-@pytest.mark.parametrize("kind", ["part", pytest.param("head", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["part", "head"])
 def test_what_a_task_does_not_send_is_noticed(kind: str, s3: ObjectStore, bucket: str, source: str) -> None:
     def without(request: Request, tasks: Sequence[Task]) -> Iterator[Done]:
         for done in run_each(request, tasks):
@@ -111,7 +111,6 @@ def test_what_a_task_does_not_send_is_noticed(kind: str, s3: ObjectStore, bucket
     assert stored(s3, bucket, "models/") == {} and s3.unfinished(bucket) == []
 
 
-@pytest.mark.slow
 def test_a_worker_that_does_not_reach_the_store(
     s3: ObjectStore, bucket: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def with_backends(**functions: Any) -> Reference:
 # ---- nobody is odd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_equal_backends_pass(rules: Path, out: Path, precision: str) -> None:
     level = run(rules, out, with_backends(unfused=conv_norm.unfused), precision=precision, only=(*PLAIN, "unfused"))

@@ -91,6 +91,7 @@ def verdicts(report: Report) -> dict[str, Verdict]:
     return {level.level: level.verdict for level in report.levels}
 
 
+@pytest.mark.slow
 def test_what_runs_without_burn_passes_and_the_rest_is_skipped(ckpt: Path, tmp_path: Path) -> None:
     report = report_of(made(ckpt, tmp_path / "out.safetensors"), ckpt)
     passed = dict.fromkeys(("coverage", "weights", "layers"), Verdict.PASSED)

@@ -333,6 +333,7 @@ def test_settings_of_generate_are_listed_where_the_source_has_no_file(made: Any,
     assert not any("generate()" in note for note in facts(made, "gemma3").notes)
 
 
+@pytest.mark.slow
 def test_a_check_fails_with_another_setting_of_generate(made: Any, tmp_path: Path) -> None:
     _, written = made("t5")
     shutil.copytree(written.path, tmp_path / "out")

@@ -296,6 +296,7 @@ def test_planted_faults_are_found_and_named(case: str, fault: str, files: Files,
     assert diagnosis["name"] == name
 
 
+@pytest.mark.slow
 def test_a_known_leaf_names_the_mistake_in_the_weights(files: Files, tmp_path: Path) -> None:
     """Of a leaf that the recording holds, more is known than its checksum."""
     wrong = changed(files.written(CASE), tmp_path / "wrong.safetensors", without_one)

@@ -106,6 +106,7 @@ def written(place: Path, out: Path, *more: str, run: Run) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_strict_load_and_the_whole_proof(place: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.chdir(place)
     out = written(place, tmp_path / "tied.safetensors", run=run)

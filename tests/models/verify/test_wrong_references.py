@@ -59,6 +59,7 @@ def test_the_right_reference_passes(converted: Path) -> None:
     assert not report.facts
 
 
+@pytest.mark.slow
 def test_only_the_tensors_that_are_wrong_are_blamed(converted: Path, tmp_path: Path) -> None:
     """The statistics of the same layer are right."""
     with safe_open(converted / "out.safetensors", "np") as file:
@@ -238,6 +239,7 @@ def test_weights_that_build_rounds(converted: Path, said: dict[str, Any]) -> Non
 # ---- names of boundaries
 
 
+@pytest.mark.slow
 def test_two_boundaries_have_each_others_name(converted: Path, said: dict[str, Any]) -> None:
     said["names"] = {"blocks.0.norm": "blocks.1.norm", "blocks.1.norm": "blocks.0.norm"}
     level = model(checked(converted))

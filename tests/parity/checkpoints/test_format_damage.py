@@ -52,6 +52,7 @@ def read_all(path: Path, options: dict[str, Any]) -> None:
         assert source.read(name).nbytes == source.leaves[name].spec.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["msgpack", "npz", "deflated", "safetensors", "equinox", "keras", "t5x"])
 def test_a_file_cut_anywhere_is_an_error(tmp_path: Path, kind: str) -> None:
     path, options = damaged_files(tmp_path)[kind]

@@ -142,6 +142,7 @@ def test_haiku() -> None:
         close(through(state, {**modules, "ln": torch.nn.LayerNorm(6)}), want)
 
 
+@pytest.mark.slow
 def test_keras(tmp_path: Path) -> None:
     """Three arrays of a batch norm are asked about: its first is the scale or the bias. SpectralNormalization's are dropped."""
     import keras
@@ -212,6 +213,7 @@ def equinox_model(mode: str) -> tuple[Any, Any]:
     return model
 
 
+@pytest.mark.slow
 def test_equinox_statistics_lie_in_its_state_in_the_order_of_the_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

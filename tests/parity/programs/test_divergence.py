@@ -104,6 +104,7 @@ def test_a_fault_in_one_layer_is_repaired_there_alone() -> None:
     assert "in layers.1" in said.problem
 
 
+@pytest.mark.slow
 def test_weights_that_differ_are_not_the_code() -> None:
     """No value is put in behind a layer with other weights: that would restore the output, too."""
 

@@ -306,6 +306,7 @@ def test_the_tree_of_another_format_has_keys_of_dicts(tmp_path: Path) -> None:
     assert np.asarray(got).tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3-stacked", "gemma3-kauldron", "recurrentgemma"])
 def test_orbax_restores_the_layouts_of_published_families(case: str, tmp_path: Path) -> None:
     """FLAT, NESTED, STACKED and KAULDRON, and keys with a dot: the tree is that of the golden, as Orbax restores it."""

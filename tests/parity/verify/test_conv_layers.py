@@ -67,6 +67,7 @@ FAULTS: dict[str, tuple[Any, str, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_correct_conversion_passes() -> None:
     report = run(NET, "torch", InRule(()), levels=("weights", "layers"))
     assert {level.level: level.verdict for level in report.levels} == {

@@ -96,6 +96,7 @@ def checked(plan: Plan, out: Path, against: Plan | None = None) -> LevelReport:
 # ---- no false alarm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "options"),
     [

@@ -166,6 +166,7 @@ def test_jax_computes_in_float64(name: str, staged: bool) -> None:
     assert run.staged == (staged or name == "scan of length zero"), "a scan of length zero cannot run as Python"
 
 
+@pytest.mark.slow
 def test_float32_is_what_lifting_is_needed_for() -> None:
     """The same cases unlifted: almost all are rounded, so the test above can fail."""
     with jax.enable_x64(True):

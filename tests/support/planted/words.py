@@ -101,7 +101,6 @@ WORDS: dict[str, dict[str, str]] = {
         "no tanh": _TANH,
     },
     "net": {
-        "epsilon": "adds 1e-05.*adds 0.001",
         "groups": "takes the mean over the last axis .*in gn.*sums over axes 1, 2, 4",
         "one group": "in gn.*sums over axes 1, 2, 4",
         "group epsilon": "adds 0.001 .*adds 1e-05",

@@ -217,6 +217,7 @@ def test_an_array_that_does_not_fit_into_memory(copy: Copy) -> None:
     assert finding.code == "out-of-memory" and "Unable to allocate 72.8 TiB" in finding.problem
 
 
+@pytest.mark.slow
 def test_a_shape_that_became_smaller_than_what_was_written(devices: Path, tmp_path: Path) -> None:
     path = shutil.copytree(devices / "chunked-directories", tmp_path / "checkpoint")
     replace_in(path / "replicated" / ".zarray", shape=[5], chunks=[1])
@@ -262,6 +263,7 @@ def _damaged(path: Path, random: random.Random) -> Iterator[tuple[str, bytes | N
             yield name, bytes(flipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [*LAYOUTS, "unmerged"])
 def test_damage_is_an_error_or_does_no_harm(small: Path, tmp_path: Path, layout: str) -> None:
     """No crash, no other exception, no wrong data: but for the values themselves, which no layout has checksums of.
