@@ -13,15 +13,12 @@ from safetensors.numpy import load_file
 
 import convert
 from convert.reversing.source import ReversedSource
-from convert.rules import library
-from convert.rules.parse import parse_models
-from convert.writing.written import open_written
 from support import gemma_drawn
 from support.gemma_drawn import ALL, CASES, converted, errors, settings
 from support.goldens import SpecsOnly, relative_error
 from support.memory_source import MemorySource
+from support.rule_mistakes import report_of_mistake
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -173,13 +170,8 @@ RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what 
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=range(len(RULE_MISTAKES)))
 def test_wrong_rules_are_named(mistake: tuple[str, str, str, str], tmp_path: Path) -> None:
     case, text, wrong, words = mistake
-    rules = (library.shipped_rules_dir() / f"{MODELS[case].partition('_')[0]}.yaml").read_text()
-    assert text in rules
     source = gemma_drawn.write(case, tmp_path)
-    (made,) = [one for one in parse_models(rules.replace(text, wrong), "wrong.yaml") if one.model == MODELS[case]]
-    convert.convert(made, source, tmp_path / "out", settings=settings(case))
-    plan = convert.plan_conversion("gemma", source, settings=settings(case))
-    report = check_weights(plan, open_written(tmp_path / "out"))
+    report = report_of_mistake("gemma", source, text, wrong, tmp_path / "out", settings=settings(case))
     said = " ".join(map(str, report.findings))
     assert re.search(words, said), said
 

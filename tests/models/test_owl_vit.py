@@ -13,10 +13,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 
 import convert
-from convert.rules import library
-from convert.rules.parse import parse_models
 from convert.verify.run import check
-from convert.writing.written import open_written
 from support.goldens import SpecsOnly
 from support.owl_vit import (
     CASES,
@@ -32,8 +29,8 @@ from support.owl_vit import (
     tree,
     write,
 )
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -157,15 +154,8 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (library.shipped_rules_dir() / "owl-vit.yaml").read_text()
-    assert old in text
-    (wrong,) = (rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == "owlv2")
     source = write("owlv2", tmp_path)
-    convert.convert(wrong, source, tmp_path / "out", settings=settings("owlv2"))
-    plan = convert.plan_conversion("owlv2", source, settings=settings("owlv2"))
-    report = check_weights(plan, open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("owlv2", source, old, new, name, tmp_path / "out", settings=settings("owlv2"))
 
 
 def test_another_activation_in_config_json_is_named(tmp_path: Path) -> None:

@@ -10,13 +10,10 @@ from safetensors.numpy import load_file
 
 import convert
 from convert.core.errors import ConvertError
-from convert.rules import library
-from convert.rules.parse import parse_models
-from convert.writing.written import open_written
 from support import siglip2
 from support.paths import GOLDEN
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -79,10 +76,4 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, source: Path, tmp_path: Path) -> None:
-    text = (library.shipped_rules_dir() / "siglip.yaml").read_text()
-    assert old in text
-    (wrong,) = (rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == MODEL)
-    convert.convert(wrong, source, tmp_path / "out")
-    report = check_weights(convert.plan_conversion(MODEL, source), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named(MODEL, source, old, new, name, tmp_path / "out")

@@ -18,13 +18,11 @@ import convert
 from convert.core.errors import ConvertError
 from convert.numerics.lift_torch import lifted
 from convert.rules import library
-from convert.rules.parse import parse_models
-from convert.writing.written import open_written
 from support.drawn_cases import DrawnCases
 from support.goldens import relative_error
 from support.paths import GOLDEN
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -164,11 +162,4 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (library.shipped_rules_dir() / "siglip-image.yaml").read_text()
-    assert old in text
-    (wrong,) = (rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == "clippo")
-    source = write(tmp_path)
-    convert.convert(wrong, source, tmp_path / "out", settings=SET)
-    report = check_weights(convert.plan_conversion("clippo", source, settings=SET), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("clippo", write(tmp_path), old, new, name, tmp_path / "out", settings=SET)

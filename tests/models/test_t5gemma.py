@@ -12,14 +12,11 @@ import torch
 
 import convert
 from convert.reversing.source import ReversedSource
-from convert.rules import library
-from convert.rules.parse import parse_models
-from convert.writing.written import open_written
 from support.goldens import SpecsOnly
 from support.memory_source import MemorySource
+from support.rule_mistakes import report_of_mistake
 from support.t5gemma import ALL, CASES, converted, errors, settings
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -112,15 +109,9 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=range(len(RULE_MISTAKES)))
 def test_wrong_rules_are_named(mistake: tuple[str, str, str], tmp_path: Path) -> None:
     text, wrong, words = mistake
-    rules = (library.shipped_rules_dir() / "t5gemma.yaml").read_text()
-    assert text in rules
     case = "t5gemma-2b-2b"
     source = MemorySource(ALL.leaves(case))
-    (made,) = parse_models(rules.replace(text, wrong), "wrong.yaml")
-    convert.convert(made, source, tmp_path / "out", settings=settings(case))
-    report = check_weights(
-        convert.plan_conversion("gemma", source, settings=settings(case)), open_written(tmp_path / "out")
-    )
+    report = report_of_mistake("gemma", source, text, wrong, tmp_path / "out", settings=settings(case))
     said = " ".join(map(str, report.findings))
     assert re.search(words, said), said
 

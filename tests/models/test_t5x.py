@@ -13,16 +13,13 @@ import torch
 import convert
 from convert.numerics.lift_torch import lifted
 from convert.planning.plan import Plan
-from convert.rules.library import shipped_rules_dir
-from convert.rules.parse import parse_models
 from convert.verify.run import check
-from convert.writing.written import open_written
 from support import t5x_cases
 from support.goldens import SpecsOnly, relative_error
 from support.paths import DOCS
+from support.rule_mistakes import assert_mistake_is_named
 from support.t5x_cases import CASES, RULES
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -185,14 +182,8 @@ RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what 
 
 @pytest.mark.parametrize(("case", "old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (shipped_rules_dir() / ("pix2struct.yaml" if case == "pix2struct" else "t5x.yaml")).read_text()
-    assert old in text
-    plan = planned(case, tmp_path)
-    wrong = next(r for r in parse_models(text.replace(old, new), "wrong.yaml") if r.model == plan.rules.model)
-    convert.convert(wrong, tmp_path / "source", tmp_path / "out", settings=RULES[case][1])
-    report = check_weights(plan, open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    source = t5x_cases.write(case, tmp_path / "source")
+    assert_mistake_is_named(t5x_cases.rules(case), source, old, new, name, tmp_path / "out", settings=RULES[case][1])
 
 
 CONFIG_MISTAKES = (

@@ -20,6 +20,7 @@ from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support.goldens import checkpoint, golden_io, relative_error
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
@@ -90,13 +91,7 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (shipped_rules_dir() / "tabfm.yaml").read_text()
-    assert old in text
-    wrong = next(r for r in parse_models(text.replace(old, new), "wrong.yaml") if r.model == CASES[0])
-    convert.convert(wrong, checkpoint(CASES[0]), tmp_path / "out")
-    report = check_weights(convert.plan_conversion("tabfm", checkpoint(CASES[0])), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("tabfm", checkpoint(CASES[0]), old, new, name, tmp_path / "out")
 
 
 def test_two_directories_of_steps_are_ambiguous(tmp_path: Path) -> None:

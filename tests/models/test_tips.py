@@ -9,13 +9,10 @@ import pytest
 import torch
 
 import convert
-from convert.rules import library
-from convert.rules.parse import parse_models
-from convert.writing.written import open_written
 from support.goldens import SpecsOnly
+from support.rule_mistakes import assert_mistake_is_named
 from support.tips import converted, errors, write
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -84,14 +81,7 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=range(len(RULE_MISTAKES)))
 def test_a_mistake_in_the_rules_is_named(mistake: tuple[str, str, str], tmp_path: Path) -> None:
     old, new, name = mistake
-    text = (library.shipped_rules_dir() / "tips.yaml").read_text()
-    assert old in text
-    source = write(tmp_path)
-    (wrong,) = parse_models(text.replace(old, new), "wrong.yaml")
-    convert.convert(wrong, source, tmp_path / "out")
-    report = check_weights(convert.plan_conversion("tips", source), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("tips", write(tmp_path), old, new, name, tmp_path / "out")
 
 
 def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:

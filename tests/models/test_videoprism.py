@@ -11,10 +11,9 @@ from safetensors.numpy import load_file
 
 import convert
 from convert.core.errors import PlanError
-from convert.rules import library
-from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support.goldens import SpecsOnly
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors
 from support.videoprism import ALL, CASES, SET, converted, errors, loaded, write
 from support.weights_level import check_weights
@@ -164,16 +163,8 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 @pytest.mark.parametrize("mistake", RULE_MISTAKES, ids=range(len(RULE_MISTAKES)))
 def test_a_mistake_in_the_rules_is_named(mistake: tuple[str, str, str], tmp_path: Path) -> None:
     old, new, name = mistake
-    text = (library.shipped_rules_dir() / "videoprism.yaml").read_text()
-    assert old in text
     source = write("lvt", tmp_path)
-    (wrong,) = (
-        rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model == "videoprism-lvt"
-    )
-    convert.convert(wrong, source, tmp_path / "out", settings=SET)
-    report = check_weights(convert.plan_conversion("videoprism", source, settings=SET), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("videoprism", source, old, new, name, tmp_path / "out", settings=SET)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,15 +17,12 @@ from safetensors.numpy import load_file
 
 import convert
 from convert.numerics.lift_torch import lifted
-from convert.rules.library import shipped_rules_dir
-from convert.rules.parse import parse_rules
 from convert.verify.run import check
-from convert.writing.written import open_written
 from support.drawn_cases import DrawnCases
 from support.goldens import SpecsOnly, relative_error
 from support.paths import GOLDEN
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -124,14 +121,7 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (shipped_rules_dir() / "vit-jax.yaml").read_text()
-    assert old in text
-    source = write(tmp_path)
-    convert.convert(parse_rules(text.replace(old, new), "wrong.yaml"), source, tmp_path / "out", settings=SET)
-    plan = convert.plan_conversion("vit-jax", source, settings=SET)
-    report = check_weights(plan, open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("vit-jax", write(tmp_path), old, new, name, tmp_path / "out", settings=SET)
 
 
 def test_another_gelu_in_config_json_is_named(tmp_path: Path) -> None:

@@ -9,14 +9,12 @@ import pytest
 
 import convert
 from convert.core.errors import ConvertError
-from convert.rules import library
-from convert.rules.parse import parse_rules
 from convert.verify.run import check
 from convert.writing.written import open_written
 from support.goldens import SpecsOnly
+from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
 from support.vivit import GOLD, SET, converted, errors, write
-from support.weights_level import check_weights
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +85,7 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    text = (library.shipped_rules_dir() / "vivit.yaml").read_text()
-    assert old in text
-    source = write(tmp_path)
-    convert.convert(parse_rules(text.replace(old, new), "wrong.yaml"), source, tmp_path / "out", settings=SET)
-    report = check_weights(convert.plan_conversion("vivit", source, settings=SET), open_written(tmp_path / "out"))
-    named = [f for f in report.findings if f.code != "provenance-differs" and f.data.get("tried", True)]
-    assert named and {f.data["diagnosis"] for f in named} == {name}, report.findings
+    assert_mistake_is_named("vivit", write(tmp_path), old, new, name, tmp_path / "out", settings=SET)
 
 
 def test_another_gelu_in_config_json_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from convert.rules.file import STEMS
 SUFFIX = ".safetensors"
 # The files of a directory: huggingface_hub/constants.py, SAFETENSORS_WEIGHTS_FILE_PATTERN, and diffusers/utils/constants.py.
 SINGLE_FILES = tuple(stem + SUFFIX for stem in STEMS)
-INDICES = tuple(f"{name}.index.json" for name in SINGLE_FILES)
+INDEX_SUFFIX = ".index.json"  # of the file that names the shards, behind the name that a single file would have
+INDICES = tuple(name + INDEX_SUFFIX for name in SINGLE_FILES)
 SHARD = re.compile(rf"({'|'.join(STEMS)})-(\d{{5}})-of-(\d{{5}})\.safetensors")
 
 
@@ -94,7 +95,7 @@ def lay_out(
     if len(shards) == 1:
         return Layout(*_place([(stem + SUFFIX, shards[0])]))
     named = [(f"{stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}", shard) for i, shard in enumerate(shards, 1)]
-    return Layout(*_place(named), index=f"{stem}{SUFFIX}.index.json")
+    return Layout(*_place(named), index=stem + SUFFIX + INDEX_SUFFIX)
 
 
 def _check_names(tensors: Sequence[OutTensor]) -> None:

@@ -21,7 +21,7 @@ from convert.core.system.regular_file import ObjectPath, open_regular, open_unbu
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.stores import located
 from convert.stores.errors import StoreError
-from convert.writing.file_layout import INDICES, SINGLE_FILES
+from convert.writing.file_layout import INDEX_SUFFIX, INDICES, SINGLE_FILES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_JSON = 64 << 20  # bytes of an index or a config.json
@@ -138,7 +138,7 @@ def open_written(path: str | Path) -> Written:
     index = _find_index(path, config) if path.is_dir() else ""
     indexed: dict[str, str] | None = None  # tensor -> file
     missing: dict[str, tuple[str, ...]] = {}
-    if index.endswith(".index.json"):
+    if index.endswith(INDEX_SUFFIX):
         indexed = _read_index(path / index)
         names = sorted(set(indexed.values()))
         absent = [name for name in names if not (path / name).exists()]

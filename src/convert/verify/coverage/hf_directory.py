@@ -18,7 +18,7 @@ from convert.core.tensor_spec import is_float
 from convert.planning.plan import Plan
 from convert.planning.settings import settable
 from convert.rules.file import parse_reference
-from convert.writing.file_layout import SUFFIX
+from convert.writing.file_layout import INDEX_SUFFIX, SUFFIX
 from convert.writing.written import MAX_JSON, WEIGHTS_KEY, Written
 
 CONFIG = "config.json"
@@ -84,7 +84,7 @@ def _check_files(written: Written, single: str, has_config: bool) -> Iterator[Fi
     Args:
         single: name of the file, if there is one.
     """
-    of_shards = f"{single}.index.json"
+    of_shards = single + INDEX_SUFFIX
     for file, lost in written.missing.items():
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         yield _finding(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.layers.recurrent.kinds import Recurrent
+from convert.programs.rewrites.states import STALE
 from convert.references.protocol import INPUT, Observed, Reference, Variant
 from convert.verify.diagnosis.compare import Explanation, Search, compare_variants
 from convert.verify.diagnosis.other_operation import USER_FAILS
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG_SIDE = "reset gate on the wrong side of the matmul"
-STALE = "stale state across steps"
 POLARITY = "update gate polarity"
 OUTSIDE = "b_hn outside of the reset"
 EXCHANGED, REVERSED = "states exchanged", "sequence in the reverse order"

@@ -31,7 +31,7 @@ from convert.stores.upload import Uploads, check_destination, scratch
 from convert.writing import digests
 from convert.writing.destination import permitted
 from convert.writing.destination.journal import Journal
-from convert.writing.file_layout import INDICES, SINGLE_FILES
+from convert.writing.file_layout import INDEX_SUFFIX, INDICES, SINGLE_FILES
 
 _HEAD = ".head"
 
@@ -268,7 +268,7 @@ class StoreOutput:
                 for old in list(self.out.iterdir()):
                     if ours(old.name) and old.is_file() and not (old.name in self._parts and self._parts[old.name].appeared):  # fmt: skip
                         uploads.remove(old)
-            index = [name for name in self._extra if name.endswith(".index.json")]
+            index = [name for name in self._extra if name.endswith(INDEX_SUFFIX)]
             for name in self._extra:
                 if name not in index:
                     uploads.put(self.out / name, self._extra[name])
