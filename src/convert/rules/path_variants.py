@@ -90,12 +90,22 @@ def _combinations(
     rules: Sequence[Rule], path_variants: Sequence[PathVariants], listed: Sequence[Sequence[tuple[VariantPath, ...]]]
 ) -> Iterator[tuple[Rule, ...]]:
     affected = [any(_is_affected(rule, variants) for variants in path_variants) for rule in rules]
-    for combination in itertools.product(*listed):
-        chosen = list(zip(path_variants, combination, strict=True))
-        rewritten = (
-            _rewrite(rule, chosen) if changes else (rule,) for rule, changes in zip(rules, affected, strict=True)
-        )
-        yield tuple(itertools.chain(*rewritten))
+    made: dict[tuple[int, int, int], tuple[Rule, ...]] = {}  # by the rule's identity: combinations share most of them
+
+    def rewrite_part(rule: Rule, part: int, choice: int) -> tuple[Rule, ...]:
+        key = (id(rule), part, choice)
+        if key not in made:
+            made[key] = tuple(_rewrite_part(rule, path_variants[part], listed[part][choice]))
+        return made[key]
+
+    for combination in itertools.product(*(range(len(variants)) for variants in listed)):
+        found: list[Rule] = []
+        for rule, changes in zip(rules, affected, strict=True):
+            forms: Sequence[Rule] = (rule,)
+            for part, choice in enumerate(combination if changes else ()):
+                forms = [form for one in forms for form in rewrite_part(one, part, choice)]
+            found += forms
+        yield tuple(found)
 
 
 def independent_groups(rules: Sequence[Rule], path_variants: Sequence[PathVariants]) -> list[list[PathVariants]]:
@@ -113,13 +123,6 @@ def _occur_together(rules: Sequence[Rule], a: PathVariants, b: PathVariants) -> 
 
 def _patterns(rule: Rule) -> dict[str, Pattern]:
     return {**rule.sources, **({"absent_if": rule.absent_if} if rule.absent_if else {})}
-
-
-def _rewrite(rule: Rule, chosen: list[tuple[PathVariants, tuple[VariantPath, ...]]]) -> list[Rule]:
-    rules = [rule]
-    for variants, paths in chosen:
-        rules = [rewritten for one in rules for rewritten in _rewrite_part(one, variants, paths)]
-    return rules
 
 
 def _is_affected(rule: Rule, variants: PathVariants) -> bool:
