@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Run
+from support.parts import parse_part, part_of
 
 GROWTH = 1 << 30  # bytes of memory after which a process lets go of what JAX has compiled
 CACHE = {  # jax/_src/config.py: every program is worth keeping
@@ -25,6 +26,21 @@ CACHE = {  # jax/_src/config.py: every program is worth keeping
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 FOLDER = "JAX_COMPILATION_CACHE_DIR"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", default="1/1", help="run the K-th of N parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the part that was asked for."""
+    try:
+        number, parts = parse_part(config.getoption("--part"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    others = [item for item in items if part_of(item.nodeid, parts) != number]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if part_of(item.nodeid, parts) == number]
 
 
 def pytest_configure(config: pytest.Config) -> None:
