@@ -30,8 +30,9 @@ FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "ge
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
 VIDEOPRISM, TIPS, SCENIC = "videoprism@d481d91", "tips@4db271d", "scenic@4a38d47"
 DIFFUSERS = "diffusers 0.35.2 (Flax)"
+BRAX = "brax 0.14.2"
 HF = "transformers 5.23"
-READERS = {DIFFUSERS: "diffusers 0.42.1"}  # and of all others, HF
+READERS = {DIFFUSERS: "diffusers 0.42.1", BRAX: "examples/brax"}  # and of all others, HF
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,13 @@ def _diffusers(case: str, folder: Path) -> Measured:
         return Measured(error, diffusers_cases.errors(model.double(), case, "out64"), source, folder / "out")
 
 
+def _brax(case: str, folder: Path) -> Measured:
+    from support import brax
+
+    source, out = brax.converted(case, folder)
+    return Measured(*brax.errors(case, out), source, out)
+
+
 def _tunix(case: str, folder: Path) -> Measured:
     import convert
     from support import tunix
@@ -241,6 +249,7 @@ MEASURES: Mapping[str, Measure] = {
     VIDEOPRISM: _videoprism,
     TIPS: _tips,
     SCENIC: _scenic,
+    BRAX: _brax,
 }
 
 
@@ -269,6 +278,8 @@ def families() -> Iterator[tuple[str, str, str]]:
     for case in ("owlvit", "owlv2"):
         yield f"{case} (scenic, with its GELU and epsilon in the heads)", SCENIC, case
     yield "vivit (scenic)", SCENIC, "vivit"
+    for case in ("ppo", "ppo-asymmetric", "sac"):
+        yield f"{case} (brax)", BRAX, case
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:

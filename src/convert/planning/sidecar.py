@@ -60,7 +60,7 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     stated, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
     if below := rules.sidecar.below:
         inner = stated.get(below)
-        stated = inner if isinstance(inner, dict) else {}
+        stated = {**stated, **inner} if isinstance(inner, dict) else {}
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION),

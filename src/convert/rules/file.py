@@ -93,8 +93,8 @@ class SidecarConfig:
         supported: key -> the values that the rules support.
         ignored: key that the source's code does not read -> why.
         adapted: key that the source's code reads in another way than the target's -> why.
-        below: key below which the file holds the facts of code with a configuration of its own; nothing of it is copied. Empty: the file
-            has the target's keys.
+        below: key below which the file holds the facts of code with a configuration of its own, a few beside it; nothing of it is copied.
+            Empty: the file has the target's keys.
         at: ``file:line`` of the declaration.
     """
 

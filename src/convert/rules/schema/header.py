@@ -200,7 +200,7 @@ SIDECAR = Record(
         ),
         "below": Key(
             TEXT,
-            "Key below which the file holds the facts, in the words of the source's code; nothing is copied to the output. Default: the file is a config.json of the target's, whose other keys are copied.",
+            "Key below which the file holds the facts (some may stand beside it), in the words of the source's code; nothing is copied to the output. Default: the file is a config.json of the target's, whose other keys are copied.",
         ),
         "adapted": Key(
             MapOf(TEXT),

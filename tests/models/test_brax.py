@@ -1,0 +1,78 @@
+"""brax's PPO and SAC: what brax computed, and what the module of the example computes from the converted directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import convert
+from convert.core.errors import PlanError
+from convert.rules import library
+from convert.rules.parse import parse_models
+from convert.writing.written import open_written
+from support import brax
+from support.value_mistakes import assert_mistakes_are_named
+from support.weights_level import check_weights
+
+MODELS = {"ppo": "brax-ppo", "ppo-plain": "brax-ppo", "ppo-asymmetric": "brax-ppo-asymmetric", "sac": "brax-sac"}
+
+
+@pytest.mark.parametrize("case", brax.CASES)
+def test_the_module_computes_what_brax_did(case: str, tmp_path: Path) -> None:
+    """Sizes, activation and whether observations are normalised come from the tree and from the file that brax writes beside it."""
+    source, out = brax.converted(case, tmp_path)
+    single, double = brax.errors(case, out)
+    assert single < 1e-6 and double < 1e-14
+    assert convert.plan_conversion("brax", source).rules.model == MODELS[case]
+
+
+def test_what_the_files_beside_the_tree_say_is_used(tmp_path: Path) -> None:
+    """Without them it is asked for; networks that these rules do not describe are refused."""
+    source = Path(shutil.copytree(brax.checkpoint("ppo-asymmetric"), tmp_path / "ckpt"))
+    (file,) = source.glob("*/ppo_network_config.json")
+    said = json.loads(file.read_text())
+    for key, value in (
+        ("distribution_type", "normal"),
+        ("value_obs_key", "state"),
+        ("use_distributional_critic", True),
+    ):
+        changed = said | {"network_factory_kwargs": said["network_factory_kwargs"] | {key: value}}
+        file.write_text(json.dumps(changed))
+        with pytest.raises(PlanError, match=key):
+            convert.plan_conversion("brax", source)
+    file.unlink()
+    with pytest.raises(PlanError, match="activation, normalize_observations, policy_obs_key, value_obs_key"):
+        convert.convert("brax", source, tmp_path / "out")
+    asked = {"activation": "swish", "normalize_observations": True, "policy_obs_key": "state", "value_obs_key": "privileged_state"}  # fmt: skip
+    assert convert.plan_conversion("brax", source, settings=asked).rules.model == "brax-ppo-asymmetric"
+
+
+def test_forth_and_back_gives_the_same_leaves(tmp_path: Path) -> None:
+    source, out = brax.converted("ppo-asymmetric", tmp_path)
+    convert.convert_back("brax-ppo-asymmetric", out, tmp_path / "back.npz", source, form="npz")
+    first = convert.open_source(source)
+    second = convert.open_source(tmp_path / "back.npz")
+    assert all(second.read(name).tobytes() == first.read(name).tobytes() for name in second.leaves)
+
+
+def test_exchanged_statistics_are_named(tmp_path: Path) -> None:
+    old, new = "parameter: policy.normalize.{mean,std}", "parameter: policy.normalize.{std,mean}"
+    text = (library.shipped_rules_dir() / "brax.yaml").read_text()
+    source = brax.checkpoint("ppo-asymmetric")
+    wrong = next(
+        rules for rules in parse_models(text.replace(old, new), "wrong.yaml") if rules.model.endswith("asymmetric")
+    )
+    convert.convert(wrong, source, tmp_path / "out")
+    report = check_weights(convert.plan_conversion("brax", source), open_written(tmp_path / "out"))
+    named = {f.data["diagnosis"] for f in report.findings if f.code == "weights-differ"}
+    assert named == {"of another tensor"}, report.findings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ("ppo-asymmetric", "sac"))
+def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
+    source, out = brax.converted(case, tmp_path)
+    assert assert_mistakes_are_named(out, source) >= 8
