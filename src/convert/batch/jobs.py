@@ -12,7 +12,7 @@ from typing import Any
 from convert.core.errors import ConvertError
 from convert.core.fields import FLAG, INTEGER, TEXT, Choice, Key, ListOf, MapOf, Record, Scalar
 from convert.core.findings import Finding
-from convert.core.yaml_nodes import YamlNode, load_yaml, read_text
+from convert.core.yaml_nodes import YamlNode, load_yaml, parse_scalar, read_text
 from convert.planning.options import ConversionOptions
 from convert.rules.library import is_path
 from convert.stores import StorePath, located
@@ -20,7 +20,21 @@ from convert.verify.report.report import LEVELS
 from convert.writing.shard_size import parse_size
 
 NAME = "{name}"
-SETTING = Scalar((str, int, float, bool), "a value")
+
+
+class _Setting(Scalar):
+    """A value as ``--set`` reads it, or a list of them."""
+
+    def read(self, node: YamlNode) -> Any:
+        if isinstance(node.value, tuple):
+            return [super(_Setting, self).read(item) for item in node.value]
+        return super().read(node)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [super().schema(), {"type": "array", "items": super().schema()}]}
+
+
+SETTING = _Setting((str, int, float, bool), "a value", lambda value: parse_scalar(_scalar(value)))
 _PATHS = ("checkpoint", "out", "skeleton", "rules", "like", "attest", "tokenizer")
 
 
@@ -141,14 +155,14 @@ class Job:
             word for key, option in _WRITING.items() if key in self.values for word in (option, self.values[key])
         ]
         cells = ["--allow-custom-cells"] if self.values.get("allow_custom_cells") else []
-        return ["run", self.model, str(self.checkpoint), str(self.out), *self._shared(), *written, *cells, *extra]
+        return ["run", self.model, _word(self.checkpoint), _word(self.out), *self._shared(), *written, *cells, *extra]
 
     def check_arguments(self) -> list[str]:
         """Return the arguments of the check: a level that is skipped has not passed."""
         levels = ",".join(self.levels)
         reference = ["--reference", self.values["reference"]] if "reference" in self.values else []
         trust = ["--trust", ",".join(self.values["trust"])] if "trust" in self.values else []
-        start = ["check", str(self.out), "--from", str(self.checkpoint), "--model", self.model]
+        start = ["check", _word(self.out), "--from", _word(self.checkpoint), "--model", self.model]
         return [*start, *self._shared(), "--level", levels, "--require", levels, *reference, *trust]
 
     def _shared(self) -> list[str]:
@@ -166,8 +180,15 @@ class Job:
         ]
 
 
+def _word(path: Path) -> str:
+    """Write a path as an argument that is not taken for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
+
+
 def _scalar(value: Any) -> str:
-    """Write a value as the YAML scalar that reads back as it."""
+    """Write a value as ``--set`` reads it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -18,6 +18,7 @@ from convert.core.user_code import REFERENCE_OPTION, find_factory
 from convert.outputs.completed import is_there, require_same
 from convert.planning.plan import Plan
 from convert.stores import StorePath
+from convert.verify.config.judge import require_names
 from convert.writing.destination.permitted import real, refuse_existing, require_text_file
 from convert.writing.destination.store import require_writable
 from convert.writing.execute import prepare
@@ -39,7 +40,13 @@ class Planned:
 
 
 def preflight(
-    jobs: Sequence[Job], mine: Sequence[Job], *, overwrite: bool, resume: bool = False, create: bool = True
+    jobs: Sequence[Job],
+    mine: Sequence[Job],
+    *,
+    overwrite: bool,
+    resume: bool = False,
+    create: bool = True,
+    reports: Sequence[Path] = (),
 ) -> list[Planned]:
     """Plan all jobs of this machine. Reads no arrays and writes no output.
 
@@ -49,11 +56,12 @@ def preflight(
         overwrite: whether existing outputs may be replaced.
         resume: whether outputs of the same conversion are kept, and unfinished ones continued.
         create: whether the directories of the outputs are created.
+        reports: what the batch writes at its end.
 
     Raises:
         ConvertError: with a finding for each problem of each job.
     """
-    findings = [*_clashes(jobs)]
+    findings = [*_clashes(jobs), *_replacing(reports, jobs)]
     planned = []
     for job in mine:
         try:
@@ -88,6 +96,7 @@ def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:
     plan = plan_conversion(job.model, job.checkpoint, options)
     limit = shard_bytes(job.values.get("max_shard_size"), job.out)
     _, layout, extra = prepare(plan, job.out, limit)
+    require_names(job.values.get("trust", ()), plan)
     if "reference" in job.values:
         find_factory(job.values["reference"], REFERENCE_OPTION)
     if job.statement is not None:
@@ -136,6 +145,7 @@ def _is_there(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> bool
 
 def _allocated(out: Path) -> int:
     """Return the bytes on the disk that an unfinished output has already."""
+    out = real(out)
     found = [path for path in out.parent.glob(f".{glob.escape(out.name)}.tmp-*") if not path.name.endswith(".journal")]
     files = [file for path in found for file in (path.iterdir() if path.is_dir() else [path])]
     return sum(file.stat().st_blocks * 512 for file in files)
@@ -173,6 +183,18 @@ def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
             if (writer := writers.get(parent)) is not None and writer is not job:
                 problem = f"would contain the checkpoint {job.checkpoint} of a job"
                 yield Finding("output-within-input", problem, rule=writer.at, path=str(parent), fix="write elsewhere")
+
+
+def _replacing(reports: Sequence[Path], jobs: Sequence[Job]) -> Iterator[Finding]:
+    """Find reports that would replace what the batch reads or writes, or lie in it."""
+    files = (Path(job.at.rpartition(":")[0]) for job in jobs if job.at)
+    taken = {real(path) for job in jobs for path in (job.checkpoint, *job.written)} | set(map(real, files))
+    for report in reports:
+        place = real(report)
+        if not taken.isdisjoint((place, *place.parents)):
+            problem = "the report would replace what the batch reads or writes, or lie in it"
+            yield Finding("output-within-input", problem, path=str(report), fix="give another name")
+        taken.add(place)
 
 
 def _too_small_disks(planned: Sequence[Planned]) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ def check_settings(rules: RuleFile, settings: Mapping[str, Any]) -> None:
                     "the rules have no such setting",
                     rule=rules.path,
                     path=f"--set {key}",
-                    expected=f"one of {', '.join(known)}",
+                    expected=f"one of {', '.join(known)}" if known else "no --set, as the rules have no settings",
                     got=key,
                     fix=near or "leave it out",
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from convert.batch import preflight as module
 from convert.batch.jobs import Job, command, expand, read_jobs, schema, take_shard
 from convert.batch.preflight import preflight
+from convert.cli.options import parse_settings
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.yaml_nodes import load_yaml
@@ -58,6 +60,29 @@ def test_a_file_gives_jobs_with_its_defaults_lines_and_paths(folder: Path) -> No
         f"convert {folder}/small.yaml {folder}/b.npz {folder}/out/b.safetensors --dtype bfloat16 --set x=true --set y=2"
     )
     assert command(b.check_arguments()).endswith("--level weights --require weights")
+
+
+def test_the_command_of_a_job_reads_back_as_its_values(folder: Path) -> None:
+    settings = 'set: {number: "1", ids: [1, 106], words: [a, b], small: 1.0e-6}'
+    _, job = read(folder, JOBS.replace("set: {x: true, y: 2}", settings))
+    words = shlex.split(command(job.convert_arguments()))
+    given = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
+    assert job.options().settings == {"number": 1, "ids": [1, 106], "words": ["a", "b"], "small": 1e-6}
+    assert parse_settings(given) == job.options().settings
+    dashed = Job("m", Path("-a.npz"), Path("-o"), {})
+    assert command(dashed.convert_arguments()) == "convert m ./-a.npz ./-o"
+    assert command(dashed.check_arguments()).startswith("convert check ./-o --from ./-a.npz")
+
+
+@pytest.mark.parametrize("report", ["a.npz", "jobs.yaml", "out/b.safetensors", "out/b.safetensors/r.xml", "r.xml"])
+def test_a_report_replaces_nothing_of_the_batch(folder: Path, report: str) -> None:
+    jobs = read(folder, JOBS.replace("set: {x: true, y: 2}, ", ""))
+    other = folder / "r.xml"
+    with pytest.raises(ConvertError) as caught:
+        preflight(jobs, jobs, overwrite=False, reports=[other, folder / report])
+    (found,) = caught.value.findings
+    assert (found.code, found.path) == ("output-within-input", str(folder / report))
+    assert preflight(jobs, jobs, overwrite=False, reports=[other, folder / "other.html"], create=False)
 
 
 def test_options_of_the_command_line_are_defaults_of_the_file(folder: Path) -> None:
@@ -113,6 +138,7 @@ def test_the_shards_are_all_jobs_once() -> None:
                 "small.yaml/it.json": "output-not-writable",
             }.items()
         ),
+        (JOBS.replace("check: weights", "trust: windw"), "fact-unknown", "jobs.yaml:4"),
         ("jobs: []\n", "batch-invalid", "jobs.yaml"),
         ("- a\n", "rule-wrong-value", "jobs.yaml:1"),
     ],

@@ -83,12 +83,18 @@ def batch(
     if schema:
         output.data_json(jobs_module.schema())
         return
-    for report in filter(None, (junit, html)):
+    reports = [path for path in (junit, html) if path is not None]
+    for report in reports:
         require_text_file(report)
     common = _common(to, dtype, settings, rules_dir, max_shard_size, o.split(check))
     found = _read(what or [], common)
     planned = preflight(
-        found, jobs_module.take_shard(found, shard), overwrite=overwrite, resume=resume, create=not dry_run
+        found,
+        jobs_module.take_shard(found, shard),
+        overwrite=overwrite,
+        resume=resume,
+        create=not dry_run,
+        reports=reports,
     )
     if dry_run:
         for one in planned:
@@ -187,7 +193,7 @@ def _print(made: BatchReport, quiet: bool) -> None:
         output.data(f"failed: {outcome.error}: {outcome.command}", style=output.BAD)
     if quiet:
         return
-    counts = ", ".join(f"{number:,} {status}" for status, number in made.counts.items())
+    counts = ", ".join(f"{number:,} {status}" for status, number in made.counts.items()) or "this shard has no jobs"
     output.data(
         f"{counts}; {output.size(made.nbytes)} in {made.seconds:.1f} s",
         style=output.BAD if made.failures else output.GOOD,
