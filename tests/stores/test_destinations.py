@@ -105,6 +105,7 @@ def test_a_part_is_sent_without_a_copy_in_memory(s3: ObjectStore, bucket: str) -
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < len(part) / 4 and sent.digest() == hashlib.sha256(part).digest()
+    assert len(upload._Body(part).read(1 << 20)) == 1 << 17  # boto3 asks for so much, in each thread
     assert uploads.abort() == []
 
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 PART = 8 << 20  # bytes; S3 takes from 5 MiB, and at most 10,000 parts
 _MOST_PARTS = 9_000
 _THREADS = 4
+_BLOCK = 1 << 17  # bytes; what boto3 sends at once
 _NOT_THERE = "(404"  # in the text of an error: NoSuchUpload or NoSuchKey; that there is no bucket is another text
 
 
@@ -312,11 +313,13 @@ class _Body(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._content)}[whence]
         return self._at
 
-    def readinto(self, buffer: Any, /) -> int:
-        block = self._content[self._at : self._at + len(buffer)]
-        buffer[: len(block)] = block
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most a block: to sum a part up, boto3 asks for 1 MiB in each thread."""
+        if size < 0:
+            return self.readall()
+        block = bytes(self._content[self._at : self._at + min(size, _BLOCK)])
         self._at += len(block)
-        return len(block)
+        return block
 
 
 def write_object(path: StorePath, content: bytes) -> None:
