@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from convert.inference.columns import Columns
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.reordered import terms
 from convert.inference.replay import Replay
+from convert.inference.rows import Rows, of_each_expert
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint, per_size
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
 
 COMPUTE: dict[Arithmetic, Callable[[Array], Array]] = {
@@ -170,8 +173,17 @@ class Source:
         return self.names[k], numbers - self.starts[k]
 
     def same_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
-        """Return the products of the same rows."""
-        return [self.products[k] for k in self._rows.find(rows, tolerance)]
+        """Return the products of the same rows; if there are none, those of these rows and others."""
+        found = [self.products[k] for k in self._rows.find(rows, tolerance)]
+        return found or self._some_rows.find(rows, tolerance)
+
+    def has_rows(self, array: Array, tolerance: float) -> bool:
+        """Whether the source applies a product to each row of an array."""
+        return array.ndim > 0 and bool(self._some_rows.find([array], tolerance))
+
+    @cached_property
+    def _some_rows(self) -> Rows:
+        return Rows([*self.products, *of_each_expert(self.program, self.meetings[Role.PRODUCT])])
 
     def same_data(self, role: Role, data: Array, tolerance: float) -> list[Meeting]:
         """Return the meetings of this role with the same data."""
@@ -283,6 +295,7 @@ class Context:
     def __post_init__(self) -> None:
         first = self.replay.program.first_element
         self._users: dict[Value, list[Operation]] = {}
+        self._made_by = {x: operation for operation in self.replay.program.operations for x in operation.results}
         for operation in self.replay.program.operations:
             for operand in operation.operands:
                 self._users.setdefault(operand, []).append(operation)
@@ -297,6 +310,21 @@ class Context:
         if not cuts or self.source.has(data, self.tolerance):
             return data
         return np.asarray(users[0].again([data])[0])
+
+    def widths(self, value: Value) -> list[int]:
+        """Return the widths of the target's values that stand side by side along the last axis of a value; none if it is one."""
+        size = value.array.shape[-1:]
+        while (made := self._made_by.get(value)) is not None and made.name in VIEWS:
+            value = made.operands[0]
+        last = value.array.ndim - 1
+        if (
+            made is None
+            or made.name != "cat"
+            or value.array.shape[-1:] != size
+            or made.settings.get("dim", 0) not in (-1, last)
+        ):
+            return []
+        return [x.array.shape[-1] for x in made.operands]
 
     def free(self, numbers: Array, target: Array | None = None) -> bool:
         """Whether no element is used yet, but where it is the target's element already, or all may be used again."""

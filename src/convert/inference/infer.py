@@ -66,10 +66,13 @@ def infer(
         ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
         UserCodeError: the inputs are not arrays of numbers by name.
     """
+    from convert.programs.record_torch import few_threads
+
     require_same_inputs(inputs, seed)
     attempts: list[Derivation] = []
     for attempt in range(ATTEMPTS):
-        found, again = _derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1))
+        with few_threads(module):
+            found, again = _derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
         if not again or ties[-1:] == ties[-2:-1]:  # no weights tell columns apart that the inputs make equal

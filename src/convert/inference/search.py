@@ -18,6 +18,7 @@ from convert.inference.derivation import Role
 from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, own, products
 from convert.inference.proposals.gates import Cells
+from convert.inference.proposals.side_by_side import values_of
 from convert.inference.replay import Replay
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value
@@ -409,8 +410,13 @@ class Search:
         array = self.replay.value(operation.data[0])
         if not array.any() or self.source.has(array, self.context.tolerance):
             return True
-        batch = array.ndim == 3 and role_of(operation) is Role.PRODUCT  # one value for each expert
-        return batch and all(self.source.has(rows, self.context.tolerance) for rows in array)
+        if role_of(operation) is not Role.PRODUCT:
+            return False
+        batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
+        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
+            return True
+        parts = [array[..., place] for place in values_of(self.context, operation.data[0])]
+        return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 
     def _pairs(self, operation: Operation, result: Array) -> bool:
         """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""

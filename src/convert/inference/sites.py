@@ -167,7 +167,7 @@ def products(operations: Sequence[Operation], side: int, weight: Array | None = 
     value = operand.array if weight is None else weight
     stack = [value, np.arange(value.size).reshape(value.shape), *operand.elements]
     data = [operation.data[0].array for operation in operations]
-    axes = _axes(operations[0], side)
+    axes = axes_of(operations[0], side)
     if axes is None:
         return
     (x_batch, x_sum), (w_batch, w_sum) = axes
@@ -189,7 +189,7 @@ def products(operations: Sequence[Operation], side: int, weight: Array | None = 
 
 def free_axes(operation: Operation, side: int) -> tuple[list[int], list[int]] | None:
     """Return the axes of the data and of the weight that a product does not sum over; None for a product with batch axes."""
-    axes = _axes(operation, side)
+    axes = axes_of(operation, side)
     if axes is None or axes[1][0]:
         return None
     operands = operation.operands[1 - side], operation.operands[side]
@@ -199,7 +199,7 @@ def free_axes(operation: Operation, side: int) -> tuple[list[int], list[int]] | 
     return data, weight
 
 
-def _axes(operation: Operation, side: int) -> tuple[tuple[Sequence[int], Sequence[int]], ...] | None:
+def axes_of(operation: Operation, side: int) -> tuple[tuple[Sequence[int], Sequence[int]], ...] | None:
     """Return (batch axes, summed axes) of the data and of the weight."""
     name, ranks = operation.name, [operand.array.ndim for operand in operation.operands]
     if name == "dot_general":

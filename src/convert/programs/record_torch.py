@@ -41,7 +41,7 @@ def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array])
         ConvertError: the module has no weights, it does not run, two runs differ, or an output is not a number.
     """
     _require_weights(module)
-    with _nothing_hidden(), _threads(module):
+    with _nothing_hidden(), few_threads(module):
         plain = _arrays(_run(module, run, inputs))
         program = _record(module, run, inputs)
         require_numbers(program)
@@ -102,7 +102,7 @@ def _nothing_hidden() -> Iterator[None]:
 
 
 @contextmanager
-def _threads(module: torch.nn.Module) -> Iterator[None]:
+def few_threads(module: torch.nn.Module) -> Iterator[None]:
     """Compute small modules by one thread: several wait for each other longer than they compute, most of all on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if sum(x.numel() for x in module.parameters()) < SMALL else before)

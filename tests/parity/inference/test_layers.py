@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -94,6 +95,31 @@ def test_a_weight_normalised_kernel(parametrized):
     (rule, _) = rules(found, module)
     assert f"from: {kernel}\n" in rule and f"weight_norm: {scale}\n" in rule
     assert ("parametrization: weight_norm}" in rule) == parametrized
+
+
+def test_a_weight_norm_over_the_taps_of_a_convolution():
+    shapes = {"v": (3, D // 4, D), "g": (3,), "b": (D,), "o": (D, D)}
+
+    def function(w: Any, x: Any) -> Any:
+        kernel = w["v"] / jnp.sqrt((w["v"] ** 2).sum((1, 2), keepdims=True)) * w["g"][:, None, None]
+        layout = ("NWC", "WIO", "NWC")
+        y = jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=layout, feature_group_count=4)
+        return jnp.tanh(y + w["b"]) @ w["o"]
+
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = torch.nn.Conv1d(D, D, 3, padding=1, groups=4)
+            self.c = torch.nn.utils.parametrizations.weight_norm(layer, dim=2)
+            self.o = torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.o(torch.tanh(self.c(x.transpose(1, 2)).transpose(1, 2)))
+
+    module = Positions()
+    norm, weight, *_ = rules(derive(function, module, shapes), module)
+    assert norm.endswith("parameter: {name: c.parametrizations.weight.original0, axes: ..D}")
+    assert weight.endswith("axes: DEC\n  parameter: {name: c.parametrizations.weight.original1, axes: CED}")
 
 
 @pytest.mark.parametrize("text", ["(w - mean) / (std + 1e-5)", "(w - mean) / sqrt(var + 1e-6)"])

@@ -50,7 +50,7 @@ def propose(context: Context, target: Product) -> Iterator[Candidate]:
             for base in (None, *whole):
                 for scale in _scales(context, made @ delta) if base is not None else (1.0,):
                     value = scale * delta + (0 if base is None else base.value)
-                    if _is_value(context, made @ value):
+                    if is_value(context, made @ value):
                         yield _candidate(context, numbers, value, left, right, before * scale, base)
 
 
@@ -93,7 +93,7 @@ def _scales(context: Context, result: Array) -> Iterator[float]:
                 yield float(1 / numbers[0][0] if operation.name == "div" else numbers[0][0])
 
 
-def _is_value(context: Context, array: Array) -> bool:
+def is_value(context: Context, array: Array) -> bool:
     """Whether an array is a value of the source, or what a bias is added to."""
     source = context.source
     return source.has(array, context.tolerance) or bool(source.same_data(Role.SHIFT, array, context.tolerance))

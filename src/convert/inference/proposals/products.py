@@ -17,7 +17,7 @@ import numpy as np
 
 from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import pair
-from convert.inference.proposals import low_rank
+from convert.inference.proposals import low_rank, side_by_side
 from convert.inference.sites import Meeting, Product, products
 from convert.programs.program import Operation
 
@@ -97,6 +97,10 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _in_turns(atoms, out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
+    data = operation.operands[1 - side]
+    yield from side_by_side.propose(
+        context, data, target, lambda rows: _weight(context, operation, side, group).reshape(size, out)[rows]
+    )
     if context.level > 0:
         yield from low_rank.propose(context, target)
 

@@ -12,7 +12,7 @@ from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import ATTENTION, IN_TURNS, LOW_RANK, NORMS, PRESCALED, LayerRule
+from convert.inference.rule_file.layer import ATTENTION, BESIDE, IN_TURNS, LOW_RANK, NORMS, PRESCALED, LayerRule
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
 from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
 from convert.inference.rule_file.patterns import PatternRule
@@ -86,7 +86,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     for key, value in said:
         if "." not in key:
             entry.say(key, _factor(float(value), sizes) if key == PRESCALED else value)
-    extra += [(key, value) for key, value in layer.target_keys if key != IN_TURNS]
+    extra += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE)]
     if turns := dict(layer.target_keys).get(IN_TURNS):
         extra.append(("axes", _head_by_head(equation, turns, main)))
     if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
@@ -283,13 +283,19 @@ def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
     stacked = [axis for _, axis in rule.stacked]
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
-    if layer.kind_name == "parameter" and ordered and kept == layout.shape:
+    beside = int(dict(layer.target_keys).get(BESIDE, "1"))
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1:
         return "", ""
     named = Named(letters)
     for k, axis in enumerate(layout.axes):
         role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
         named.of[axis.of, axis.place] = named.take(role, axis.size)
     stored = leaf_letters(layout, named, stacked)
+    if beside > 1:
+        axes = target_axes(layout, named)
+        if len(axes) != 2:
+            raise NoWordsError("leaves that stand side by side in its columns have more than two axes")
+        return stored, f"{axes[0]}({' + '.join(axes[1] * beside)})"
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
         return stored, ""
     if layer.kind_name in (*NORMS, "embedding"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from convert.inference.rule_file.parametrized import (
     LowRankWords,
     below_each_other,
     in_turns,
+    is_norm_of_rows,
     low_rank_words,
     main_leaf,
+    one_below_another,
+    side_by_side,
     with_parametrizations,
 )
 from convert.layers import KINDS as LAYER_KINDS
@@ -32,6 +35,7 @@ NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Nor
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
 IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head
+BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 CONVOLUTIONS = ("conv", "conv_transpose")
 ROLES = {
@@ -131,6 +135,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             for last in module.tensors
             if (full := join(module.name, last)) in known and known[full].name not in done and not is_own(known[full])
         }
+        if not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
+            module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
             described = _describe(module, group, facts, derivation)
@@ -190,7 +196,7 @@ def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[dict[st
             yield {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
         rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
         yield from ({name: own[name]} for name in own if name not in rest)
-    elif module.kind_name or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}:
+    elif module.kind_name != "parameter" and (module.kind_name or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}):
         kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
         roles = [_role(name, tensor) for name, tensor in kept.items()]
         if len(set(roles)) == len(roles):
@@ -234,6 +240,9 @@ def _describe(
     turns = in_turns(first) if first.parts and words is None and others is None else None
     if turns is not None:
         tensors = {role: below_each_other(tensor, *turns) for role, tensor in tensors.items()}
+    beside = side_by_side(first) if others is None else 0
+    if beside:
+        tensors = {"weight": one_below_another(first, beside)}
     said = {key: value for tensor in tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = _kind(module, tensors, said)
     sources: list[tuple[str, tuple[Source, ...]]] = []
@@ -276,6 +285,8 @@ def _describe(
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
     if turns is not None:
         target_keys = (*target_keys, (IN_TURNS, " ".join(map(str, turns))))
+    if beside:
+        target_keys = (*target_keys, (BESIDE, str(beside)))
     if parametrization:
         target_keys = (*target_keys, ("parametrization", parametrization))
     return LayerRule(

@@ -10,9 +10,11 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModel, TargetModule
 from convert.inference.derivation import Arithmetic, Tensor
+from convert.layers.weight_keys import PARAMETRIZATIONS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PARAMETRIZED = ".parametrizations.weight"
+SCALES = tuple(by_role["weight_norm"] for by_role in PARAMETRIZATIONS.values())
 
 
 def main_leaf(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, tuple[str, ...]] | None:
@@ -110,6 +112,31 @@ def below_each_other(tensor: Tensor, count: int, head: int) -> Tensor:
     place = np.empty_like(moved)
     place[np.arange(len(moved))] = moved
     return replace(tensor, parts=tuple(replace(part, elements=place[part.elements]) for part in tensor.parts))
+
+
+def side_by_side(tensor: Tensor) -> int:
+    """Return how many leaves stand side by side in the columns of a matrix, each as wide; 0 if they do not."""
+    if len(tensor.shape) != 2 or len(tensor.parts) < 2 or tensor.shape[1] % len(tensor.parts):
+        return 0
+    places = np.arange(int(np.prod(tensor.shape))).reshape(tensor.shape)
+    blocks = np.split(places, len(tensor.parts), axis=1)
+    parts = sorted(tensor.parts, key=lambda part: int(part.elements.min()))
+    same = all(np.array_equal(np.sort(p.elements), b.ravel()) for p, b in zip(parts, blocks, strict=True))
+    return len(parts) if same else 0
+
+
+def one_below_another(tensor: Tensor, count: int) -> Tensor:
+    """Return a matrix whose leaves stand side by side with its leaves below each other."""
+    rows, width = tensor.shape[0], tensor.shape[1] // count
+    place = np.arange(int(np.prod(tensor.shape))).reshape(count, rows, width).swapaxes(0, 1).ravel()
+    parts = tuple(replace(part, elements=place[part.elements]) for part in tensor.parts)
+    return replace(tensor, shape=(count * rows, width), parts=parts)
+
+
+def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the scale of a weight norm, if there is one, has a number for each row of the weight, as a rule has it."""
+    scales = [t.shape for name, t in tensors.items() if name in SCALES]
+    return all(size == 1 for shape in scales for size in shape[1:])
 
 
 def with_parametrizations(target: TargetModel) -> list[TargetModule]:

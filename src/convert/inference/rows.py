@@ -1,0 +1,115 @@
+"""Find rows of data among the rows that a product of the source is applied to.
+
+A layer acts on each row by itself. One program takes rows before it, the other takes them behind it, or none: tokens of an expert,
+nodes at the ends of edges, the last position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.inference.columns import Columns, matches
+from convert.inference.sites import Meeting, Product, axes_of
+from convert.programs.fingerprint import column_fingerprints
+from convert.programs.program import Operation, Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MAX_EXPERTS = 64  # a product that sums over so many experts is taken apart
+SAME = 1e-9  # relative: a factor that is the same for all features
+
+
+class Rows:
+    """The rows of products, each known by a few sums, in any order of its columns."""
+
+    def __init__(self, products: Sequence[tuple[Product, Meeting]]) -> None:
+        self._products = products
+        self._rows = [_joined(product.rows) for product, _ in products]
+        self._sums = [_by_row(rows) for rows in self._rows]
+        sizes = [sums.sums[0] for sums in self._sums]
+        keys = np.concatenate([np.zeros(0), *sizes])
+        order = np.argsort(keys, kind="stable")
+        self._keys = keys[order]
+        self._owners = np.repeat(np.arange(len(products)), [len(x) for x in sizes])[order]
+
+    def find(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the products that are applied to each of these rows, with these rows alone, in their order."""
+        wanted = _joined(rows)
+        if not wanted.size:
+            return []
+        first = _by_row(wanted[:1])
+        slack = tolerance * first.scales[0, 0]
+        low, high = np.searchsorted(self._keys, (first.sums[0, 0] - slack, first.sums[0, 0] + slack))
+        owners = np.unique(self._owners[low : high + 1])
+        sums = _by_row(wanted) if len(owners) else first
+        found = []
+        for k in owners:
+            if self._rows[k].shape[1] != wanted.shape[1]:
+                continue
+            one, two = matches(sums, self._sums[k], tolerance)
+            known, at = np.unique(one, return_index=True)
+            if len(known) == len(wanted):
+                product, meeting = self._products[k]
+                found.append((replace(product, rows=(self._rows[k][two[at]],), _columns=[]), meeting))
+        return found
+
+
+def _joined(rows: Sequence[Array]) -> Array:
+    return np.concatenate([np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in rows])
+
+
+def _by_row(rows: Array) -> Columns:
+    return Columns(*column_fingerprints(rows, np.arange(len(rows))[:, None]))
+
+
+def of_each_expert(program: Program, found: Sequence[Meeting]) -> Iterator[tuple[Product, Meeting]]:
+    """Yield the products of which the source computes only the sum, each times a factor of its rows: experts and their gates."""
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    for meeting in found:
+        operation, side = meeting.operation, meeting.side
+        axes = axes_of(operation, side)
+        if operation.name != "dot_general" or len(meeting.operations) > 1 or axes is None:
+            continue
+        (x_batch, x_sum), (w_batch, w_sum) = axes
+        weight, data = operation.operands[side], operation.operands[1 - side]
+        if w_batch or x_batch or len(w_sum) < 2 or not weight.elements or not data.data:
+            continue
+        k = int(np.argmin(w_sum))
+        count = weight.array.shape[w_sum[k]]
+        if not 1 < count <= MAX_EXPERTS:
+            continue
+        x = _without_factor(made_by.get(data), data.array, [axis for j, axis in enumerate(x_sum) if j != k])
+        rest = [axis for axis in range(x.ndim) if axis not in x_sum]
+        free = [axis for axis in range(weight.array.ndim) if axis not in w_sum]
+        places = np.arange(weight.array.size).reshape(weight.array.shape)
+        summed = [axis for j, axis in enumerate(w_sum) if j != k]
+        size = math.prod(weight.array.shape[axis] for axis in summed)
+        stack = [
+            a.transpose(w_sum[k], *summed, *free).reshape(count, size, *[a.shape[axis] for axis in free])
+            for a in (weight.array, places, *weight.elements)
+        ]
+        rows = x.transpose(x_sum[k], *rest, *(axis for j, axis in enumerate(x_sum) if j != k)).reshape(count, -1, size)
+        for expert in range(count):
+            value, at, *numbers = (a[expert] for a in stack)
+            yield Product((rows[expert],), value, tuple(numbers), at), meeting
+
+
+def _without_factor(operation: Operation | None, array: Array, features: Sequence[int]) -> Array:
+    """Return what an operation multiplies by a number for all features of a row; the array itself if it does not."""
+    for operand in operation.data if operation is not None else ():
+        if operand.array.shape != array.shape or operand.array is array:
+            continue
+        with np.errstate(all="ignore"):
+            factor = array / operand.array
+        known = np.isfinite(factor)
+        low, high = (
+            bound(factor, axis=tuple(features), keepdims=True, where=known, initial=start)
+            for bound, start in ((np.min, np.inf), (np.max, -np.inf))
+        )
+        if known.any() and ((high - low) <= SAME * np.maximum(np.abs(low), np.abs(high)))[np.isfinite(low)].all():
+            return operand.array
+    return array

@@ -1,0 +1,116 @@
+"""Rows are taken before a layer in one program, and behind it or not at all in the other: tokens of experts, nodes at the ends of edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from convert.inference.derivation import Grade
+from support.inferred import derive, floats, grades, rules, sources
+
+D, E = 8, 3
+STACKED: dict[str, tuple[int, ...]] = {
+    "router": (D, E),
+    "gate": (E, D, D),
+    "up": (E, D, D),
+    "down": (E, D, D),
+    "out": (D, D),
+}
+
+
+def _experts(w: Any, x: Any) -> Any:
+    """All experts see all tokens, and the gates of those that are not chosen are zero."""
+    top, chosen = jax.lax.top_k(x @ w["router"], 2)
+    gates = (jax.nn.one_hot(chosen, E) * jax.nn.softmax(top)[..., None]).sum(-2)
+    h = jax.nn.silu(jnp.einsum("td,edf->tef", x, w["gate"])) * jnp.einsum("td,edf->tef", x, w["up"])
+    return jnp.tanh(x + jnp.einsum("tef,efd,te->td", h, w["down"], gates)) @ w["out"]
+
+
+class Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = (nn.Linear(D, D, bias=False) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Routed(nn.Module):
+    """Each expert sees its own tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.out = nn.Linear(D, E, bias=False), nn.Linear(D, D, bias=False)
+        self.experts = nn.ModuleList(Expert() for _ in range(E))
+
+    def forward(self, x: Any) -> Any:
+        top, chosen = self.router(x).topk(2, -1)
+        gates, y = top.softmax(-1), torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            row, place = torch.where(chosen == k)
+            y = y.index_add(0, row, expert(x[row]) * gates[row, place, None])
+        return self.out(torch.tanh(x + y))
+
+
+def test_experts_that_see_their_own_tokens() -> None:
+    module = Routed()
+    found = derive(_experts, module, STACKED, floats(24, D))
+    assert grades(found) == {Grade.DERIVED}
+    written = "\n".join(rules(found, module))
+    assert '  from: "{gate,up}"\n  stacked: {i: 0}\n  linear: experts.{i}.{w1,w3}' in written
+    assert "  from: down\n  stacked: {i: 0}\n  linear: experts.{i}.w2" in written
+
+
+NODES = 9
+A, B = np.random.default_rng(0).integers(0, NODES, (2, 20), np.int32)  # the ends of the edges
+GRAPH: dict[str, tuple[int, ...]] = {
+    f"{k}/{name}": (D, D) for k in range(2) for name in ("edge", "sent", "got", "own", "sum")
+}
+GRAPH |= {f"{k}/{name}": (D,) for k in range(2) for name in ("bias", "shift")}
+
+
+def _graph(w: Any, x: Any) -> Any:
+    """The nodes are multiplied before they are gathered, and each value has a matrix of its own."""
+    e = x[A] * x[B]
+    for k in range(2):
+        p = {name: w[f"{k}/{name}"] for name in ("edge", "sent", "got", "own", "sum", "bias", "shift")}
+        m = jnp.tanh((x @ p["sent"])[A] + (x @ p["got"])[B] + e @ p["edge"] + p["bias"])
+        e = e + m
+        x = x + jnp.tanh(x @ p["own"] + jax.ops.segment_sum(m, B, NODES) @ p["sum"] + p["shift"])
+    return x
+
+
+class Graph(nn.Module):
+    """The nodes are gathered first, and values stand side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = nn.ModuleList(nn.Linear(3 * D, D) for _ in range(2))
+        self.node = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        a, b = torch.as_tensor(A), torch.as_tensor(B)
+        e = x[a] * x[b]
+        for edge, node in zip(self.edge, self.node, strict=True):
+            m = torch.tanh(edge(torch.cat([e, x[a], x[b]], -1)))
+            e = e + m
+            x = x + torch.tanh(node(torch.cat([torch.zeros_like(x).index_add(0, b, m), x], -1)))
+        return x
+
+
+def test_a_product_that_is_gathered_and_added_to_others() -> None:
+    module = Graph()
+    found = derive(_graph, module, GRAPH, floats(NODES, D))
+    assert grades(found) == {Grade.DERIVED}
+    assert sources(found)["edge.1.weight"] == ("1/edge", "1/sent", "1/got")
+    assert rules(found, module)[0].split("\n  ") == [
+        '- from: "{i}/{edge,sent,got}"',
+        "axes: CD",
+        'parameter: {name: "edge.{i}.weight", axes: "D(C + C + C)"}',
+    ]
