@@ -21,6 +21,9 @@ from faults.plants import InFacts, InSettings
 SLOW_CASES = (
     "cde-linear",
     "cde-cubic",
+    "cde-paths",
+    "conv-net",
+    "rope-model",
     "recurrentgemma",
     "bert",
     "gpt2",

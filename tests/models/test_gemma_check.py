@@ -45,7 +45,7 @@ def checked(case: str, out: Path) -> Report:
         return check(directory(case, out / "model"), checkpoint(case))
 
 
-@pytest.mark.parametrize("case", slow_but(["gemma2-2b"], ["gemma1-mha", "gemma2-2b", "gemma3-stacked"]))
+@pytest.mark.parametrize("case", slow_but([], ["gemma1-mha", "gemma2-2b", "gemma3-stacked"]))
 def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> None:
     report = checked(case, tmp_path)
     assert [level.verdict for level in report.levels] == [Verdict.PASSED] * 4

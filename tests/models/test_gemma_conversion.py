@@ -18,6 +18,7 @@ from convert.writing.transfer import used_leaves
 from support.gemma_models import BOUND, CASES, directory, error, load, settings
 from support.gemma_trees import SIZES, arrays, published, refuse
 from support.goldens import checkpoint
+from support.marks import slow_but
 from support.memory_source import MemorySource, run
 from support.paths import GOLDEN
 
@@ -114,7 +115,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name} ({fault.case})")
+@pytest.mark.parametrize("fault", slow_but(FAULTS[::3], FAULTS), ids=lambda fault: f"{fault.name} ({fault.case})")
 def test_logits_tell_the_fault(fault: Fault, tmp_path: Path) -> None:
     text = (shipped_rules_dir() / "gemma.yaml").read_text()
     for old, new in fault.edits:
@@ -145,7 +146,7 @@ GEMMA_PYTORCH = {  # google/gemma_pytorch@014acb7 gemma/model.py, lines 172-254,
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(["gemma2-2b", "gemma3"], CASES))
 def test_gemma_pytorch_has_the_same_weights_fused(case: str, tmp_path: Path) -> None:
     """Rows q, k, v of `qkv_proj` as upstream splits them; every other tensor is that of transformers, which has parity."""
     files = {}
@@ -198,7 +199,7 @@ def test_dtypes_and_overflow(tmp_path: Path) -> None:
 # ---- published sizes, from shapes alone
 
 
-@pytest.mark.parametrize("version", SIZES)
+@pytest.mark.parametrize("version", slow_but(list(SIZES)[::4], SIZES))
 def test_published_sizes_need_no_setting_and_match_transformers(version: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -341,6 +341,7 @@ def test_each_device_of_a_mesh_gets_its_part(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(leaf), first.read("stacked_xf/attn/out/kernel/value"))
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, but for the class of published size, which a small one replaces."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

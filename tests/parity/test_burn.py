@@ -22,6 +22,7 @@ from convert.planning.target_formats.burn.tensors import transposed_ops
 from convert.writing.scatter import destination_view
 from support import burn_modules as burn
 from support.cell_trees import HIDDEN, INPUTS, LIVE, flat, given, noise
+from support.marks import slow_but
 from support.memory_source import HEAD, MemorySource, rule_file, run
 
 RNG = np.random.default_rng(7)
@@ -65,7 +66,7 @@ def burn_states(name: str, file: Tree, x: np.ndarray, h: np.ndarray, c: np.ndarr
     return burn.gru(own, x, h, reset_after=".with_reset_after(true)" in call)
 
 
-@pytest.mark.parametrize("name", [name for name in LIVE if name != REFUSED])
+@pytest.mark.parametrize("name", slow_but(list(LIVE)[::3], [name for name in LIVE if name != REFUSED]))
 def test_a_cell_is_burns_module_made_as_the_file_says(name: str) -> None:
     tree, real = LIVE[name][1]()
     x, h, c = given()

@@ -24,6 +24,7 @@ from convert.verify.layers.level import check_layers
 from convert.writing.execute import execute
 from convert.writing.written import open_written
 from support.live_layers import converted, draw, drawn, loaded, names, same
+from support.marks import slow_but
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights
 
@@ -55,7 +56,7 @@ def heads(word: str, said: str, target: str = "m") -> str:
         ((0, 2), (4, 3), f"{{scale: {SCALE}, axes: DH}}"),
     ],
 )
-@pytest.mark.parametrize("library", ["linen", "nnx"])
+@pytest.mark.parametrize("library", slow_but(["nnx"], ["linen", "nnx"]))
 def test_flax_weight_norm_of_heads(library: str, axes: Any, shape: tuple[int, ...], said: str) -> None:
     """flax takes the norm over all axes but the last one, not over those of the input: a scale for each place within a head."""
     x = draw(2, 4)

@@ -53,6 +53,7 @@ def model(report: Report) -> LevelReport:
     return next(level for level in report.levels if level.level == "model")
 
 
+@pytest.mark.slow
 def test_the_right_reference_passes(converted: Path) -> None:
     report = checked(converted, require=("model",))
     assert report.exit_code == 0

@@ -62,12 +62,16 @@ def live(library: str, what: str) -> Live:
 
 
 def rows() -> list[Any]:
-    found = []
+    """All layers; every third runs by default."""
+    found: list[Any] = []
     for library in LIBRARIES:
         module = importlib.import_module(f"support.layer_table.{library}")
         for what, case in module.CASES.items():
             for name in ("", "up") if hasattr(module, "renamed") and not case.named else ("",):
-                found.append(pytest.param(library, what, name, id=f"{library} {what}{' as ' * bool(name)}{name}"))
+                marks = [pytest.mark.slow] if len(found) % 3 else []
+                found.append(
+                    pytest.param(library, what, name, id=f"{library} {what}{' as ' * bool(name)}{name}", marks=marks)
+                )
     return found
 
 

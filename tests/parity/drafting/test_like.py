@@ -315,7 +315,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["haiku MLP", "equinox MLP"], OWN))
+@pytest.mark.parametrize("name", slow_but(["equinox MLP"], OWN))
 def test_a_module_with_other_names_needs_no_edit(
     name: str, tmp_path: Path, convert: Run, target: Callable[[Callable[[], nn.Module]], str]
 ) -> None:

@@ -12,7 +12,7 @@ from support.planted import Pair, attention, lines_of, others, small, translator
 from support.planted.words import WORDS
 
 PAIRS = attention.PAIRS | others.PAIRS | small.PAIRS | translator.PAIRS
-QUICK = (("bag", "no places"), ("bag", "no softmax"), ("features", "cos"))
+QUICK = (("bag", "no places"), ("features", "cos"))
 CASES = [
     pytest.param(base, fault, marks=() if (base, fault) in QUICK else pytest.mark.slow)
     for base, pair in PAIRS.items()

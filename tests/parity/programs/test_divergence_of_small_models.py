@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, hardswish, leaky_relu, pad, relu, silu, softplus
 
+from support.marks import slow_but
 from support.small_faults import Arrays, Fault, check
 
 
@@ -356,6 +357,6 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(list(FAULTS)[::3], FAULTS))
 def test_a_mistake_is_named(name: str) -> None:
     check(FAULTS[name])

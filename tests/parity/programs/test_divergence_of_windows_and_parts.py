@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 from torch.nn.functional import conv1d, gelu, leaky_relu, mish, pad, softplus
 
+from support.marks import slow_but
 from support.small_faults import Arrays, Fault, check, said
 
 
@@ -267,7 +268,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(list(FAULTS)[::3], FAULTS))
 def test_a_mistake_is_named(name: str) -> None:
     check(FAULTS[name])
 

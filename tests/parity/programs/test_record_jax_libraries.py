@@ -23,6 +23,7 @@ from jax.experimental import pallas
 
 from convert.programs.program import Program
 from convert.programs.record_jax import record_jax
+from support.marks import slow_but
 
 WIDTH, LAYERS = 4, 3
 X = {"x": np.random.default_rng(0).normal(size=(2, 5, WIDTH)).astype(np.float32)}
@@ -234,7 +235,7 @@ def test_a_model_of_each_library_is_recorded(name: str) -> None:
     np.testing.assert_allclose(made.array, np.asarray(native), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but(list(MODELS)[::4], MODELS))
 def test_every_operation_runs_again(name: str) -> None:
     _, program = recorded(name)
     for operation in program.operations:

@@ -30,6 +30,7 @@ from convert.verify.weights.level import WeightsPass
 from convert.writing.execute import execute
 from convert.writing.written import open_written
 from support.goldens import checkpoint
+from support.marks import slow_but
 from support.memory_source import MemorySource, rule_file
 from support.weights_level import check_weights
 
@@ -116,7 +117,7 @@ def test_correct_conversions_pass(case: str, options: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16, np.float64])
-@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", slow_but([None], [None, "bfloat16", "float16"]))
 def test_every_dtype_passes(stored: Any, dtype: str | None, tmp_path: Path) -> None:
     level = checked(small(stored, dtype=dtype), tmp_path / "out.safetensors")
     assert level.verdict is Verdict.PASSED, level.findings
@@ -243,7 +244,7 @@ TAMPERED: dict[str, tuple[str, Change, str]] = {  # tensor, change, and the code
 }
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("dtype", slow_but([None], [None, "bfloat16"]))
 @pytest.mark.parametrize("case", TAMPERED)
 def test_a_tampered_plan_is_caught(case: str, dtype: str | None, tmp_path: Path) -> None:
     name, change, wanted = TAMPERED[case]
@@ -312,7 +313,7 @@ def test_a_norm_over_two_axes(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "equation", ["zd,dnh->znh", "d,dnh->nh", "znh,nhd->zd", "bdz,dc->bcz", "bd,dd->b", "bhd,hdc->bhc"]
 )
-@pytest.mark.parametrize("values", [1, 30, 10**6])
+@pytest.mark.parametrize("values", slow_but([30], [1, 30, 10**6]))
 def test_a_product_in_blocks_is_the_product(equation: str, values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from convert.numerics.lift_jax import lift
 from convert.numerics.lift_torch import lifted
+from support.marks import slow_but
 
 X = np.random.default_rng(0).normal(0, 2, (3, 4))
 F = nn.functional
@@ -154,7 +155,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(list(CASES)[::3], CASES))
 def test_jax_computes_in_float64(name: str, staged: bool) -> None:
     function, want = CASES[name]
     run = lift(function, staged=staged)

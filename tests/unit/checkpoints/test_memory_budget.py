@@ -29,6 +29,7 @@ from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, Standa
 from convert.planning.planner import make_plan
 from convert.writing.execute import execute
 from convert.writing.transfer import used_leaves
+from support.marks import slow_but
 from support.memory_source import MemorySource, rule_file, run
 from support.weight_matrix import back, matrix
 
@@ -157,7 +158,7 @@ def plain() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("most", [1, 6 << 20, 12 << 20])
-@pytest.mark.parametrize("rows", [97, 700, 4000])
+@pytest.mark.parametrize("rows", slow_but([700], [97, 700, 4000]))
 def test_a_small_budget_does_not_stop_seven_threads(
     rows: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

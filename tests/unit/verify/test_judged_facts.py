@@ -20,6 +20,7 @@ from convert.verify.config.judge import contradictions, equal, judge, require_ve
 from convert.verify.report.facts import JudgedFact, Status, listed
 from support import gemma_trees
 from support.goldens import checkpoint
+from support.marks import slow_but
 
 SETTINGS: dict[str, Any] = {"vocab_size": 250, "sliding_window": 8, "query_pre_attn_scalar": 5}
 
@@ -42,7 +43,7 @@ def named(facts: tuple[JudgedFact, ...], name: str) -> JudgedFact:
 # ---- what was published
 
 
-@pytest.mark.parametrize("version", sorted(gemma_trees.SIZES))
+@pytest.mark.parametrize("version", slow_but(sorted(gemma_trees.SIZES)[::4], sorted(gemma_trees.SIZES)))
 def test_every_fact_of_a_published_gemma_is_verified(version: str) -> None:
     plan = convert.plan_conversion("gemma", gemma_trees.published(version))
     facts = judge(plan, {})

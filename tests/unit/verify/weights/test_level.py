@@ -469,6 +469,7 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_few_leaves(tmp_path: Path, traced: None) -> None:
     """300 MB in ten leaves, each of them transposed: the leaf, the comparison, and two that are read ahead."""
     rules = rule_file('- einsum: "...I,IO->...O"\n  from: w_{i}\n  linear: l.{i}', HEAD)
