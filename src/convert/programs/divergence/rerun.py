@@ -20,11 +20,12 @@ class Change:
 
     Attributes:
         values: value -> its array, wherever it is used.
-        operands: (number of an operation, of its operand) -> the array that it is given there alone.
+        operands: (number of an operation, of its operand) -> what it is given there alone: an array, or an earlier value as it is
+            when the operation runs.
     """
 
     values: Mapping[Value, Array] = field(default_factory=dict)
-    operands: Mapping[tuple[int, int], Array] = field(default_factory=dict)
+    operands: Mapping[tuple[int, int], Array | Value] = field(default_factory=dict)
 
 
 class Rerun:
@@ -39,7 +40,7 @@ class Rerun:
         self.program = program
         self.changed: dict[Value, Array] = dict(like.changed) if like else {}
         self.put_in: set[Value] = set(like.put_in) if like else set()
-        self._given: dict[tuple[int, int], Array] = dict(like._given) if like else {}
+        self._given: dict[tuple[int, int], Array | Value] = dict(like._given) if like else {}
 
     def array(self, value: Value) -> Array:
         """Return what a value is now."""
@@ -54,16 +55,20 @@ class Rerun:
         self.changed |= change.values
         self.put_in |= set(change.values)
         self._given |= change.operands
-        moved, given = set(change.values), {index for index, _ in change.operands}
+        moved = set(change.values)
+        given = {at for (at, k), x in self._given.items() if (at, k) in change.operands or isinstance(x, Value)}
         for index, operation in enumerate(self.program.operations):
             if index not in given and not any(operand in moved for operand in operation.operands):
                 continue
             if all(result in self.put_in for result in operation.results):
                 continue
+            taken = [self._given.get((index, k), operand) for k, operand in enumerate(operation.operands)]
             operands = [
-                self._given.get((index, k), self.array(operand)) for k, operand in enumerate(operation.operands)
+                np.require(
+                    self.array(x) if isinstance(x, Value) else x, requirements=["C", "W"]
+                )  # torch takes no others
+                for x in taken
             ]
-            operands = [np.require(operand, requirements=["C", "W"]) for operand in operands]  # torch takes no others
             try:
                 results: Sequence[Array] = operation.again(operands)
             except FAILS as error:

@@ -16,6 +16,7 @@ from convert.programs.rewrites.rewrite import Goal, Rewrite, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_GIVEN, STALE = "state not given on", "stale state across steps"
+MOST_OPERATIONS = 30_000  # that run again for the states of loops: seconds
 MOST_RUNS = 128
 MOST_STATES = 12  # values that may be the state, and zeros in whose place it may belong
 
@@ -35,17 +36,18 @@ def _to_the_next_step(target: Program, goal: Goal) -> Rewrite | None:
     for index, one in enumerate(program.operations):
         lines.setdefault((one.name, one.where, one.module, len(one.operands)), []).append(index)
     loops = {key: at for key, at in lines.items() if len(at) > 1}
-    runs = 0
+    runs = 0  # operations that ran again
     for uses in _uses_of_one_state(program, list(loops.values())):
         shape, steps = program.operations[uses[0][0][0]].operands[uses[0][1]].array.shape, len(uses[0][0])
         for at in loops.values():
             for results in _each_step(at, steps):
                 made = [program.operations[k].results[0] for k in results]
                 follows = all(made_at < use[k + 1] for use, _ in uses for k, made_at in enumerate(results[:-1]))
-                if runs >= MOST_RUNS or made[0].array.shape != shape or not made[0].data or not follows:
+                if runs >= MOST_OPERATIONS or made[0].array.shape != shape or not made[0].data or not follows:
                     continue
-                runs += 1
-                if (error := _run_steps(program, uses, made, goal)) <= goal.enough:
+                error, count = _run_steps(program, uses, made, goal)
+                runs += count
+                if error <= goal.enough:
                     use, giving = program.operations[uses[0][0][1]], program.operations[results[0]]
                     problem = (
                         f"every step begins from the same state ({line(use)}); the outputs are equal when a step begins from what the "
@@ -82,16 +84,18 @@ def _each_step(at: Sequence[int], steps: int) -> Iterator[list[int]]:
         yield from (list(at[k::often]) for k in range(often))
 
 
-def _run_steps(program: Program, uses: Sequence[tuple[list[int], int]], made: Sequence[Value], goal: Goal) -> float:
+def _run_steps(
+    program: Program, uses: Sequence[tuple[list[int], int]], made: Sequence[Value], goal: Goal
+) -> tuple[float, int]:
+    """Return the error of the output, and how many operations ran again."""
     rerun = Rerun(program)
     again = _repeated([program.operations[k].operands[uses[0][1]] for k in uses[0][0]])
+    change = Change(operands={(at[step], place): made[step - 1] for step in again for at, place in uses})
     try:
-        for step in again:
-            state = rerun.array(made[step - 1])
-            list(rerun.put(Change(operands={(at[step], place): state for at, place in uses})))
+        count = len(list(rerun.put(change)))
     except ValueError:
-        return float("inf")
-    return goal.error(rerun.array(program.outputs[goal.output]))
+        return float("inf"), 0
+    return goal.error(rerun.array(program.outputs[goal.output])), count
 
 
 # ---- a layer, or a second call, begins with zeros
