@@ -11,6 +11,7 @@ import numpy as np
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+TAKEN_BY_TORCH = ("C", "W")  # torch takes no arrays of another order, or that it may not write
 FAILS = (ValueError, RuntimeError, TypeError, IndexError, ZeroDivisionError, FloatingPointError)
 
 
@@ -20,12 +21,13 @@ class Change:
 
     Attributes:
         values: value -> its array, wherever it is used.
-        operands: (number of an operation, of its operand) -> what it is given there alone: an array, or an earlier value as it is
-            when the operation runs.
+        operands: (number of an operation, of its operand) -> the array that it is given there alone.
+        earlier: (number of an operation, of its operand) -> the earlier value that it is given there, as it is when the operation runs.
     """
 
     values: Mapping[Value, Array] = field(default_factory=dict)
-    operands: Mapping[tuple[int, int], Array | Value] = field(default_factory=dict)
+    operands: Mapping[tuple[int, int], Array] = field(default_factory=dict)
+    earlier: Mapping[tuple[int, int], Value] = field(default_factory=dict)
 
 
 class Rerun:
@@ -54,7 +56,7 @@ class Rerun:
         """
         self.changed |= change.values
         self.put_in |= set(change.values)
-        self._given |= change.operands
+        self._given |= {**change.operands, **change.earlier}
         moved = set(change.values)
         given = {at for (at, k), x in self._given.items() if (at, k) in change.operands or isinstance(x, Value)}
         for index, operation in enumerate(self.program.operations):
@@ -64,10 +66,7 @@ class Rerun:
                 continue
             taken = [self._given.get((index, k), operand) for k, operand in enumerate(operation.operands)]
             operands = [
-                np.require(
-                    self.array(x) if isinstance(x, Value) else x, requirements=["C", "W"]
-                )  # torch takes no others
-                for x in taken
+                np.require(self.array(x) if isinstance(x, Value) else x, requirements=TAKEN_BY_TORCH) for x in taken
             ]
             try:
                 results: Sequence[Array] = operation.again(operands)
@@ -84,7 +83,7 @@ def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Arra
     """Run a few operations of a record on other values; return what the last one gives, or None if one does not take them."""
     found = dict(given)
     for operation in operations:
-        operands = [np.require(found.get(v, v.array), requirements=["C", "W"]) for v in operation.operands]
+        operands = [np.require(found.get(v, v.array), requirements=TAKEN_BY_TORCH) for v in operation.operands]
         try:
             found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
         except FAILS:

@@ -90,7 +90,7 @@ def _run_steps(
     """Return the error of the output, and how many operations ran again."""
     rerun = Rerun(program)
     again = _repeated([program.operations[k].operands[uses[0][1]] for k in uses[0][0]])
-    change = Change(operands={(at[step], place): made[step - 1] for step in again for at, place in uses})
+    change = Change(earlier={(at[step], place): made[step - 1] for step in again for at, place in uses})
     try:
         count = len(list(rerun.put(change)))
     except ValueError:
