@@ -11,7 +11,6 @@ import numpy as np
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TAKEN_BY_TORCH = ("C", "W")  # torch takes no arrays of another order, or that it may not write
 FAILS = (ValueError, RuntimeError, TypeError, IndexError, ZeroDivisionError, FloatingPointError)
 
 
@@ -65,9 +64,7 @@ class Rerun:
             if all(result in self.put_in for result in operation.results):
                 continue
             taken = [self._given.get((index, k), operand) for k, operand in enumerate(operation.operands)]
-            operands = [
-                np.require(self.array(x) if isinstance(x, Value) else x, requirements=TAKEN_BY_TORCH) for x in taken
-            ]
+            operands = [_for_torch(self.array(x) if isinstance(x, Value) else x) for x in taken]
             try:
                 results: Sequence[Array] = operation.again(operands)
             except FAILS as error:
@@ -79,11 +76,16 @@ class Rerun:
             yield index, operation
 
 
+def _for_torch(array: Array) -> Array:
+    """Torch takes no arrays of another order, or that it may not write."""
+    return np.require(array, requirements=["C", "W"])
+
+
 def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Array | None:
     """Run a few operations of a record on other values; return what the last one gives, or None if one does not take them."""
     found = dict(given)
     for operation in operations:
-        operands = [np.require(found.get(v, v.array), requirements=TAKEN_BY_TORCH) for v in operation.operands]
+        operands = [_for_torch(found.get(v, v.array)) for v in operation.operands]
         try:
             found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
         except FAILS:
