@@ -181,6 +181,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
     out, _ = run("rules", "list")
     known = [
         *(f"bert_{head}" for head in ("masked_lm", "pretraining", "model", "classification", "tokens", "answers")),
+        *("brax-ppo", "brax-ppo-asymmetric", "brax-sac"),
         *("dinov2_classifier", "dinov2_model"),
         *("flax_diffusers", "flax_transformers"),
         "gemma1",
@@ -190,6 +191,7 @@ def test_rules_list_show_validate_schema(run: Run, tmp_path: Path) -> None:
         "paligemma1",
         "paligemma2",
         *("gemma3n", "gemma4", "gemma4_e", "gemma4_moe"),
+        *("gemma4_vision", "gemma4_moe_vision", "gemma4_e_towers"),
         "gpt2_lm",
         "gpt2_lm_untied",
         "gpt2_model",

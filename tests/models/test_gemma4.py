@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from safetensors.numpy import load_file
 import convert
 from convert.reversing.source import ReversedSource
 from support import gemma_drawn
-from support.gemma_drawn import ALL, CASES, converted, errors, settings
+from support.gemma_drawn import ALL, CASES, SIZES, converted, errors, published, settings
 from support.goldens import SpecsOnly, relative_error
 from support.memory_source import MemorySource
 from support.rule_mistakes import report_of_mistake
@@ -78,42 +77,6 @@ def test_the_layout_of_the_releases(tmp_path: Path) -> None:
     convert.convert("gemma", MemorySource(flat), tmp_path / "flat", settings=settings("gemma4-e2b"))
     first, second = (load_file(folder / "model.safetensors") for folder in (out, tmp_path / "flat"))
     assert first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
-
-
-SIZES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {  # gm/nn/gemma4/_gemma4.py
-    "4-e2b": ("gemma4-e2b", {"layers": 35, "period": 5, "D": 1536, "N": 8, "K": 1, "F": 6144, "P": 256, "shared": 20, "wide": 2}, {"num_kv_shared_layers": 20}),
-    "4-e4b": ("gemma4-e4b", {"layers": 42, "period": 6, "D": 2560, "N": 8, "K": 2, "F": 10240, "P": 256, "shared": 18, "wide": 1}, {"num_kv_shared_layers": 18}),
-    "4-31b": ("gemma4-31b", {"layers": 60, "period": 6, "D": 5376, "N": 32, "K": 16, "L": 4, "F": 21504}, {"num_global_key_value_heads": 4}),
-    "4-26b-a4b": ("gemma4-26b-a4b", {"layers": 30, "period": 6, "D": 2816, "N": 16, "K": 8, "L": 2, "F": 2112, "E": 128, "X": 704}, {"top_k_experts": 8, "num_experts": 128}),
-}  # fmt: skip
-
-
-def published(version: str) -> SpecsOnly:
-    """The tree of a published model: the golden's names, the shapes of the release."""
-    case, size, _ = SIZES[version]
-    D, N, K, F, P, L, E, X, layers = (size.get(x, 0) for x in ("D", "N", "K", "F", "P", "L", "E", "X", "layers"))
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedder/input_embedding": (262144, D),
-        "embedder/per_layer_embeddings": (262144, layers, P),
-        "embedder/per_layer_model_projection/w": (D, layers, P),
-        "embedder/per_layer_projection_norm/scale": (P,),
-        "final_norm/scale": (D,),
-    }
-    names = ALL.leaves(case)
-    found = {name: shape for name, shape in shapes.items() if name in names}
-    for i in range(layers):
-        wide = i % size["period"] == size["period"] - 1
-        H, f = 512 if wide else 256, F * (size.get("wide", 1) if i >= layers - size.get("shared", 0) else 1)
-        shapes = {
-            "attn/q_einsum/w": (N, D, H), "attn/attn_vec_einsum/w": (N, H, D), "attn/kv_einsum/w": (2, K, D, H), "attn/k_einsum/w": (L, D, H),
-            "attn/query_norm/scale": (H,), "attn/key_norm/scale": (H,), "skip_scale": (1,), "mlp/gating_einsum": (2, f, D), "mlp/linear": (f, D),
-            "mlp2/gating_einsum": (2, f, D), "mlp2/linear": (f, D), "mlp/router_logits/w": (D, E), "mlp/gating_einsum/w": (E, 2, X, D),
-            "mlp/linear/w": (E, X, D), "mlp/per_expert_scale": (E,), "per_layer_input_gate/w": (D, P), "per_layer_projection/w": (P, D),
-        }  # fmt: skip
-        of = f"layer_{int(wide)}/"  # of the golden: local and global layers in turns
-        rests = [name.removeprefix(of) for name in names if name.startswith(of)]
-        found |= {f"layer_{i}/{rest}": shapes.get(rest, (D,)) for rest in rests}
-    return SpecsOnly({name: (shape, "bfloat16") for name, shape in found.items()})
 
 
 @pytest.mark.parametrize("version", SIZES)

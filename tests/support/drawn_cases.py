@@ -20,6 +20,8 @@ def drawn(name: str, shape: tuple[int, ...]) -> Array:
     last = name.rpartition("/")[2]
     if last == "var":
         return np.asarray(0.5 + np.abs(noise) % 1).astype(np.float32)
+    if last.startswith("clip_"):  # bounds on both sides of zero, which a part of the values exceeds
+        return np.asarray((-1.0 if last.endswith("min") else 1.0) * (0.5 + np.abs(noise))).astype(np.float32)
     near_one = last in ("scale", "weight", "weight_g", "logit_scale")
     return np.asarray(near_one + (0.1 if near_one else 0.3) * noise).astype(np.float32)
 

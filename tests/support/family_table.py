@@ -33,6 +33,7 @@ DIFFUSERS = "diffusers 0.35.2 (Flax)"
 BRAX = "brax 0.14.2"
 HF = "transformers 5.23"
 READERS = {DIFFUSERS: "diffusers 0.42.1", BRAX: "examples/brax"}  # and of all others, HF
+TOWERS = " with towers"
 
 
 @dataclass(frozen=True)
@@ -199,11 +200,12 @@ def _gemma(case: str, folder: Path) -> Measured:
 
 
 def _gemma_4(case: str, folder: Path) -> Measured:
-    from support import gemma_drawn, gemma_models, t5gemma
+    from support import gemma_drawn, gemma_models, gemma_towers, t5gemma
 
     if case in gemma_models.INTEGERS:
         return _gemma(case, folder)
-    cases = t5gemma if case in t5gemma.CASES else gemma_drawn
+    case, towers, _ = case.partition(TOWERS)
+    cases = gemma_towers if towers else t5gemma if case in t5gemma.CASES else gemma_drawn
     source, out = cases.converted(case, folder)
     return Measured(*cases.errors(case, out), source, out)
 
@@ -255,7 +257,7 @@ MEASURES: Mapping[str, Measure] = {
 
 def families() -> Iterator[tuple[str, str, str]]:
     """Yield the name of each row, its writer, and the case that is measured."""
-    from support import flax_table, gemma_drawn, gemma_models, keras_hub, maxtext, t5gemma, t5x_cases
+    from support import flax_table, gemma_drawn, gemma_models, gemma_towers, keras_hub, maxtext, t5gemma, t5x_cases
 
     for case in maxtext.CASES:
         if maxtext.family(case) == case:
@@ -284,6 +286,8 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
+    for case in gemma_towers.CASES:
+        yield f"{case}{TOWERS} (gemma, with its masks, windows and norms)", GEMMA_4, f"{case}{TOWERS}"
     for case in (*gemma_models.INTEGERS, *t5gemma.CASES):
         yield f"{case} (gemma)", GEMMA_4, case
     for case in ("unet", "unet.linear", "vae", "controlnet"):

@@ -20,9 +20,12 @@ KEYS = {
     "attention_pattern": ("layer_types",),
     "pad_value": ("pad_val",),
     "context_length": ("max_position_embeddings", "context_length"),
-    "boi_token": ("boi_token_index",),
-    "eoi_token": ("eoi_token_index",),
-    "image_token": ("image_token_index",),
+    "boi_token": ("boi_token_index", "boi_token_id"),
+    "eoi_token": ("eoi_token_index", "eoi_token_id"),
+    "image_token": ("image_token_index", "image_token_id"),
+    "boa_token": ("boa_token_id",),
+    "eoa_token": ("eoa_token_index",),
+    "audio_token": ("audio_token_id",),
 }
 BASE = {"i": 26, "D": 2304, "N": 8, "K": 4, "H": 256, "F": 9216}
 
@@ -44,6 +47,7 @@ def value_of(config: Any, name: str) -> Any:
         ("gemma2", "Gemma2Config", BASE, {"rope_theta", "attn_logit_softcapping", "final_logit_softcapping", "attention_pattern", "sliding_window", "query_pre_attn_scalar", "context_length"}),
         ("gemma3", "Gemma3TextConfig", {}, {"rope_theta_local", "rope_theta_global", "attention_pattern", "epsilon"}),
         ("gemma3_vision", "Gemma3Config", {}, {"boi_token", "eoi_token", "image_token"}),
+        ("gemma4_e_towers", "Gemma4Config", {}, {"boi_token", "eoi_token", "image_token", "boa_token", "eoa_token", "audio_token"}),
         ("timesfm-1", "TimesFmConfig", {}, {"quantiles", "pad_value", "tolerance", "min_timescale", "max_timescale", "epsilon"}),
         ("timesfm-2.5", "TimesFm2_5Config", {}, {"quantiles", "decode_index", "context_length", "rope_theta", "epsilon"}),
         ("recurrentgemma", "RecurrentGemmaConfig", {"i": 26, "D": 2560, "N": 10, "R": 2560, "F": 7680}, {"logits_soft_cap", "rope_theta", "rotated"}),

@@ -14,6 +14,7 @@ PROCESSORS = {
     "clip": "CLIPProcessor",
     "dinov2": "BitImageProcessor",
     "gemma3": "Gemma3Processor",
+    "gemma4": "Gemma4Processor",
     "owlv2": "Owlv2Processor",
     "owlvit": "OwlViTProcessor",
     "paligemma": "PaliGemmaProcessor",

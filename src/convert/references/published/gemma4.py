@@ -37,6 +37,24 @@ _SIZES = tuple(
     )
 )
 _ROUTER = Published({"router_input": "residual"}, "transformers Gemma4TextDecoderLayer; vLLM; llama.cpp")
+_TRANSFORMERS = "transformers 5.23 modeling_gemma4.py"
+_IMAGES = (
+    Published(
+        {"boi_token": 255_999, "eoi_token": 258_882, "image_token": 258_880},
+        "gemma 4.0.1 gm/text/_tokenizer.py; transformers Gemma4Config",
+    ),
+    Published({"padded_patches": "hidden"}, f"{_TRANSFORMERS}, Gemma4VisionModel"),
+)
+_SOUND = (
+    Published(
+        {"boa_token": 256_000, "eoa_token": 258_883, "audio_token": 258_881},
+        "gemma 4.0.1 gm/text/_tokenizer.py; transformers Gemma4Config",
+    ),
+    Published(
+        {"audio_norm": "before", "audio_context": 12, "padded_frames": "cleared"},
+        f"{_TRANSFORMERS}, Gemma4MultimodalEmbedder, Gemma4AudioModel, Gemma4AudioSubSampleConvProjectionLayer",
+    ),
+)
 
 _3N = "gemma 4.0.1 gm/nn/gemma3n"
 _EVERY_3N = (
@@ -73,4 +91,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "gemma3n": (*_EVERY_3N, *_SIZES_3N),
     **dict.fromkeys(("gemma4", "gemma4_e"), (*_EVERY, *_SIZES)),
     "gemma4_moe": (*_EVERY, *_SIZES, _ROUTER),
+    "gemma4_vision": (*_EVERY, *_SIZES, *_IMAGES),
+    "gemma4_moe_vision": (*_EVERY, *_SIZES, _ROUTER, *_IMAGES),
+    "gemma4_e_towers": (*_EVERY, *_SIZES, *_IMAGES, *_SOUND),
 }
