@@ -17,6 +17,7 @@ from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory
 from convert.outputs.completed import is_there, require_same
 from convert.planning.plan import Plan
+from convert.rules import library
 from convert.stores import StorePath
 from convert.verify.config.judge import require_names
 from convert.writing.destination.permitted import real, refuse_existing, require_text_file
@@ -187,8 +188,9 @@ def _clashes(jobs: Sequence[Job]) -> Iterator[Finding]:
 
 def _replacing(reports: Sequence[Path], jobs: Sequence[Job]) -> Iterator[Finding]:
     """Find reports that would replace what the batch reads or writes, or lie in it."""
-    files = (Path(job.at.rpartition(":")[0]) for job in jobs if job.at)
-    taken = {real(path) for job in jobs for path in (job.checkpoint, *job.written)} | set(map(real, files))
+    taken = {real(path) for job in jobs for path in (job.checkpoint, *job.written)}
+    taken |= {real(Path(job.model)) for job in jobs if library.is_path(job.model)}
+    taken |= {real(Path(job.at.rpartition(":")[0])) for job in jobs if job.at}
     for report in reports:
         place = real(report)
         if not taken.isdisjoint((place, *place.parents)):

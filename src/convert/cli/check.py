@@ -103,10 +103,12 @@ def check(
     from convert.cli.back import refuse_check
     from convert.cli.check_text import lines
     from convert.planning.options import ConversionOptions
+    from convert.rules import library
     from convert.verify.report.report import LEVELS
     from convert.verify.run import check as run
 
-    _refuse_report_paths((out, recorded), source, (junit, html, sarif))
+    rules = Path(model) if model and library.is_path(model) else None
+    _refuse_report_paths((out, recorded, rules), source, (junit, html, sarif))
 
     def abort(error: BaseException) -> Report:
         """Replace the reports of an earlier check, which must not stay."""

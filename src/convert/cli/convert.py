@@ -180,7 +180,7 @@ def convert(
         from convert.outputs.attestation import refuse_inside
         from convert.writing.destination.permitted import require_text_file
 
-        refuse_inside(attest, out, checkpoint)
+        refuse_inside(attest, out, checkpoint, Path(plan.rules.path))
         require_text_file(attest)
     if dry_run:
         _, layout, _ = prepare(plan, out, limit)

@@ -200,9 +200,13 @@ def validate(
 
     Open questions (`ask`) are listed. Exit code 2 when a file is not valid or not finished.
     """
-    from convert.core.errors import RuleError
+    from convert.core.errors import OutputError, RuleError
+    from convert.core.findings import Finding
     from convert.rules.library import load_models
 
+    if sarif and sarif.resolve() in [file.resolve() for file in files]:
+        problem, fix = "is one of the rule files", "give another name"
+        raise OutputError(Finding("output-within-input", problem, path=str(sarif), fix=fix))
     failed = False
     found: list[Finding] = []
     for file in files:

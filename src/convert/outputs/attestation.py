@@ -29,7 +29,7 @@ def refuse_inside(statement: Path, out: Path, *sources: Path) -> None:
     path = real(statement)
     for place, problem in (
         (out, "is part of what it attests"),
-        *((source, "is part of the checkpoint") for source in sources),
+        *((source, "is part of what is converted") for source in sources),
     ):
         if real(place) in (path, *path.parents):
             raise OutputError(Finding("output-within-input", problem, path=str(statement), fix="write it elsewhere"))

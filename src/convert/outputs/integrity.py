@@ -125,7 +125,7 @@ def verify_output(out: Path, ignore: Iterable[str] = (), jobs: int | None = None
     first = next(iter(readable), headers[0])
     return Integrity(
         out,
-        len(readable) + len({name for header in readable for name in header.files}),
+        len(readable) + len({name for header in readable for name in header.files if out.is_dir()}),
         len(tasks),
         sum(entry.stop - entry.start for header in readable for entry in header.entries.values()),
         provenance(first.metadata),

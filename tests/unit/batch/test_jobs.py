@@ -74,7 +74,9 @@ def test_the_command_of_a_job_reads_back_as_its_values(folder: Path) -> None:
     assert command(dashed.check_arguments()).startswith("convert check ./-o --from ./-a.npz")
 
 
-@pytest.mark.parametrize("report", ["a.npz", "jobs.yaml", "out/b.safetensors", "out/b.safetensors/r.xml", "r.xml"])
+@pytest.mark.parametrize(
+    "report", ["a.npz", "jobs.yaml", "small.yaml", "out/b.safetensors", "out/b.safetensors/r.xml", "r.xml"]
+)
 def test_a_report_replaces_nothing_of_the_batch(folder: Path, report: str) -> None:
     jobs = read(folder, JOBS.replace("set: {x: true, y: 2}, ", ""))
     other = folder / "r.xml"

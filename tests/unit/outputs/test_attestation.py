@@ -67,7 +67,7 @@ def test_a_statement_that_cannot_be_written_is_refused_before_the_conversion(
     monkeypatch.chdir(tmp_path)
     write_rules(tmp_path)
     source = write_checkpoint(Path("source.npz")).read_bytes()
-    for path, problem in (("source.npz", "part of the checkpoint"), (".", "is a directory"), ("absent/a.json", "does not exist")):  # fmt: skip
+    for path, problem in (("source.npz", "of what is converted"), ("small.yaml", "of what is converted"), (".", "is a directory"), ("absent/a.json", "does not exist")):  # fmt: skip
         assert problem in run("./small.yaml", "source.npz", "out", "--attest", path, code=2)[1]
     monkeypatch.setattr("os.access", lambda path, mode: mode == os.R_OK)  # root may write to any directory
     assert "not writable" in run("./small.yaml", "source.npz", "out", "--attest", "a.json", code=2)[1]

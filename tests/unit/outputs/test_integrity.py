@@ -48,6 +48,7 @@ def test_an_untouched_output_is_intact(file: Path, directory: Path) -> None:
         found = verify_output(out)
         assert found.intact and not found.notes
         assert (found.files, found.tensors, found.nbytes) == (count, 5, 5 * 48)
+        assert verify_output(next(directory.glob("*.safetensors"))).files == 1  # those beside it are not compared
         assert found.provenance["model"] == "small" and found.provenance["source_digest"].startswith("xxh3_128:")
 
 

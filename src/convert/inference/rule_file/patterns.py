@@ -273,7 +273,14 @@ def _filled(text: str, numbers: Sequence[str | None]) -> str | None:
     if None in numbers:
         return None
     found = iter(numbers)
-    return NUMBER.sub(lambda _: str(next(found)), text)
+    return NUMBER.sub(lambda number: _as_wide(str(next(found)), number[0]), text)
+
+
+def _as_wide(written: str, number: str) -> str:
+    """Return numbers with as many digits as one that has leading zeros; an index reads any."""
+    if not number.startswith("0") or re.search("[a-z]", written):
+        return written
+    return NUMBER.sub(lambda found: found[0].zfill(len(number)), written)
 
 
 def _joined(

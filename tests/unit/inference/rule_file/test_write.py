@@ -105,6 +105,29 @@ def test_another_layout_than_the_derived_one_is_found() -> None:
     assert [found.tensor for found in compare_rules(text, changed)] == [tensor.name]
 
 
+def test_names_of_leaves_may_have_leading_zeros() -> None:
+    derivation, target = small()
+
+    def padded(name: str) -> str:
+        return re.sub("[0-9]+", lambda found: found[0].zfill(2), name)
+
+    def renamed(tensor: Tensor) -> Tensor:
+        return dataclasses.replace(
+            tensor, parts=tuple(dataclasses.replace(part, leaf=padded(part.leaf)) for part in tensor.parts)
+        )
+
+    changed = dataclasses.replace(
+        derivation,
+        tensors=tuple(map(renamed, derivation.tensors)),
+        leaves={padded(name): shape for name, shape in derivation.leaves.items()},
+        weights={padded(name): array for name, array in derivation.weights.items()},
+        dropped=tuple(map(padded, derivation.dropped)),
+    )
+    text = write_rules(changed, target).text
+    assert "ln_{01,02}/scale" in text
+    assert compare_rules(text, changed) == []
+
+
 def test_what_is_open_is_a_question_with_its_candidates() -> None:
     derivation, target = small()
     tensor = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))

@@ -57,3 +57,7 @@ def test_a_rule_that_does_not_fit_is_found_at_its_line(
     results = json.loads(Path("check.sarif").read_text())["runs"][0]["results"]
     places = [result["locations"][0]["physicalLocation"] for result in results]
     assert {"artifactLocation": {"uri": "small.yaml"}, "region": {"startLine": 5}} in places
+    before = Path("small.yaml").read_bytes()
+    run("rules", "validate", "small.yaml", "--sarif", "./small.yaml", code=2)
+    run(*check, "--sarif", "./small.yaml", code=2)
+    assert Path("small.yaml").read_bytes() == before
