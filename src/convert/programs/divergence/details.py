@@ -118,8 +118,8 @@ def bias_of_choice(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str
     if repair.got.shape != repair.want.shape or repair.got.dtype.kind != "f" or len(repair.operands) != 1:
         return None
     made = ours.producer.get(root(repair.operands[0], ours.producer))
-    if made is None or kind_of(made) not in ("pick", "sort"):
-        return None
+    if made is None or kind_of(made) not in ("pick", "sort") or any(x.of_parameters for x in made.operands):
+        return None  # rows of a table are no choice
     more = repair.got - repair.want
     for words, sign, name in ((ours, 1, BIASED), (theirs, -1, UNBIASED)):
         for leaf, x in words.parameters.items():
