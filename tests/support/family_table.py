@@ -139,8 +139,8 @@ def _videoprism(case: str, folder: Path) -> Measured:
 def _tips(case: str, folder: Path) -> Measured:
     from support import tips
 
-    source, out = tips.converted(folder)
-    return Measured(*tips.errors(out), source, out)
+    source, out = tips.converted(case, folder)
+    return Measured(*tips.errors(case, out), source, out)
 
 
 def _scenic(case: str, folder: Path) -> Measured:
@@ -276,7 +276,8 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
     for case, shown in (("encoder", "videoprism"), ("lvt", "videoprism, LvT")):
         yield f"{shown} (videoprism)", VIDEOPRISM, case
-    yield "tips, text (tips)", TIPS, "text"
+    for case, shown in (("text", "text"), ("image", "images"), ("image-swiglu", "images, SwiGLU")):
+        yield f"tips, {shown} (tips)", TIPS, case
     for case in ("owlvit", "owlv2"):
         yield f"{case} (scenic, with its GELU and epsilon in the heads)", SCENIC, case
     yield "vivit (scenic)", SCENIC, "vivit"

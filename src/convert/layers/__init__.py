@@ -31,6 +31,7 @@ from convert.layers.linear.linear import Linear
 from convert.layers.norm.group_batch import BatchNorm, GroupNorm
 from convert.layers.norm.instance import InstanceNorm
 from convert.layers.norm.layer_rms import LayerNorm, RMSNorm
+from convert.layers.parameter.constant import Fixed
 from convert.layers.parameter.drop import Drop
 from convert.layers.parameter.parameter import Parameter
 from convert.layers.recurrent.kinds import GRU, LSTM, RNN, Recurrent
@@ -56,6 +57,7 @@ KINDS: Mapping[str, type[LayerKind]] = {
         Parameter,
         Timescales,
         PositionIds,
+        Fixed,
         Drop,
     )
 }
@@ -72,6 +74,7 @@ __all__ = [
     "DataPath",
     "Drop",
     "Embedding",
+    "Fixed",
     "GroupNorm",
     "LayerKind",
     "LayerNorm",

@@ -289,6 +289,10 @@ class CompileContext(Protocol):
         """Dtype of floating-point tensors in the output; None keeps each leaf's."""
 
     @property
+    def usual_dtype(self) -> str:
+        """Dtype of the output's tensors that no leaf holds."""
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         """Hyperparameters that no leaf holds, as far as they are known."""
 

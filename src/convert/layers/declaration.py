@@ -36,6 +36,7 @@ class Declaration(ABC):
     )
     unit_axes: ClassVar[bool] = False  # whether the `axes` of a target may leave out axes of size 1
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
+    indexed: ClassVar[bool] = False  # of a kind without leaves: whether its target may have indices and alternatives
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias"}  # key of a rule that holds a path -> role of its leaves
@@ -77,7 +78,7 @@ class Declaration(ABC):
             rows=rows,
             along=0 if named is None or rows is None or named.letters[0] == letter else -1,
             has=values.get("parameters"),
-            zeros=values.get("zeros", {}),
+            zeros_before=values.get("zeros_before", {}),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:

@@ -48,7 +48,7 @@ class TargetLayer:
         along: the axis that `rows` is about: 0 or -1.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
-        zeros: of an embedding: full name -> letters of the axes of further tensors, with which the target computes nothing.
+        zeros_before: of a parameter: letter of an axis -> elements in front of it that the source lacks and that are zeros.
     """
 
     path: Pattern
@@ -66,7 +66,7 @@ class TargetLayer:
     rows: AxisGroup | None = None
     along: int = 0
     piece: tuple[int, int] | None = None
-    zeros: Mapping[str, str] = field(default_factory=dict)
+    zeros_before: Mapping[str, int] = field(default_factory=dict)
 
     def of_part(self, k: int) -> TargetLayer:
         """Return the layer of one part: of the rows, of one element of the axes around the parts; of the last axis, of all."""
@@ -89,7 +89,6 @@ class Constant:
         reason: what it is and why, for the plan.
         dtype: dtype of a single number; empty: the tensor has shape and dtype of the layer's other tensors.
         per_row: whether it has one element for each row of the layer's weight, as a bias.
-        axes: letters of its axes, where they are not those of the layer's other tensors; `role` is then its full name.
     """
 
     role: str
@@ -97,7 +96,6 @@ class Constant:
     reason: str
     dtype: str = ""
     per_row: bool = False
-    axes: str = ""
 
 
 @dataclass(frozen=True)

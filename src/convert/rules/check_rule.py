@@ -20,7 +20,7 @@ from convert.rules.names_used import braces
 
 
 def _buffer_names_one_tensor(rule: Rule, node: YamlNode) -> Iterator[Finding]:
-    for _, layer in rule.layers if not rule.sources else []:
+    for _, layer in rule.layers if not rule.sources and not rule.kind.indexed else []:
         if layer.path.wild or layer.path.indices or layer.path.groups:
             yield Finding(
                 "rule-index-mismatch",

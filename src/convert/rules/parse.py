@@ -406,5 +406,4 @@ def _target_layer(node: YamlNode, kind: type[LayerKind]) -> TargetLayer:
 
 def _renamed(layer: TargetLayer, target: Target) -> TargetLayer:
     tied = tuple(replace(one, path=target.rename(one.path)) for one in layer.tied)
-    zeros = {target.rename(parse_pattern(name)).text: axes for name, axes in layer.zeros.items()}
-    return replace(layer, path=target.rename(layer.path), tied=tied, zeros=zeros)
+    return replace(layer, path=target.rename(layer.path), tied=tied)

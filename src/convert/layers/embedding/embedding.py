@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convert.core.fields import INTEGER, Either, Key, ListOf, MapOf, Record, Scalar, wrong_value
-from convert.core.path_pattern import Pattern, parse_pattern
+from convert.core.fields import INTEGER, Either, Key, ListOf, Record, Scalar, wrong_value
+from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers.base import PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
@@ -23,23 +23,11 @@ from convert.layers.shared_keys import (
     module_target,
     parse_fact,
 )
-from convert.layers.target import Constant, TargetLayer
+from convert.layers.target import TargetLayer
 from convert.layers.weight_keys import CARRIES
 
-UNUSED = "zeros: the target has this tensor and computes nothing with it"
 TIES = ("linear", "embedding", "parameter")  # what a tied table may be under its other names
 _MODULES = ListOf(PATTERN, or_one=True)
-
-
-def parse_full_name(name: str) -> None:
-    """Check the full name of one tensor.
-
-    Raises:
-        ValueError: it has an index, alternatives or a wildcard.
-    """
-    path = parse_pattern(name)
-    if path.wild or path.indices or path.groups:
-        raise ValueError(f"{name} is not the full name of one tensor")
 
 
 class _Tied(Either):
@@ -100,10 +88,6 @@ class Embedding(Stored):
             TIED,
             "Other names of the same table in the state_dict: the name of a Linear (`head.weight = emb.weight`, flax's Embed.attend), or {linear: ..., embedding: ..., parameter: ...}. Default: one name.",
         ),
-        zeros=Key(
-            MapOf(AXES.field, "a mapping such as {head.weight: VD}", parse_full_name),
-            "Full names of further tensors that the target's class has and computes nothing with, with the letters of their axes, such as {decoder.head.weight: VE}; zeros are written. Default: none.",
-        ),
     )
 
     @classmethod
@@ -123,12 +107,7 @@ class Embedding(Stored):
     def facts_used(self) -> tuple[str, ...]:
         return (self.rows,) if self.rows is not None else ()
 
-    def constants(self, layer: TargetLayer) -> tuple[Constant, ...]:
-        return tuple(Constant(name, 0.0, UNUSED, axes=letters) for name, letters in layer.zeros.items())
-
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
-        if layer.zeros and layer.path.indices:
-            raise ValueError("`zeros` names whole tensors, so the table must have no index")
         if layer.tied and layer.part is not None:
             raise ValueError("a table that is tied is a whole tensor; leave `part` or `tied` out")
         names = [f"{layer.path.text}.{layer.names.get('weight', 'weight')}"]

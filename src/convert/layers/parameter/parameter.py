@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from convert.core.axis_groups import AxisGroup, AxisNames, parse_axis_names, with_part
-from convert.core.fields import Key, Record, Scalar
-from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
+from convert.core.fields import INTEGER, Key, MapOf, Record, Scalar
+from convert.core.ops import Op, Pad
+from convert.core.path_pattern import Pattern
+from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.mistake import Mistake
 from convert.layers.parameter.draft import draft_parameter
@@ -68,7 +72,17 @@ class Parameter(LayerKind):
         ),
         "prescaled_by": CARRIES,
     }
-    target: ClassVar[Record] = Record({**TENSOR_TARGET.keys, "axes": TARGET_AXES}, TENSOR_TARGET.description)
+    target: ClassVar[Record] = Record(
+        {
+            **TENSOR_TARGET.keys,
+            "axes": TARGET_AXES,
+            "zeros_before": Key(
+                MapOf(INTEGER, "a mapping of an axis letter to a number, such as {L: 1}"),
+                "Elements that the target has in front of an axis of `axes` and the source has not, such as {L: 1} for the position of a class token; zeros are written. Default: none.",
+            ),
+        },
+        TENSOR_TARGET.description,
+    )
     splits: ClassVar[bool] = True
 
     @classmethod
@@ -108,6 +122,25 @@ class Parameter(LayerKind):
         assert self.axes is not None
         return Parameter(AxisNames(self.axes.letters, with_part(self.axes.groups, k)))
 
+    def check_target(self, layer: TargetLayer, source: Pattern) -> None:
+        for letter, count in layer.zeros_before.items():
+            if layer.axes is None or not any(letter in axis for axis in layer.axes):
+                raise ValueError(f"`zeros_before` names {letter}, and the target's `axes` do not")
+            if count < 1:
+                raise ValueError(f"`zeros_before` gives {letter} {count} elements of zeros; write at least 1")
+
+    def compile(
+        self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None
+    ) -> CompiledRule:
+        compiled = super().compile(context, matched, layer, variant)
+        zeros = " and ".join(f"{count} in front of {letter}" for letter, count in layer.zeros_before.items())
+        note = f"{layer.path} has zeros that no leaf holds: {zeros}"
+        return replace(compiled, notes=(*compiled.notes, note)) if zeros and compiled.steps else compiled
+
+    def turned(self, role: str, layer: TargetLayer) -> tuple[Op, ...]:
+        numbers = {x: axis for axis, letters in enumerate(layer.axes or ()) for x in letters}
+        return tuple(Pad(numbers[letter], count, 0) for letter, count in layer.zeros_before.items())
+
     def probe(self, sample: ProbeSample) -> Probe:
         if self.axes is None:
             return super().probe(sample)
@@ -119,9 +152,10 @@ class Parameter(LayerKind):
         kept = "".join(sizes)
         natural = tuple("".join(x for x in axis if x in sizes) for axis in self.axes.opened)
         order = sample.layer.axes or tuple(filter(None, natural))
-        return probe_of_values(
-            sample.written, with_axes(y.reshape([sizes[x] for x in kept]), tuple(kept), order, sizes)
-        )
+        wanted = with_axes(y.reshape([sizes[x] for x in kept]), tuple(kept), order, sizes)
+        zeros = sample.layer.zeros_before
+        in_front = [(sum(n for x, n in zeros.items() if x in axis), 0) for axis in order]
+        return probe_of_values(sample.written, np.pad(wanted, in_front))
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
         rule = step.parts[0].rule

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from convert.core.findings import Finding
-from convert.core.ops import Flip, Op, Permute, Reshape, Take
+from convert.core.ops import Flip, Op, Pad, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part, PartLayout
 from convert.layers.leaves import MisfitError
@@ -175,7 +175,10 @@ def arranged(
         remarks.append(f"{heads} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
-        remarks.append(f"{' and '.join(axes)} flipped")
+        remarks += [f"{' and '.join(axes)} flipped"] if axes else []
+        remarks += [
+            f"{op.before} of zeros in front of {group_shown(groups[op.axis])}" for op in turned if isinstance(op, Pad)
+        ]
     written = (str(leaf.groups[group]) if group in leaf.groups else group_shown(group) for group in groups)
     shown = PartLayout(before, " ".join([*apart, *written]), ", ".join(remarks))
     stored = leaf.stored(*full)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Matched, MatchKey, Step
 from convert.layers.casts import computing, losses, target_dtype
@@ -52,6 +54,14 @@ class Compiler:
     merges: Mapping[str, Merge] = field(default_factory=dict)
     custom_cells: bool = False
     varying: frozenset[str] = frozenset()
+
+    @cached_property
+    def usual_dtype(self) -> str:
+        """Dtype of tensors that no leaf holds: that of the output, or of most of the checkpoint's values."""
+        values: Counter[str] = Counter()
+        for leaf in self.source.leaves.values():
+            values[leaf.spec.dtype] += leaf.spec.size if is_float(leaf.spec.dtype) else 0
+        return self.dtype or values.most_common(1)[0][0]
 
     def spec(self, leaf: str) -> TensorSpec:
         """Return shape and dtype of a leaf."""
@@ -106,26 +116,11 @@ class Compiler:
 
     def _constant(self, rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) -> Step:
         """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
-        name = one.role if one.axes else rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
+        name = rule.kind.tensor_name(neighbour.name.rpartition(".")[0], one.role, layer)
         spec = TensorSpec((), one.dtype) if one.dtype else neighbour.spec
         if one.per_row:
             spec = replace(spec, shape=spec.shape[:1])
-        if one.axes:
-            if unknown := [letter for letter in one.axes if letter not in self.sizes]:
-                problem = f"no leaf gives the axis {unknown[0]} a size"
-                fix = "use letters of axes that leaves have"
-                raise MisfitError(Finding("size-unknown", problem, rule=rule.at.line_only, path=name, fix=fix))
-            spec = replace(spec, shape=tuple(self.sizes[letter] for letter in one.axes))
-        return Step(
-            name,
-            spec,
-            (),
-            rule.kind_name,
-            rule.at,
-            one.reason,
-            value=one.value,
-            role="weight" if one.axes else one.role,
-        )
+        return Step(name, spec, (), rule.kind_name, rule.at, one.reason, value=one.value, role=one.role)
 
     def _tensor(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
+from convert.core.ops import Pad
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule
 from convert.layers.base import Step
@@ -285,6 +286,7 @@ def _statements(step: Step, spec: TensorSpec) -> Iterator[SumConstraint]:
     along = first.axis % len(spec.shape) if first.rows is not None and spec.shape else None
     for axis, size in enumerate(spec.shape):
         terms = tuple(part.groups[axis] for part in step.parts) if axis == along else (first.groups[axis],)
+        size -= sum(op.before for op in first.ops if isinstance(op, Pad) and op.axis == axis)
         yield SumConstraint(terms, size, step.rule.line_only, step.name, f"{spec} with rows {terms}" if axis == along else f"{spec} as {first.layout.written}")  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from convert.verify.mistakes.low_rank import pair_mistakes
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_IN_SOURCE = "bias that the source does not add"
 NOT_SCALED = "scale that the source does not multiply by"
+ANOTHER_CONSTANT = "another number than the rule gives"
 
 
 def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:

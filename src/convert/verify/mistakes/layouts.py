@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Deinterleave, Interleave, Permute, Reshape, Slice, Take
+from convert.core.ops import Deinterleave, Interleave, Pad, Permute, Reshape, Slice, Take
 from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
@@ -59,6 +59,9 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
     shape = list(step.spec.shape)
     if shape:
         shape[part.axis] = part.length(shape[part.axis])
+    for op in kept:
+        if isinstance(op, Pad):  # added behind the reshape
+            shape[op.axis] -= op.before + op.after
     # Operations on the axes of the leaf stay before the permutation; casts, arithmetic and those on the target's axes after it.
     before = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
     after = [op for op in kept if op not in before]

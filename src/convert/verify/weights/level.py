@@ -15,11 +15,12 @@ import numpy as np
 from convert.checkpoints.digest import combine
 from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
+from convert.layers import Fixed
 from convert.layers.base import Part, Step
 from convert.numerics.bits import count_unequal, same_bits
 from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
-from convert.verify.mistakes.catalogue import NOT_IN_SOURCE, NOT_SCALED
+from convert.verify.mistakes.catalogue import ANOTHER_CONSTANT, NOT_IN_SOURCE, NOT_SCALED
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.causes import FIX
 from convert.verify.weights.corruption.find import find_corruption
@@ -210,7 +211,9 @@ def _computed_finding(step: Step, got: Array, want: Array) -> Finding:
     corruption = find_corruption(got, want)
     constant = f"{step.value:g}" if isinstance(step.value, float) else ""
     diagnosis = "another buffer"
-    if constant:  # written where the source has no weight
+    if constant and step.kind_name == Fixed.kind_name:
+        corruption, diagnosis = None, ANOTHER_CONSTANT
+    elif constant:  # written where the source has no weight
         diagnosis = NOT_SCALED if step.role == "weight" else NOT_IN_SOURCE
     return Finding(
         "weights-differ",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.ops import Pad
 from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
 from convert.planning.plan import Plan
@@ -79,7 +80,8 @@ def _letters(axis: int, step: Step | None) -> str:
     """Return the letters that are flattened into an axis; of a fused tensor, those of its parts."""
     if step is None or not step.parts or len(step.parts[0].groups) <= axis:
         return ""
-    return step.parts[0].groups[axis]
+    padded = step.group is None and any(isinstance(op, Pad) and op.axis == axis for op in step.parts[0].ops)
+    return "" if padded else step.parts[0].groups[axis]
 
 
 def _orders(size: int, axis: int, step: Step | None, plan: Plan | None) -> Iterator[tuple[str, str, Array]]:
