@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from support.value_mistakes import assert_mistakes_are_named
 pytestmark = pytest.mark.slow
 
 MODEL = "siglip2-naflex"
+SET = {"mlp_ratio": 40 / 24}
 
 
 @pytest.fixture
@@ -77,3 +79,45 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, source: Path, tmp_path: Path) -> None:
     assert_mistake_is_named(MODEL, source, old, new, name, tmp_path / "out")
+
+
+TIMM = {  # parts of timm's names -> those of transformers' vision tower, the first that fit first
+    "embeds.proj": "embeddings.patch_embedding",
+    "embeds.pos_embed": "embeddings.position_embedding.weight",
+    "attn_pool.latent": "head.probe",
+    "attn_pool.proj": "head.attention.out_proj",
+    "attn_pool.norm": "head.layernorm",
+    "attn_pool": "head",
+    "blocks": "encoder.layers",
+    "attn.proj": "self_attn.out_proj",
+    ".norm": ".layer_norm",
+}
+
+
+def test_the_image_tower_for_timm_has_the_tensors_of_transformers_tower(source: Path, tmp_path: Path) -> None:
+    """`tests/golden/make_siglip2.py --timm OUT_DIR` compares timm's own outputs, in an environment with timm."""
+    convert.convert("siglip2", source, tmp_path / "one")
+    convert.convert("siglip2", source, tmp_path / "out", to="timm", settings=SET)
+    one, made = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "out"))
+    seen = set()
+    for name, x in made.items():
+        for part, other in TIMM.items():
+            name = name.replace(part, other)
+        name = f"vision_model.{name}" if not name.startswith("norm.") else f"vision_model.post_layer{name}"
+        role = name.rpartition(".")[2]
+        if "attn.qkv" in name:
+            names = [name.replace("attn.qkv", f"self_attn.{of}_proj") for of in "qkv"]
+            wanted = np.concatenate([one[of] for of in names])
+        elif name in (f"vision_model.head.q.{role}", f"vision_model.head.kv.{role}"):
+            names = [f"vision_model.head.attention.in_proj_{role}"]
+            wanted = one[names[0]][: len(x)] if ".q." in name else one[names[0]][-len(x) :]
+        else:
+            names, wanted = [name], one[name]
+        seen |= set(names)
+        assert np.array_equal(x.reshape(wanted.shape), wanted), name
+    assert seen == {name for name in one if name.startswith("vision_model.")}
+    args = json.loads((tmp_path / "out" / "config.json").read_text())["model_args"]
+    assert (args["pos_embed_grid_size"], args["pos_embed_interp_mode"], args["patch_size"]) == ([4, 4], "bilinear", 2)
+    assert assert_mistakes_are_named(tmp_path / "out", source, settings=SET) >= 9
+    for old, new, name in ((".TXW", ".XTW", "axes permuted"), ("norm{1,2}", "norm{2,1}", "of another tensor")):
+        assert_mistake_is_named("siglip-naflex-image", source, old, new, name, tmp_path / f"wrong{new[-4:-1]}", settings=SET)  # fmt: skip
