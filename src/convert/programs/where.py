@@ -9,7 +9,10 @@ from types import FrameType
 
 from convert.core.user_code import PACKAGES, STANDARD
 
-LIBRARIES = {"jax", "jaxlib", "flax", "haiku", "equinox", "keras", "torch", "numpy", "jaxtyping", "einops", "einshape"}
+LIBRARIES = {
+    *("jax", "jaxlib", "flax", "haiku", "equinox", "keras", "torch", "numpy", "jaxtyping", "einops", "einshape"),
+    *("diffrax", "lineax", "optimistix", "torchcde", "torchdiffeq"),
+}
 RUNNERS = {"programs", "numerics", "verify", "inference"}  # folders of this package
 ROOT = Path(__file__).parents[1]
 

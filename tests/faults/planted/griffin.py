@@ -84,14 +84,10 @@ TEMPORAL = {
 CONV = {HUGGING: f"{BLOCK[HUGGING]}conv_1d.weight", UPSTREAM: f"{BLOCK[UPSTREAM]}conv_1d.w"}
 AXIS = {HUGGING: 2, UPSTREAM: 0}
 
-IN_JAX = (
-    "input gate and recurrent gate swapped, in the JAX model"  # its weights are where the target's code wants others
-)
-
 GRIFFIN: tuple[Fault, ...] = (
-    fault("input gate and recurrent gate swapped", HUGGING, InRule(SWAPPED_GATES), "model", f"{BLOCK[HUGGING]}rg_lru", IN_JAX),
+    fault("input gate and recurrent gate swapped", HUGGING, InRule(SWAPPED_GATES), "model", f"{BLOCK[HUGGING]}rg_lru", "leaves of two rules exchanged"),
     fault("input gate and recurrent gate swapped", UPSTREAM, InRule(SWAPPED_GATES), "model", f"{BLOCK[UPSTREAM]}rg_lru.input_gate", "of another tensor"),
-    fault("block-diagonal gates transposed", HUGGING, InRule(TURNED[HUGGING]), "model", f"{BLOCK[HUGGING]}rg_lru", "gates transposed, in the JAX model"),
+    fault("block-diagonal gates transposed", HUGGING, InRule(TURNED[HUGGING]), "model", f"{BLOCK[HUGGING]}rg_lru", "axes permuted"),
     fault("block-diagonal gates transposed", UPSTREAM, InRule(TURNED[UPSTREAM]), "model", f"{BLOCK[UPSTREAM]}rg_lru.input_gate", "axes permuted"),
     fault("x and y branch swapped", HUGGING, InRule(MEMBERS), "model", f"{BLOCK[HUGGING]}linear_y", "of another tensor"),
     fault("recurrent output projection transposed (square)", HUGGING, InRule(OUTPUT), "model", f"{BLOCK[HUGGING]}linear_out", "transposed"),

@@ -15,7 +15,8 @@ from support.small_models import CHOSEN, HEAD, HEADS, WIDTH
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
 FREQUENCIES, CONSTANT = "frequencies divided by another number", "another constant"
 BIASED, UNUSED = "bias of a choice added to its weights", "tensor that the target never uses"
-NOT_GIVEN, STALE = "state not given on", "stale state across steps"
+NOT_GIVEN, STALE, REVERSED = "state not given on", "stale state across steps", "sequence in the reverse order"
+LARGEST = "another number of largest values"
 
 
 def fault(name: str, case: str, diagnosis: str, at: str = "y", **changed: Any) -> Fault:
@@ -54,6 +55,12 @@ def from_the_first(module: Any, x: torch.Tensor, state: torch.Tensor, zeros: boo
     return torch.stack(made, 1), made[-1]
 
 
+def from_the_end(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The recurrence reads the sequence from its end, as the backward direction of a layer does."""
+    made, _ = module.ran(x.flip(1), x.new_zeros(len(x), WIDTH))
+    return torch.as_tensor(module.out(made.flip(1)))
+
+
 def with_first(module: Any, x: torch.Tensor) -> torch.Tensor:
     """The first states are computed."""
     module.first(x)
@@ -83,15 +90,18 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("weights of the experts with the balance bias", "experts", BIASED, shares=lambda module, scores, chosen: weighted((scores + module.balance).gather(-1, chosen))),
     fault("weights of the experts are what they are chosen by", "experts", BIASED, shares=lambda module, scores, chosen: weighted((scores + module.balance).topk(CHOSEN, -1).values)),
     fault("experts chosen without the balance bias", "experts", UNUSED, chosen=lambda module, scores: scores.topk(CHOSEN, -1).indices),
+    fault("one expert for two", "experts", LARGEST, chosen=lambda module, scores: (scores + module.balance).topk(1, -1).indices),
+    fault("three experts for two", "experts", LARGEST, chosen=lambda module, scores: (scores + module.balance).topk(3, -1).indices),
     fault("weights of the experts do not add up", "experts", "operation missing", shares=lambda module, scores, chosen: scores.gather(-1, chosen) * 1.5),
     fault("the second call begins with zeros", "states", NOT_GIVEN, given=lambda module, state: torch.zeros_like(state)),
     fault("each step begins with the first state", "states", STALE, ran=from_the_first),
     fault("each step begins with zeros", "states", STALE, ran=lambda module, x, state: from_the_first(module, x, state, zeros=True)),
     fault("the state decays faster", "states", "another function of a parameter", step=lambda module, given, keep, state: torch.tanh(given + keep * keep * state)),
+    fault("the recurrence runs from the end", "states", REVERSED, forward=from_the_end),
     fault("first states not given to the LSTM", "cell", NOT_GIVEN, forward=with_first),
     fault("first states not computed", "cell", NOT_GIVEN, forward=lambda module, x: x + module.rnn(x)[0]),
     fault("states of the LSTM exchanged", "cell", "states exchanged", ran=lambda module, x, states: module.rnn(x, states[::-1])[0]),
-    fault("the LSTM's sequence turned round", "cell", "sequence in the reverse order", ran=lambda module, x, states: module.rnn(x, states)[0].flip(1)),
+    fault("the LSTM's sequence turned round", "cell", REVERSED, ran=lambda module, x, states: module.rnn(x, states)[0].flip(1)),
     fault("heads taken apart in front of the parts", "heads", "parts within heads", parts=lambda module, x: x.unflatten(-1, (HEADS, 3, HEAD)).unbind(3)),
     fault("dropout in eval mode", "map", "dropout in eval mode", flat=lambda module, x: torch.nn.functional.dropout(x.flatten(1), 0.3)),
     fault("softmax over the batch", "map", "another computation", likely=lambda module, x: x.log_softmax(0)),

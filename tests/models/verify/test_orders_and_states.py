@@ -17,6 +17,8 @@ TEXTS = {
     "normaliser written as bfloat16 rounds it": "3.46875 is 3.464102 rounded to bfloat16, in the target",
     "weights of the experts with the balance bias": "weights what it chooses with balance added",
     "experts chosen without the balance bias": "the target's code never uses balance",
+    "three experts for two": "takes the 3 largest of 4 values",
+    "the recurrence runs from the end": "the outputs are equal when it does so from the last on",
     "the second call begins with zeros": "begins with zeros; the outputs are equal when it begins with the last value of",
     "first states not given to the LSTM": "which the target does not use",
     "states of the LSTM exchanged": "rnn is given (c, h)",

@@ -116,6 +116,28 @@ def pooled_as(p: Arrays, x: torch.Tensor, padded: Callable[[torch.Tensor], torch
     return torch.nn.functional.max_pool1d(y, 3, 2, padding).transpose(1, 2) @ p["v"]
 
 
+def timed(p: Arrays, x: Any, real: Any) -> Any:
+    one = lambda z: jnp.tanh(jnp.concatenate([z[:7], x[0, 0, :1]]) @ p["w"]) @ p["v"]  # noqa: E731
+    return jax.vmap(jax.vmap(one))(x)
+
+
+def timeless(p: Arrays, x: Any, real: Any) -> Any:
+    return torch.tanh(torch.cat([x[..., :7], torch.zeros_like(x[..., :1])], -1) @ p["w"]) @ p["v"]
+
+
+def weighted_by_shares(p: Arrays, x: Any, real: Any) -> Any:
+    top, which = jax.lax.top_k(jax.nn.softmax(x @ p["w"], -1), 2)
+    shares = jax.nn.one_hot(which, 8, dtype=x.dtype) * (top / top.sum(-1, keepdims=True))[..., None]
+    return jnp.einsum("btxd,btx->btd", jnp.einsum("btd,xd->btxd", x, p["v"]), shares.sum(-2))
+
+
+def weighted_by_scores(p: Arrays, x: Any, real: Any) -> Any:
+    scores = (x @ p["w"]).softmax(-1)
+    top, which = scores.topk(2, -1)
+    spread = torch.zeros_like(scores).scatter(-1, which, top)
+    return torch.einsum("btxd,btx->btd", torch.einsum("btd,xd->btxd", x, p["v"]), spread)
+
+
 def largest(p: Arrays, x: Any, real: Any) -> Any:
     top, index = jax.lax.top_k(x @ p["w"], 2)
     return (jax.nn.one_hot(index, 8) * jax.nn.softmax(top, -1)[..., None]).sum(-2) @ p["v"]
@@ -289,6 +311,18 @@ FAULTS = {
         lambda p, x, real: ((x @ p["w"]) ** 2).sum(1) / (real.sum(1)[:, None] - 1) @ p["v"],
         "another factor",
         ("the target's values are 1.11111, 1.14286, 1.2 times",),
+    ),
+    "zeros for the time that a field is given": Fault(
+        timed,
+        timeless,
+        "another operand",
+        ("the target joins a part of the input x and zeros", "the JAX model joins"),
+    ),
+    "scores of the chosen that do not add up": Fault(
+        weighted_by_shares,
+        weighted_by_scores,
+        "operation missing",
+        ("the JAX model sums over the last axis, divides", "uses it as it is"),
     ),
     "the largest alone": Fault(
         largest,

@@ -17,7 +17,7 @@ from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers, visible
 from convert.programs.divergence.tables import off_by, shift_of
 from convert.programs.divergence.windows import PADS
-from convert.programs.divergence.words import Words, places
+from convert.programs.divergence.words import Words, arithmetic, places
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -130,6 +130,28 @@ def bias_of_choice(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str
                     f"the {side} weights what it chooses with {leaf} added, and the {other} without{places([made])}",
                 )
     return None
+
+
+def other_beside(repair: Repair, ours: Words, theirs: Words) -> str:
+    """Say what the target joins to a value where the JAX model joins something else to it, such as a time; empty if it joins nothing."""
+    made, steps = ours.producer.get(root(repair.operands[0], ours.producer)), arithmetic(repair.source)
+    if made is None or [kind_of(made), *map(kind_of, steps)] != ["join", "join"]:
+        return ""
+    mine = [x for x in made.operands if not any(same_numbers(x.array, y.array) for y in steps[0].operands)]
+    meant = [y for y in steps[0].operands if not any(same_numbers(x.array, y.array) for x in made.operands)]
+    if len(mine) != 1 or len(meant) != 1 or len(made.operands) == 1:
+        return ""
+    shared = " and ".join(dict.fromkeys(ours.value(x) for x in made.operands if x is not mine[0]))
+    used, other = (_number(x) or words.value(x) for x, words in ((mine[0], ours), (meant[0], theirs)))
+    return f"the target joins {shared} and {used}{places([made])}; the JAX model joins {other} to it{places(steps)}"
+
+
+def _number(value: Value) -> str:
+    """Write a constant that is one number throughout; empty for another value."""
+    array = value.array
+    if not value.constant or not array.size or not (array == array.flat[0]).all():
+        return ""
+    return f"{array.flat[0]:g}" if array.size == 1 or array.flat[0] else "zeros"
 
 
 def _all_among(values: Array, numbers: Array) -> bool:

@@ -25,6 +25,7 @@ class Knowledge:
         rerun: the target's record with what was put in.
         found: value of the target -> where the source has it.
         known: value of the target -> whether the source has it; one that cannot tell is known if what it is computed from is.
+        had: the source's values that the target had where others were put in.
         producer, users: value of the target -> number of the operation that gives it; operations that it is given.
         source_producer, source_users: the same in the source, with the operation itself.
     """
@@ -39,6 +40,7 @@ class Knowledge:
         self.source_users = users_of(source.operations)
         self.found: dict[Value, tuple[Part, ...]] = {}
         self.known: dict[Value, bool] = {}
+        self.had: frozenset[Value] = frozenset()
         for value in target.inputs.values():
             self.found[value], self.known[value] = shared.find(value.array), True
         for operation in target.operations:
@@ -95,6 +97,7 @@ class Knowledge:
         made = object.__new__(Knowledge)
         made.__dict__.update(self.__dict__)
         made.rerun, made.found, made.known = rerun, dict(self.found), dict(self.known)
+        made.had |= {part.value for value in replaced for part in self.found.get(value, ()) if part.axis is None}
         for value, array in replaced.items():
             made.found[value], made.known[value] = self.shared.find(array), True
         for operation in self.target.operations:

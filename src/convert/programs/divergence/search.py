@@ -252,7 +252,7 @@ class _Search:
         if trial.of_layer:
             return self.describe_layer(entry, trial, change)
         target = known.behind(trial.value) if trial.missing_at is None else ()
-        present = known.present()
+        present = known.present() | known.had
         source = known.behind_in_source(trial.part.value, present)
         if trial.missing_at is not None:
             after = known.reached_in_source([part.value for part in known.found[trial.value]])

@@ -20,7 +20,7 @@ from convert.programs.program import Operation, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 DEPTH = 8  # operations from an entry to the value that is replaced, and in the source to the one that replaces it
 MOST_INDICES = 64  # of an axis, each of which is tried where the target picks elements
-PADS = ("pad", "constant_pad_nd")
+PADS, SPREADS = ("pad", "constant_pad_nd"), ("scatter",)
 NEAREST = 40  # values that far, on each side
 OPERAND = (4, 4)  # the distance at which another operand is tried: after operations that are missing or too many
 
@@ -159,10 +159,10 @@ def _is_join(known: Knowledge, value: Value) -> bool:
 
 
 def _padded(known: Knowledge, value: Value) -> tuple[Value, ...]:
-    """Return the value that was padded to this one, which the source may pad within an operation."""
+    """Return the value that was padded to this one, or spread among zeros, which the source may do within an operation."""
     index = known.producer.get(known.root(value))
     operation = known.target.operations[index] if index is not None else None
-    return operation.data if operation is not None and operation.name in PADS else ()
+    return operation.data if operation is not None and operation.name in (*PADS, *SPREADS) else ()
 
 
 def _of_the_layer(known: Knowledge, entry: int) -> Iterator[Trial]:

@@ -31,6 +31,7 @@ from convert.programs.divergence.details import (
     copies,
     mask_difference,
     moved_indices,
+    other_beside,
     other_parameters,
     other_pool_padding,
     other_pooling,
@@ -61,6 +62,7 @@ ORDER = "elements in another order"
 CONSTANT = "another constant"
 OTHER = "another computation"
 OPERAND, AXES = "another operand", "axes exchanged"
+LARGEST = "another number of largest values"
 BY_RULES = (
     ORDER,
     OPERAND,
@@ -200,7 +202,7 @@ def _describe(
     if most and theirs_most and most != theirs_most:
         counts = f"the target takes the {most} largest, and the JAX model the {theirs_most} largest"
         return (
-            "another number of largest values",
+            LARGEST,
             f"of {given}, the target {does}{here}; the JAX model {instead}{there}; {counts}",
         )
     if repair.layer is not None and (said := _input_of_layer(repair, ours, theirs)) is not None:
@@ -233,6 +235,8 @@ def _describe(
             return PART, f"of {given}, the JAX model {instead}{there}; {of}{places(_made_at(repair, ours))}"
         if function := function_in_front(repair, ours, activations):
             return function, f"of {given}, the JAX model {instead}{there}; the target uses it as it is: {function}"
+        if joined := other_beside(repair, ours, theirs):
+            return OPERAND, joined
         return MISSING, f"of {given}, the JAX model {instead}{there}; the target uses it as it is"
     trained = next((one.module for one in repair.target if one.module in training), None)
     if (trained is not None and any(kind_of(one) == "random" for one in repair.target)) or not repair.source:

@@ -1,4 +1,5 @@
 """What the record of a target gives when parts of its code are called otherwise: a hypothesis that restores the output is proven.
 
-`norm_order` moves norms to the other side of RoPE; `states` gives the states of a recurrence on. May import `divergence`.
+`norm_order` moves norms to the other side of RoPE; `states` gives the states of a recurrence on; `direction` turns loops round. `factors` moves a
+scale between weights and code, which changes no output. May import `divergence`.
 """

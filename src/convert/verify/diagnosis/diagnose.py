@@ -11,13 +11,14 @@ import numpy as np
 
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed, Reference
+from convert.verify.diagnosis.calls import other_call
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.found_boundaries import find_boundaries
 from convert.verify.diagnosis.norm import any_norm, declared_norm
 from convert.verify.diagnosis.other_operation import other_operation
 from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
-from convert.verify.diagnosis.recurrence import other_call, other_recurrence
+from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.unused import unused_tensors
 from convert.verify.diagnosis.variants import other_variant

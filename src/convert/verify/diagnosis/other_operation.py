@@ -69,6 +69,8 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
             known=f"the two are not compared operation by operation: their records would take about {size / 2**30:.1f} GiB, "
             f"and at most {LARGEST / 2**30:.0f} GiB are kept; check a smaller model of the same code, or shorter inputs"
         )
+    from convert.programs.rewrites.factors import with_factors_of
+
     try:
         source, target = _records(site, reference, names)
     except (*USER_FAILS, ConvertError):  # code that cannot be recorded
@@ -78,6 +80,8 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
         if (rewrite := _rewritten(site, source, target, name)) is not None:
             return OtherOperation(rewrite)
         outcome = _compared(site, source, target, name)
+        if outcome.explanation is None and (scaled := with_factors_of(source, target, name)) is not None:
+            outcome = _compared(site, source, scaled, name)
         if outcome.explanation is not None:
             return outcome
         if not told.known or (outcome.partly and not told.partly):
@@ -123,13 +127,14 @@ def _goals(site: Site, reference: Reference, source: Program, target: Program) -
 
 def _rewritten(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what other calls of the target's own code restore."""
+    from convert.programs.rewrites.direction import direction
     from convert.programs.rewrites.norm_order import norm_order
     from convert.programs.rewrites.rewrite import Goal
     from convert.programs.rewrites.states import states
 
     want, mask = source.outputs[name].array, site.evidence.masks.get(name)
     goal = Goal(name, lambda got: difference(got, want, mask=mask).relative, site.enough)
-    found = norm_order(target, goal) or states(source, target, goal)
+    found = norm_order(target, goal) or states(source, target, goal) or direction(target, goal)
     return None if found is None else Explanation(found.name, found.problem, "", found.fix, found.error)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,9 @@ import numpy as np
 
 from convert.layers.recurrent.kinds import Recurrent
 from convert.programs.rewrites.states import STALE
-from convert.references.protocol import INPUT, Observed, Reference, Variant
-from convert.verify.diagnosis.compare import Explanation, Search, compare_variants
-from convert.verify.diagnosis.other_operation import USER_FAILS
+from convert.references.protocol import INPUT, Observed, Variant
+from convert.verify.diagnosis.compare import Search, compare_variants
 from convert.verify.diagnosis.site import Site
-from convert.verify.diagnosis.whole_model import run_again
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +22,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 WRONG_SIDE = "reset gate on the wrong side of the matmul"
 POLARITY = "update gate polarity"
 OUTSIDE = "b_hn outside of the reset"
-EXCHANGED, REVERSED = "states exchanged", "sequence in the reverse order"
 CELLS = ("gru", "lstm")
 
 
@@ -178,65 +174,3 @@ def _states(w: Mapping[str, Array], x: Array, start: list[Array], how: Recurrenc
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
-
-
-# ---- how the code calls it
-
-
-def other_call(site: Site, reference: Reference) -> Search:
-    """Run the whole model with the states of an LSTM exchanged, and with the sequence that a layer reads or gives reversed."""
-    import torch
-
-    layers = {name: module for name, module in site.module.named_modules() if isinstance(module, torch.nn.RNNBase)}
-    for name, layer in layers.items():
-        for mistake, problem, change in _calls(name, layer):
-            try:
-                with change:
-                    error = site.error(run_again(site, reference))
-            except USER_FAILS:  # the states have not the same shape, or the input has no such axis
-                continue
-            if error <= site.enough:
-                fix = f"correct the code around {name}, or the JAX model"
-                return Search(Explanation(mistake, problem, site.rule(name), fix, error))
-    return Search(ruled_out=(EXCHANGED, REVERSED) if layers else ())
-
-
-def _calls(name: str, layer: torch.nn.RNNBase) -> Iterator[tuple[str, str, AbstractContextManager[None]]]:
-    """Yield the mistakes, what is wrong in words, and the context in which the layer is called without it."""
-    time = 1 if layer.batch_first else 0
-
-    def turned(x: torch.Tensor, *states: Any) -> tuple[Any, ...]:
-        return x.flip(time), *states
-
-    def exchanged(x: torch.Tensor, states: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, ...]:
-        return x, states[::-1]
-
-    if layer.mode == "LSTM":
-        yield (
-            EXCHANGED,
-            f"{name} is given (c, h) as its first state; torch takes (h, c)",
-            _hooked(layer, exchanged, None),
-        )
-    problem = f"axis {time}, the sequence, of what {name} {{}} is in the reverse order of the JAX model's"
-    yield REVERSED, problem.format("gives"), _hooked(layer, None, turned)
-    yield REVERSED, problem.format("is given"), _hooked(layer, turned, None)
-    yield REVERSED, problem.format("is given and gives"), _hooked(layer, turned, turned)
-
-
-@contextmanager
-def _hooked(
-    layer: torch.nn.Module, given: Callable[..., tuple[Any, ...]] | None, made: Callable[..., tuple[Any, ...]] | None
-) -> Iterator[None]:
-    """Change what a layer is given, and what it gives, within this context."""
-    handles = []
-    if given is not None:
-        handles.append(
-            layer.register_forward_pre_hook(lambda _, args, kwargs: (given(*args, **kwargs), {}), with_kwargs=True)
-        )
-    if made is not None:
-        handles.append(layer.register_forward_hook(lambda _, args, result: made(*result)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -28,6 +28,7 @@ PAIRED_ROLES = (
     ("weight", "bias"),
     ("running_mean", "running_var"),
 )  # tensors about which a rule is wrong in the same way
+EXCHANGED = "leaves of two rules exchanged"
 OTHER_VALUE, OTHER_VALUES = "another value in the file", "other values in the file"
 CONVERT_AGAIN = "convert again, or back again with --to if the checkpoint was made of the file; the weights level says which values differ"
 ROUNDINGS = 2  # by which the file may differ from values in float64
@@ -36,8 +37,18 @@ MAX_PAIRS = 64  # of one mistake with a weight and one with its bias
 
 def wrong_tensor(site: Site) -> Search:
     """Search for a mistake in the layer's tensors."""
+    return _first(site, weight_trials(site))
+
+
+def wrong_rules(site: Site) -> Search:
+    """Search for a mistake that several rules make together in the tensors of one layer, such as the gates of a recurrence."""
+    return _first(site, _together(site))
+
+
+def _first(site: Site, trials: Iterator[Trial]) -> Search:
+    """Return the first trial that restores the value at the boundary."""
     ruled_out: list[str] = []
-    for trial in weight_trials(site):
+    for trial in trials:
         try:
             error = site.error(trial.run())
         except (*USER_FAILS, ConvertError):  # the layer does not take this shape
@@ -56,6 +67,46 @@ def weight_trials(site: Site) -> Iterator[Trial]:
         if replay is not None:
             yield from _of_file(site, replay, site.steps(holder))
             yield from _of_rules(site, replay, [step for step in site.steps(holder) if step.parts])
+
+
+def _together(site: Site) -> Iterator[Trial]:
+    """Yield trials in which two rules have each other's leaves, and those in which several are wrong about their tensors in the same way."""
+    parent = site.name.rpartition(".")[0]
+    for holder in [parent] if site.boundary.endswith(INPUT) else [site.name, parent]:
+        replay = site.replay(holder)
+        if replay is None:
+            continue
+        rules: dict[str, dict[str, Step]] = {}
+        for step in site.steps(holder):
+            if step.parts and step.group is None:
+                rules.setdefault(step.rule.line_only, {})[step.role] = step
+        for one, two in itertools.combinations(rules.values(), 2):
+            if {k: x.spec for k, x in one.items()} == {k: x.spec for k, x in two.items()}:
+                yield _exchanged(site, replay, one, two)
+        kinds: dict[tuple[str, tuple[int, ...]], list[Step]] = {}
+        for step in (step for steps in rules.values() for step in steps.values()):
+            kinds.setdefault((step.role, step.spec.shape), []).append(step)
+        for same in kinds.values():
+            found = [{(h.name, h.key, h.gives): h for h in _visible(step, site.plan)} for step in same]
+            for key in found[0] if len(same) > 1 else ():
+                if all(key in one for one in found):
+                    yield _of_rule(replay, {step: one[key] for step, one in zip(same, found, strict=True)})
+
+
+def _exchanged(site: Site, replay: Replay, one: Mapping[str, Step], two: Mapping[str, Step]) -> Trial:
+    """Return the trial in which two rules have each other's leaves."""
+    other = {a.name: b for role in one for a, b in ((one[role], two[role]), (two[role], one[role]))}
+    first, second = (next(iter(steps.values())) for steps in (one, two))
+    lines = f"{first.rule.line_only} and {second.rule.line_only}"
+    problem = f"by {lines}, {first.name} has the values of {second.name}, and the other way round; with them exchanged, the layer gives the JAX model's value"
+    fix = f"compare the leaves of the two rules at {lines} with the names in the source's code"
+    return Trial(
+        EXCHANGED,
+        problem,
+        first.rule.line_only,
+        fix,
+        lambda: replay.with_tensors({name: expected(step, site.plan.source) for name, step in other.items()}),
+    )
 
 
 def _of_file(site: Site, replay: Replay, steps: list[Step]) -> Iterator[Trial]:
