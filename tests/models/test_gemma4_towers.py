@@ -125,7 +125,7 @@ def test_published_sizes_need_no_setting(version: str) -> None:
     from transformers import AutoConfig
 
     case, (width, layers, heads, hidden) = PUBLISHED[version]
-    text = {name: (spec.shape, "bfloat16") for name, spec in published(version).leaves.items()}
+    text = {name: (leaf.spec.shape, "bfloat16") for name, leaf in published(version).leaves.items()}
     model = text["embedder/input_embedding"][0][1]
     towers: dict[str, tuple[tuple[int, ...], str]] = {}
     head, B = width // heads, "vision_encoder/transformer/stacked_layers/block"
