@@ -30,9 +30,13 @@ FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "ge
 OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "google-tunix 0.1.7", "gemma 4.0.1"
 VIDEOPRISM, TIPS, SCENIC = "videoprism@d481d91", "tips@4db271d", "scenic@4a38d47"
 DIFFUSERS = "diffusers 0.35.2 (Flax)"
-BRAX = "brax 0.14.2"
+BRAX, SBX = "brax 0.14.2", "sbx-rl 0.28.0"
 HF = "transformers 5.23"
-READERS = {DIFFUSERS: "diffusers 0.42.1", BRAX: "examples/brax"}  # and of all others, HF
+READERS = {
+    DIFFUSERS: "diffusers 0.42.1",
+    BRAX: "examples/brax",
+    SBX: "stable-baselines3 2.9.2",
+}  # and of all others, HF
 TOWERS = " with towers"
 
 
@@ -173,6 +177,14 @@ def _brax(case: str, folder: Path) -> Measured:
     return Measured(*brax.errors(case, out), source, out)
 
 
+def _sbx(case: str, folder: Path) -> Measured:
+    from support import sbx
+
+    source, out = sbx.converted(case, folder)
+    assert sbx.digest(out) == sbx.loaded_by_sb3(case)
+    return Measured(sbx.error(case), None, source, out)
+
+
 def _tunix(case: str, folder: Path) -> Measured:
     import convert
     from support import tunix
@@ -252,6 +264,7 @@ MEASURES: Mapping[str, Measure] = {
     TIPS: _tips,
     SCENIC: _scenic,
     BRAX: _brax,
+    SBX: _sbx,
 }
 
 
@@ -283,6 +296,8 @@ def families() -> Iterator[tuple[str, str, str]]:
     yield "vivit (scenic)", SCENIC, "vivit"
     for case in ("ppo", "ppo-asymmetric", "sac"):
         yield f"{case} (brax)", BRAX, case
+    for case in ("ppo", "sac"):
+        yield f"{case} (SBX)", SBX, case
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
     for case in gemma_drawn.CASES:

@@ -1,4 +1,4 @@
-"""Policies of reinforcement learning: brax."""
+"""Policies of reinforcement learning: brax and SBX."""
 
 from __future__ import annotations
 
@@ -18,4 +18,5 @@ _SAC = (
 MODELS: dict[str, tuple[Published, ...]] = {
     **dict.fromkeys(("brax-ppo", "brax-ppo-asymmetric"), _PPO),
     "brax-sac": _SAC,
+    **dict.fromkeys((f"sbx-{algorithm}-{layers}" for algorithm in ("ppo", "sac") for layers in (1, 2, 3)), ()),
 }  # fmt: skip
