@@ -134,11 +134,13 @@ def diagnose(
     outcome = wrong_rule(site, reference, right)
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
-    if generic is not None:
-        return _diagnosis(*generic)
-    ruled_out += outcome.ruled_out
     if operation.explanation is not None:
-        return _diagnosis(site, operation.explanation, ruled_out)
+        return _diagnosis(site, operation.explanation, [*ruled_out, *outcome.ruled_out])
+    if generic is not None:
+        nearer, unknown, excluded = generic
+        problem = f"{unknown.problem}; {operation.known}" if operation.known else unknown.problem
+        return _diagnosis(nearer, replace(unknown, problem=problem), excluded)
+    ruled_out += outcome.ruled_out
     unused = unused_tensors(site, reference)
     if unused.explanation is not None:
         return _diagnosis(site, unused.explanation, ruled_out)
