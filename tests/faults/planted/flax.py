@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import torch
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from faults.expected import HUGGING, Fault
 from faults.plants import (
@@ -72,6 +73,17 @@ def seeing() -> Any:
     return mock.patch.object(gpt2, "eager_attention_forward", masked)
 
 
+def later_from_zero() -> Any:
+    """A token's distance to itself falls into the bucket of later tokens."""
+    own = T5Attention._relative_position_bucket
+
+    def bucket(distance: torch.Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> torch.Tensor:
+        found: torch.Tensor = own(distance, bidirectional, num_buckets, max_distance)
+        return found + (num_buckets // 2) * (distance == 0) if bidirectional else found
+
+    return mock.patch.object(T5Attention, "_relative_position_bucket", staticmethod(bucket))
+
+
 FLAX: tuple[Fault, ...] = (
     rule("a kernel of FlaxConv1D taken for PyTorch's (square)", "gpt2", "model", "transformer.h.0.attn.c_proj", "transposed", ("...E,DE->...D", "...E,ED->...D")),
     rule("output projection transposed (square)", "bert", "model", "bert.encoder.layer.0.attention.output.dense", "transposed", ("...E,ED->...D", "...E,DE->...D")),
@@ -88,6 +100,7 @@ FLAX: tuple[Fault, ...] = (
     file("two layers swapped", "gpt2", exchange("transformer.h.0.", "transformer.h.1."), "transformer.h.0.ln_1.weight", "of another layer", ("transformer.h.0.ln_1", "other values in the file")),
     file("a bias of Conv1D lost", "gpt2", tensor(f"{BLOCK}mlp.c_fc.bias", np.zeros_like), "transformer.h.0.mlp.c_fc.bias", "bias dropped", ("transformer.h.0.mlp.c_fc", "another value in the file")),
     fault("the target attends to later positions", "gpt2", InTarget(patch=seeing), "model", "transformer.h.0.attn.c_proj:in", "no causal mask", None),
+    fault("the distance 0 counts as a later one", "t5", InTarget(patch=later_from_zero), "model", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "another part", None),
     fault("the target's GeLU is the approximation", "bert", InTarget(each("BertIntermediate", attribute("intermediate_act_fn", torch.nn.GELU(approximate="tanh")))), "layers", "bert.encoder.layer.0.intermediate.dense", "activation", ("bert.encoder.layer.0.output.dense:in", "gelu_tanh for gelu_erf")),
     fault("the target's norms have another epsilon", "gpt2", InTarget(each("LayerNorm", attribute("eps", 1e-6))), "layers", "transformer.h.0.ln_1", "epsilon", ("transformer.h.0.ln_1", "epsilon 1e-06 for 1e-05")),
     fault("the target attends to padding", "bert", InTarget(unmasked), "model", "bert.encoder.layer.0.attention.output.dense:in", "padding is attended to", None),
