@@ -263,11 +263,12 @@ class Uploads:
 
     def _unfinished(self) -> set[tuple[str, str]] | None:
         """Return key and id of the uploads below the output that are not complete; None where the store does not list them."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self.out.key)
         try:
-            found = self._ask(self.out, lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self.out.key))  # fmt: skip
+            found = self._ask(self.out, lambda: [upload for page in pages for upload in page.get("Uploads", [])])
         except OSError:
             return None
-        return {(upload["Key"], upload["UploadId"]) for upload in found.get("Uploads", [])}
+        return {(upload["Key"], upload["UploadId"]) for upload in found}
 
     def _tried(self, ask: Callable[..., Any], **arguments: str) -> bool:
         """Whether something was removed, or was not there."""
