@@ -1,4 +1,4 @@
-"""ViT of vit_jax, SigLIP, CLIPPO, VideoPrism, and the text encoder of TIPS."""
+"""ViT of vit_jax, SigLIP, CLIPPO, VideoPrism, and TIPS."""
 
 from __future__ import annotations
 
@@ -65,12 +65,26 @@ _TIPS = (
     ),
 )
 
+_TIPS_IMAGE = (
+    Published(
+        {"epsilon": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
+        "google-deepmind/tips@4db271d scenic/models/vit.py; flax.linen.LayerNorm, gelu",
+    ),
+    *(
+        Published({"mlp_ratio": ratio}, "scenic/models/vit.py, get_vit_config", {"D": width, "F": features})
+        for width, features, ratio in ((384, 1536, 4), (768, 3072, 4), (1024, 4096, 4), (1152, 4304, 3.7362), (1536, 4096, 4))
+    ),
+)  # fmt: skip
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "siglip": _SIGLIP,
     "siglip-image": _TOWER,
     "clippo": _TOWER,
+    "siglip-naflex-image": _TOWER,
     "siglip2-naflex": _SIGLIP,
     "vit-jax": _VIT_JAX,
+    "tips-image": _TIPS_IMAGE,
+    "tips-image-swiglu": _TIPS_IMAGE,
     "tips-text": _TIPS,
     "videoprism-encoder": _VIDEOPRISM,
     "videoprism-lvt": _VIDEOPRISM_LVT,
