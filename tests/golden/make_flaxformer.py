@@ -1,13 +1,13 @@
-"""Writes the golden cases of T5X whose networks are flaxformer's: LongT5 and Pix2Struct, on a CPU.
+"""Writes the golden cases of T5X whose networks are flaxformer's: LongT5, Pix2Struct and Switch Transformers, on a CPU.
 
 Neither flaxformer nor pix2struct is a package on PyPI. Their networks run from copies of their repositories in the environment of the tests:
 
     git clone https://github.com/google/flaxformer && git -C flaxformer checkout 399ea3a
     git clone https://github.com/google-research/pix2struct && git -C pix2struct checkout 945f27e
-    pip install --no-deps --target /some/folder chex==0.1.92 toolz
+    pip install --no-deps --target /some/folder chex==0.1.92 toolz gin-config==0.5.0
     PYTHONPATH=flaxformer:pix2struct:/some/folder:src:tests python tests/golden/make_flaxformer.py
 
-What the gin files in flaxformer/t5x/configs/longt5 and pix2struct/configs/models bind is written here: gin and T5X are not needed. Empty
+What the gin files in flaxformer/t5x/configs/{longt5,moe} and pix2struct/configs/models bind is written here: T5X is not needed, and of gin a decorator. Empty
 modules stand for aqt (quantised layers), and for seqio, TensorFlow and T5X (feature converters and the training loop).
 Each case is one file, t5x/CASE.npz, as `make_t5x.py` writes it, with the parameters' names in flaxformer's save format.
 """
@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "longt5-local": LONG,
     "longt5-tglobal": LONG,
     "pix2struct": {"positions": 9, "patch": 2},  # rows of the tables of positions, side of a patch
+    "switch": {"num_experts": 5, "num_encoder_layers": 2, "num_decoder_layers": 4},
+    "switch-c": {"num_experts": 5},
 }
 
 
@@ -96,6 +98,8 @@ def network(case: str) -> Any:
     ends = {"input_dropout_factory": no_dropout, "output_dropout_factory": no_dropout, "layer_norm_factory": layer_norm.T5LayerNorm}  # fmt: skip
     if case == "pix2struct":
         return _pix2struct(decoder, attention, mlp, around, ends)
+    if case.startswith("switch"):
+        return _switch(case, attention, mlp, words, buckets, around)
     from flaxformer.architectures.longt5 import long_attention, longt5_architecture, relative_position_biases_general
 
     local = {"local_radius": LONG["local_radius"], **heads}
@@ -145,6 +149,65 @@ def _pix2struct(decoder: Any, attention: Any, mlp: Any, around: Any, ends: Any) 
         )
 
     return models.ImageEncoderTextDecoder(encoder_factory=encoder, decoder_factory=decoder)
+
+
+def _switch(case: str, attention: Any, gated: Any, words: Any, buckets: Any, around: Any) -> Any:
+    """Experts in every second layer and the embeddings as the head (Base, Large), or everywhere and a head of its own (C)."""
+    from flaxformer.architectures.moe import moe_architecture, moe_layers, routing
+    from flaxformer.architectures.t5 import t5_architecture
+    from flaxformer.components import dense, relative_position_biases
+
+    sizes = SIZES | CASES[case]
+    every = 1 if case == "switch-c" else 2
+    mlp = partial(gated, activations=("relu",))
+
+    def experts() -> Any:
+        router = routing.TokensChooseMaskedRouter(
+            router_weights=routing.RouterWeights(use_bias=False, dtype=np.float32), num_selected_experts=1, jitter_noise=0.0,
+            dtype=np.float32, ignore_padding_tokens=False, batch_prioritized_routing=False,
+        )  # fmt: skip
+        count = sizes["num_experts"]
+        return moe_layers.MoeLayer(
+            num_experts=count, max_group_size=8192, train_capacity_factor=1.25, eval_capacity_factor=float(count), expert=mlp(),
+            router=router, num_expert_partitions=count, num_model_partitions=1, dropout_rate=0.0, dtype=np.float32,
+        )  # fmt: skip
+
+    def encoder_layer(layer: Any, block: Any, shared_relative_position_bias: Any = None) -> Any:
+        return layer(
+            attention=attention(), mlp=block(), shared_relative_position_bias=shared_relative_position_bias, **around
+        )
+
+    def decoder_layer(layer: Any, block: Any, shared_relative_position_bias: Any = None) -> Any:
+        return layer(
+            self_attention=attention(), encoder_decoder_attention=attention(), mlp=block(),
+            shared_relative_position_bias=shared_relative_position_bias, **around,
+        )  # fmt: skip
+
+    bias = partial(relative_position_biases.RelativePositionBiases, **buckets)
+    dropout, norm = around["dropout_factory"], around["layer_norm_factory"]
+
+    def encoder(shared_token_embedder: Any) -> Any:
+        return moe_architecture.SparseEncoder(
+            num_layers=sizes["num_encoder_layers"], num_sparse_layers=sizes["num_encoder_layers"] // every,
+            layer_factory=partial(encoder_layer, t5_architecture.EncoderLayer, mlp),
+            sparse_layer_factory=partial(encoder_layer, moe_architecture.SparseEncoderLayer, experts),
+            shared_token_embedder=shared_token_embedder, shared_relative_position_bias_factory=bias,
+            input_dropout_factory=dropout, output_dropout_factory=dropout, layer_norm_factory=norm,
+        )  # fmt: skip
+
+    def decoder(shared_token_embedder: Any) -> Any:
+        head = partial(dense.DenseGeneral, features=sizes["vocab_size"], use_bias=False)
+        return moe_architecture.SparseDecoder(
+            num_layers=sizes["num_decoder_layers"], num_sparse_layers=sizes["num_decoder_layers"] // every,
+            layer_factory=partial(decoder_layer, t5_architecture.DecoderLayer, mlp),
+            sparse_layer_factory=partial(decoder_layer, moe_architecture.SparseDecoderLayer, experts),
+            shared_token_embedder=shared_token_embedder, shared_relative_position_bias_factory=bias,
+            output_logits_factory=head if case == "switch-c" else None, **around,
+        )  # fmt: skip
+
+    return t5_architecture.EncoderDecoder(
+        encoder_factory=encoder, decoder_factory=decoder, shared_token_embedder_factory=words
+    )
 
 
 def inputs(case: str) -> dict[str, Any]:

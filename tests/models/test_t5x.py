@@ -1,4 +1,4 @@
-"""T5X's T5, mT5, ByT5, UL2, UMT5, LongT5 and Pix2Struct: what T5X's and flaxformer's own networks computed, and what transformers computes from the converted file."""
+"""T5X's T5, mT5, ByT5, UL2, UMT5, LongT5, Pix2Struct and Switch Transformers: what T5X's and flaxformer's own networks computed, and what transformers computes from the converted file."""
 
 from __future__ import annotations
 
@@ -148,6 +148,59 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
     }
 
 
+SWITCH = {  # flaxformer/t5x/configs/moe/models/switch_*.gin: layers, width, heads, feed-forward, experts
+    "base": (12, 768, 12, 3072, 8),
+    "large": (24, 1024, 16, 4096, 16),
+    "c-2048": (15, 2080, 30, 6144, 2048),
+}
+
+
+def switch_specs(name: str, gated: bool = False, first: int = 0) -> dict[str, Any]:
+    """Return the leaves of a published size; `first` is the layer of the golden that the first one is like."""
+    layers, width, heads, hidden, experts = SWITCH[name]
+    case = "switch-c" if name == "c-2048" else "switch"
+    size = {3: heads, 5: experts, 12: width, 20: hidden, 23: 32128, 32: 32}
+    specs = {}
+    for leaf, x in t5x_cases.leaves(case).items():
+        shape = tuple(size[n] for n in x.shape)
+        if "attention/" in leaf:
+            shape = (64 * heads, width) if "/out/" in leaf else (width, 64 * heads)
+        layer = leaf.split("/")[1]
+        likes = [f"layers_{(k + first) % 2}" for k in range(layers)] if layer.startswith("layers_") else [layer]
+        for k, like in enumerate(likes):
+            if like == layer:
+                path = "target/" + leaf.replace(layer, f"layers_{k}" if len(likes) > 1 else layer)
+                for part in ("wi_0", "wi_1") if gated and "/wi/" in path else ("wi",):
+                    specs[path.replace("/wi/", f"/{part}/")] = (shape, "float32")
+    return specs
+
+
+@pytest.mark.parametrize("name", SWITCH)
+def test_published_sizes_of_switch_transformers_match_transformers(name: str) -> None:
+    from transformers import AutoConfig, SwitchTransformersForConditionalGeneration
+
+    plan = convert.plan_conversion("t5x", SpecsOnly(switch_specs(name)))
+    experts = SWITCH[name][-1]
+    assert plan.version == name and plan.config is not None and plan.config["num_experts"] == experts
+    with torch.device("meta"):  # with one expert: the modules of 61440 take half a minute
+        made = SwitchTransformersForConditionalGeneration(AutoConfig.for_model(**{**plan.config, "num_experts": 1}))
+    copies = set() if name == "c-2048" else {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}  # fmt: skip
+    assert {step.name: step.spec.shape for step in plan.steps} == {
+        key.replace("expert_0", f"expert_{k}"): (experts, *x.shape[1:]) if "router" in key else tuple(x.shape)
+        for key, x in made.state_dict().items()
+        if key not in copies
+        for k in range(experts if "expert_0" in key else 1)
+    }
+
+
+@pytest.mark.parametrize(("changed", "named"), [({"gated": True}, "wi_0"), ({"first": 1}, "every second layer")])
+def test_what_the_class_of_switch_transformers_does_not_have_is_refused(changed: dict[str, Any], named: str) -> None:
+    """Gated blocks, as of XXL; experts in the first layer of two, which flaxformer has by another `sparse_layout`."""
+    with pytest.raises(convert.ConvertError) as refused:
+        convert.plan_conversion("t5x", SpecsOnly(switch_specs("base", **changed)))
+    assert named in str(refused.value), str(refused.value)
+
+
 # ---- planted mistakes
 
 
@@ -177,6 +230,8 @@ RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what 
     ("longt5-tglobal", "einsum: ...E,ED->...D\n  from: encoder", "einsum: ...D,ED->...E\n  from: encoder", "transposed"),
     ("pix2struct", "{row,column}_embedder", "{column,row}_embedder", "of another tensor"),
     ("pix2struct", "encoder_decoder}_attention/{query,key", "encoder_decoder}_attention/{key,query", "of another tensor"),
+    ("switch", 'from: "{encoder,decoder}/relpos_bias', 'from: "{decoder,encoder}/relpos_bias', "of another tensor"),
+    ("switch-c", "attention/{query,key,value}/kernel\n  linear: encoder", "attention/{key,query,value}/kernel\n  linear: encoder", "of another tensor"),
 )  # fmt: skip
 
 

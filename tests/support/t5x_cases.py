@@ -25,8 +25,10 @@ RULES = {  # of each case: the model that its tree selects, and what only its co
     "longt5-tglobal": ("t5x-longt5", {"feed_forward_proj": "gated-gelu", "local_radius": 5, "tokens_per_block": 4}),
     "longt5-local": ("t5x-longt5-local", {"feed_forward_proj": "gated-gelu", "local_radius": 5}),
     "pix2struct": ("pix2struct", {}),
+    "switch": ("t5x-switch", {"expert_capacity": 1000}),
+    "switch-c": ("t5x-switch-c", {"expert_capacity": 1000}),
 }
-FLAXFORMER = ("longt5-tglobal", "longt5-local", "pix2struct")
+FLAXFORMER = ("longt5-tglobal", "longt5-local", "pix2struct", "switch", "switch-c")
 
 
 def rules(case: str) -> str:

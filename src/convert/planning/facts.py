@@ -35,17 +35,20 @@ def expand_fact(value: Any, sizes: Mapping[str, int]) -> Any:
     return value
 
 
-def unmet_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def unmet_requirements(
+    rules: RuleFile, target: str, facts: Mapping[str, Any], sizes: Mapping[str, int]
+) -> Iterator[Finding]:
     """Find facts that differ from the only value that the target's code supports."""
     code = rules.targets[target]
     for name, need in code.requires.items():
-        if name in facts and facts[name] != need.value:
+        supported = expand_fact(need.value, sizes)
+        if name in facts and facts[name] != supported:
             others = [other for other in rules.targets if other != target]
             yield Finding(
                 "target-requirement",
                 f"{code.loads} supports only one {name} ({need.because})",
                 rule=need.at.line_only,
-                expected=f"{name} = {need.value}",
+                expected=f"{name} = {supported}",
                 got=f"{name} = {facts[name]}",
                 fix=f"choose another target: --to {' or '.join(others)}"
                 if others

@@ -290,7 +290,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
     findings += class_conflict(rules, match.target, sidecar)
     findings += contradictions(rules, match.target, sidecar, sizes, settings)
-    findings += unmet_requirements(rules, match.target, facts)
+    findings += unmet_requirements(rules, match.target, facts, sizes)
     findings += contradicted
     return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
 

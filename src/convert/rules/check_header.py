@@ -129,13 +129,15 @@ def _versions_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
 
 def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
     header = rules.node.value
-    used = [(f"`{key}`", header[key]) for key in ("needs_confirmation",) if key in header]
+    known: dict[str, Iterable[str]] = {"facts": rules.facts}
+    used = [(f"`{key}`", header[key], known) for key in ("needs_confirmation",) if key in header]
+    known = {**known, "layer_types": rules.layer_types}
     for name, target in header["targets"].items():
-        used += [(f"`requires` of {name}", target.value["requires"])] if "requires" in target.value else []
-    for key, node in used:
+        used += [(f"`requires` of {name}", target.value["requires"], known)] if "requires" in target.value else []
+    for key, node, names in used:
         for fact in node.value:
-            if fact not in rules.facts:
-                yield _undeclared(node.keys_at[fact], key, fact, facts=rules.facts)
+            if not any(fact in declared for declared in names.values()):
+                yield _undeclared(node.keys_at[fact], key, fact, **names)
     for product in rules.products:
         for name in product.factors:
             if isinstance(name, str) and name not in rules.facts and name not in rules.axes:

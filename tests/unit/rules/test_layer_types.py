@@ -65,6 +65,20 @@ def test_types_are_read_off_the_tree() -> None:
     ]
 
 
+def test_a_target_may_support_one_order_of_types() -> None:
+    needed = "requires: {kinds: {is: {repeat: [loop, look], length: $i}, because: it has no other}}, config: {"
+    head = HEAD.replace("config: {", needed)
+    assert make_plan(rule_file(RULES, head), MemorySource(tree("loop", "look", "loop"))).facts["kinds"][2] == "loop"
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(RULES, head), MemorySource(tree("look", "loop")))
+    (finding,) = refused.value.findings
+    assert finding.code == "target-requirement"
+    assert (finding.expected, finding.got) == ("kinds = ['loop', 'look']", "kinds = ['look', 'loop']")
+    with pytest.raises(RuleError) as unknown:
+        rule_file(RULES, head.replace("requires: {kinds", "requires: {kindz"))
+    assert unknown.value.code == "rule-unknown-name"
+
+
 def test_a_type_that_no_layer_has_is_no_gap() -> None:
     plan = make_plan(rule_file(RULES, HEAD), MemorySource(tree("loop", "loop")))
     assert plan.facts["kinds"] == ["loop", "loop"]

@@ -1,4 +1,4 @@
-"""T5X's T5 1.0, 1.1, mT5, ByT5, UL2, UMT5, LongT5 and Pix2Struct."""
+"""T5X's T5 1.0, 1.1, mT5, ByT5, UL2, UMT5, LongT5, Pix2Struct and Switch Transformers."""
 
 from __future__ import annotations
 
@@ -55,9 +55,19 @@ _PIX2STRUCT = (
     _T5X[1],
 )
 
+_SWITCH = (
+    Published(
+        {"layer_norm_epsilon": 1e-6, "relative_attention_max_distance": 128, "dense_act_fn": "relu"},
+        f"{_FLAXFORMER}/components/layer_norm.py, t5x/configs/moe/architectures/moe.gin, models/switch_base.gin",
+    ),
+    _T5X[1],
+    Published({"expert_capacity": 64}, "transformers SwitchTransformersConfig", binding=False),
+)
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "t5x-1.0": _T5X_1_0,
     **dict.fromkeys(("t5x-1.1", "t5x-mt5", "t5x-umt5", "t5x-umt5-tied"), _T5X_GATED),
     **dict.fromkeys(("t5x-longt5", "t5x-longt5-local"), _LONG),
     "pix2struct": _PIX2STRUCT,
+    **dict.fromkeys(("t5x-switch", "t5x-switch-c"), _SWITCH),
 }  # fmt: skip

@@ -149,7 +149,7 @@ TARGET = Record(
         ),
         "requires": Key(
             MapOf(_REQUIREMENT),
-            "Mapping of a fact to the only value that this target's code supports, with the reason. Default: any value.",
+            "Mapping of a fact, or of a list in `layer_types`, to the only value that this target's code supports, with the reason. Default: any value.",
         ),
         "same_tree": Key(
             ListOf(Scalar(str, "the name of a class"), or_one=True),
