@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
+from convert.programs.where import model_line
 from convert.references.protocol import Reference
 
 
@@ -27,8 +28,7 @@ def _reporting(function: Callable[..., Any]) -> Callable[..., Any]:
         except (ConvertError, ImportError):
             raise
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(last.filename).name}:{last.lineno}, in {last.name}"
+            place = _place(traceback.extract_tb(error.__traceback__))
             raise UserCodeError(
                 Finding(
                     "target-failed",
@@ -39,3 +39,10 @@ def _reporting(function: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return call
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return line and function of the model's code that failed: PyTorch's own, which it called, says little."""
+    inner = list(reversed(frames))
+    frame = next((one for one in inner if model_line([(one.filename, one.lineno or 0)])), inner[0])
+    return f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}"
