@@ -21,6 +21,7 @@ from convert.core.errors import OptionError
 from support import writers
 from support.command_line import Run
 from support.goldens import checkpoint
+from support.marks import slow_but
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
-@pytest.mark.parametrize("options", [[], ["--json"], ["--full"]])
+@pytest.mark.parametrize("options", slow_but([["--full"]], [[], ["--json"], ["--full"]]))
 def test_names_that_the_encoding_of_stdout_lacks(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
     path = writers.npz(tmp_path / "m.npz", {"größe/kernel": np.zeros((2, 3), np.float32)})
     done = subprocess.run(

@@ -163,7 +163,7 @@ def test_both_models_compute_the_same_function(case: str, to: str) -> None:
     assert pair(case, to).unlifted == ()
 
 
-@pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-2.5", "timesfm")], CASES))
+@pytest.mark.parametrize(("case", "to"), slow_but([], CASES))
 def test_boundaries_cover_every_layer_in_the_order_of_the_data(case: str, to: str) -> None:
     at = pair(case, to)
     names = list(at.exact)
@@ -306,6 +306,7 @@ def test_faults_stand_out_of_lifted_runs(fault: str) -> None:
     assert first == where
 
 
+@pytest.mark.slow
 def test_small_faults_are_hidden_in_float32() -> None:
     """Why lifting is needed: a wrong epsilon and a flipped bit are within what honest float32 runs differ by."""
     for fault in ("epsilon of an RMSNorm", "a weight off by one bit"):
@@ -410,6 +411,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "to"), FACTS)
 def test_facts_are_read_off_the_live_module(case: str, to: str) -> None:
     module = build(case, to, lift=False)

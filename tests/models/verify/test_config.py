@@ -24,6 +24,7 @@ from convert.verify.config.same_value import canonical, same
 from convert.verify.report.report import LevelReport, Verdict
 from convert.writing.written import Written, open_written
 from support.goldens import checkpoint
+from support.marks import slow_but
 from support.upstream import timesfm_1
 
 CASES = {
@@ -71,7 +72,7 @@ def only(facts: Any) -> Any:
 # ---- no false alarm
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(list(CASES)[-1:], CASES))
 @pytest.mark.parametrize("target", ["timesfm", "transformers"])
 def test_golden_has_no_finding(made: Any, case: str, target: str) -> None:
     plan, out, reference = made(case, target)

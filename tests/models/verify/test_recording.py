@@ -316,6 +316,7 @@ RULES = {  # in a copy of the rules, with which the file is then made, too: the 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_wrong_rules_are_found_and_named(rule: str, files: Files, tmp_path: Path) -> None:
     """Nothing is wrong with the file by the rules; only the JAX model tells, and it is not here."""

@@ -75,6 +75,7 @@ def test_only_the_tensors_that_are_wrong_are_blamed(converted: Path, tmp_path: P
     assert diagnosis["problem"].startswith("last.weight and last.bias in the file are not what ")
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_right_is_not_tried_with_other_weights(
     converted: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

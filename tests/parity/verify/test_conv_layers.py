@@ -27,6 +27,7 @@ from faults.catalogue import checkpoint_of, run
 from faults.conv_net import reference
 from faults.own_models import OWN
 from faults.plants import InRule
+from support.marks import slow_but
 from support.memory_source import MemorySource
 
 NET = "conv-net"
@@ -78,7 +79,7 @@ def test_a_correct_conversion_passes() -> None:
     assert {"stem.weight", "up.weight", "norm.weight", "group.weight", "mix.weight", "head.weight"} <= measured
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(list(FAULTS)[::4], FAULTS))
 def test_a_wrong_derivation_fails_the_layers_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, attribute, fault, at = FAULTS[name]
     monkeypatch.setattr(where, attribute, fault)
