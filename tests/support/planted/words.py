@@ -70,7 +70,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no last tanh": _TANH,
     },
     "translator": {
-        "positions from one on": "of p.weight, the target picks elements, and the JAX model takes the indices 0 to 3",
+        "positions from one on": r"of p.weight, the target takes row k \+ 1 where the JAX model takes row k",
         "norm of the decoder": "multiplies by n.1.weight .*JAX model multiplies by u",
         "no norm of the encoder": _NORM,
         "keys for values": "and what m.3 gives, the target takes the matrix product",
