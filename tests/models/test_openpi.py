@@ -175,12 +175,13 @@ def test_zeros_are_a_tensor_of_their_own(tmp_path: Path) -> None:
     (step,) = [step for step in plan.steps if step.name == HEAD]
     assert step.value == 0.0 and step.spec.shape == (61, 12) and not step.parts
     text = (shipped_rules_dir() / "openpi.yaml").read_text()
-    for wrong, named in (
-        ("lm_head.weight: VO", "gives the axis O a size"),
-        ("lm_head.**: VE", "is not the full name of one tensor"),
+    for right, wrong, named in (
+        ("axes: VE\n  because", "axes: VO\n  because", "no leaf gives O a size"),
+        ("gemma_expert.lm_head.weight", "gemma_expert.lm_head.**", "has a wildcard"),
     ):
+        assert text.count(right) == 1
         with pytest.raises(convert.ConvertError, match=named):
-            rules = parse_models(text.replace("lm_head.weight: VE", wrong), "wrong.yaml")
+            rules = parse_models(text.replace(right, wrong), "wrong.yaml")
             convert.plan_conversion(next(r for r in rules if r.model == "pi0"), source_of("pi0"), to="openpi")
 
 

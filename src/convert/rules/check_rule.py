@@ -40,7 +40,7 @@ def _only_drop_has_wildcards(rule: Rule, node: YamlNode) -> Iterator[Finding]:
                 rule=str(_key_of(role, rule.kind, node)[1].at),
                 fix="name the leaves with {i} and {a,b}",
             )
-    for name, layer in _targets(rule):
+    for name, layer in rule.layers if rule.kind.indexed and not rule.sources else _targets(rule):
         if layer.path.wild:
             yield Finding("rule-wildcard", f"the target {layer.path} has a wildcard{_of(name)}", rule=str(node.at), fix="write the tensor's name with {i} and {a,b}")  # fmt: skip
 

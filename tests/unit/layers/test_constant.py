@@ -34,6 +34,11 @@ def test_tensors_of_every_layer_are_filled() -> None:
     )
 
 
+def test_a_name_with_a_wildcard_is_refused() -> None:
+    with pytest.raises(RuleError, match=r"the target layers.\*\* has a wildcard"):
+        rule_file(RULES.replace("layers.{i}.scale{1,2}", "layers.**"))
+
+
 def test_a_letter_without_a_size_is_refused() -> None:
     with pytest.raises(PlanError, match="no leaf gives E a size"):
         make_plan(rule_file(RULES.replace("axes: .D", "axes: .E")), MemorySource(TREE))
