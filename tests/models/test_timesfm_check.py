@@ -289,7 +289,7 @@ def one_bit(weight: torch.Tensor) -> torch.Tensor:
     """The last bit of one number flipped, as a float32."""
     bits = weight.float().numpy().copy()
     bits.view(np.int32)[0, 0] ^= 1
-    out = weight.double()
+    out = weight.double().clone()  # the weights of a case are shared by the tests
     out[0, 0] = float(bits[0, 0])
     return out
 
