@@ -234,7 +234,7 @@ def _scaled_by_numbers(program: Program) -> list[Array]:
         if (
             operation.name in ("mul", "div")
             and len(operation.data) == 1
-            and any(x.constant for x in operation.operands)
+            and any(x.constant and (x.array != 1).any() for x in operation.operands)
         ):
             found.append(operation.data[0].array)
     return found

@@ -60,13 +60,23 @@ def carriers(
             if other.index in behind and role_of(order[other.index]) is Role.SHIFT
             and _products(order, choices, _ancestors(order, made_by, order[other.index].data[0])) == {choice.index}
         ]  # fmt: skip
-        count = len(choice.candidate.pieces)
-        for piece in range(count):
+        for piece in choice.candidate.pieces:
             changed = list(choices)
-            for j in (k, *biases):
-                only = piece if len(choices[j].candidate.pieces) == count else None
-                changed[j] = replace(choices[j], candidate=_divided(choices[j].candidate, factor, only))
+            changed[k] = replace(choice, candidate=_divided(choice.candidate, factor, [piece]))
+            for j in biases:
+                other = choices[j].candidate
+                changed[j] = replace(
+                    choices[j], candidate=_divided(other, factor, _beside(choice.candidate, piece, other))
+                )
             yield changed
+
+
+def _beside(weights: Candidate, piece: Piece, bias: Candidate) -> list[Piece]:
+    """Return the pieces of a bias that are added to the rows of a piece of the weight; all of them if it has no such rows."""
+    size, rows = (sum(len(p.elements) for p in candidate.pieces) for candidate in (weights, bias))
+    if len(weights.pieces) == 1 or size % rows:
+        return list(bias.pieces)
+    return [p for p in bias.pieces if np.isin(p.elements, piece.elements // (size // rows)).all()]
 
 
 def _ancestors(order: Sequence[Operation], made_by: Mapping[Value, int], value: Value) -> set[int]:
@@ -84,13 +94,13 @@ def _products(order: Sequence[Operation], choices: Sequence[Choice], behind: set
     return {c.index for c in choices if c.index in behind and role_of(order[c.index]) in CARRIERS}
 
 
-def _divided(candidate: Candidate, factor: float, only: int | None) -> Candidate:
-    """Return a candidate with its pieces, or one of them, divided by a number."""
+def _divided(candidate: Candidate, factor: float, of: Sequence[Piece]) -> Candidate:
+    """Return a candidate with some of its pieces divided by a number."""
 
     def divided(piece: Piece) -> Piece:
         return replace(piece, values=piece.values / factor, factor=piece.factor / factor)
 
-    pieces = tuple(divided(p) if only in (None, k) else p for k, p in enumerate(candidate.pieces))
+    pieces = tuple(divided(p) if any(p is one for one in of) else p for p in candidate.pieces)
     return replace(
         candidate,
         pieces=pieces,

@@ -12,6 +12,8 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Arithmetic, Grade, Role
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import HEADS, WIDTH, derive, floats, grades, layer_norm, rms_norm, rules, sources, tokens
 
 D, N, H = WIDTH, HEADS, WIDTH // HEADS
@@ -166,6 +168,35 @@ def test_embeddings_tied_and_with_more_rows_in_the_source():
     assert found.tensor("head.weight") is found.tensor("a.weight")
     assert found.tensor("b.weight").unseen == 13 * D
     assert np.array_equal(found.tensor("a.weight").parts[0].positions, np.arange(11 * D))
+
+
+def test_tables_whose_last_rows_the_target_lacks():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (torch.nn.Embedding(rows, D) for rows in (11, 11, 9))
+            self.head = torch.nn.Linear(D, 11, bias=False)
+            self.head.weight = self.a.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.head(torch.tanh(self.a(x) + self.b(x) + self.c(torch.arange(x.shape[1]))))
+
+    def function(w, x):
+        return (jnp.tanh(w["t"][x] + w["u"][x] + w["p"][jnp.arange(x.shape[1])]) @ w["t"].T)[..., :11]
+
+    module = Model()
+    found = derive(function, module, {"p": (10, D), "t": (13, D), "u": (16, D)}, tokens(11, 3, 7))
+    assert grades(found) == {Grade.DERIVED}, "the head reads one of the two tables again"
+    assert rules(found, module) == [
+        f"- from: {leaf}\n  rows: ${fact}\n  padded: [{rows}]\n  axes: {axes}\n  embedding: {to}"
+        for leaf, fact, rows, axes, to in (
+            ("t", "entries", 13, "VD", "{module: a, tied: head}"),
+            ("u", "entries", 16, "AD", "b"),
+            ("p", "entries_2", 10, "BD", "c"),
+        )
+    ]
+    text = write_rules(found, model_of_module(module, "Model")).text
+    assert "facts:\n  entries: 11\n  entries_2: 9\n" in text
 
 
 @pytest.mark.parametrize("plus", [0, 1], ids=["scale", "1+scale"])

@@ -76,7 +76,7 @@ def _way(
 
 
 def _converged(search: Search, chosen: list[Solution], at: int, used: Array, last: Mapping[Value, int]) -> bool:
-    """Whether the values that are still used, and the leaves that are left, are those of the chosen way at this operation."""
+    """Whether the values and parameters that are still used, and the leaves that are left, are those of the chosen way here."""
     before = [solution for solution in chosen if solution.end <= at]
     if not before or before[-1].end != at:
         return False
@@ -93,4 +93,10 @@ def _converged(search: Search, chosen: list[Solution], at: int, used: Array, las
                 scale = np.abs(array).max(initial=0)
                 if not np.allclose(search.replay.value(value), array, rtol=0, atol=SAME * scale, equal_nan=True):
                     return False
-    return True
+    read = {
+        name for operation in search.target.operations[at:] for value in operation.operands for name in value.leaves
+    }
+    pieces = (
+        piece for s in before for choice in s.choices for piece in choice.candidate.pieces if piece.tensor in read
+    )
+    return all(np.array_equal(search.replay.parameters[p.tensor][p.elements], p.values, equal_nan=True) for p in pieces)

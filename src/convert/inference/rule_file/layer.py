@@ -17,6 +17,7 @@ from convert.inference.rule_file.layout import Axis, Layout, read_layout
 from convert.inference.rule_file.parametrized import (
     LowRankWords,
     below_each_other,
+    by_parts,
     in_turns,
     is_norm_of_rows,
     low_rank_words,
@@ -140,10 +141,10 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
         for group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
             described = _describe(module, group, facts, derivation)
-            if isinstance(described, LayerRule):
-                found.append(described)
-            else:
+            if isinstance(described, str):
                 unknown |= dict.fromkeys((tensor.name for tensor in group.values()), described)
+            else:
+                found += described
     return Layers(tuple(found), unknown)
 
 
@@ -218,8 +219,8 @@ def _role(name: str, tensor: Tensor) -> str:
 
 def _describe(
     module: TargetModule, group: Mapping[str, Tensor], facts: Mapping[str, Mapping[str, Any]], derivation: Derivation
-) -> LayerRule | str:
-    """Return the rule of some tensors of a module, or why there is none."""
+) -> list[LayerRule] | str:
+    """Return the rules of some tensors of a module, or why there are none: one rule, or one for each part of the rows."""
     tensors = {
         role: group[role] for role in sorted(group, key=lambda role: role != "weight") if not _constant(group[role])
     }
@@ -279,6 +280,8 @@ def _describe(
         part.factor for tensor in tensors.values() for part in tensor.parts if part.arithmetic is Arithmetic.SAME
     }
     if factors != {1.0} and factors:
+        if len(factors) > 1 and kind == "linear" and len(first.parts) > 1:
+            return _by_parts(module, tensors, facts, derivation, turns)
         if len(factors) > 1 or kind not in ("linear", "embedding", "parameter") or min(factors) <= 0:
             return f"its elements are multiplied by {' and '.join(f'{factor:g}' for factor in sorted(factors))}"
         keys = (*keys, (PRESCALED, repr(1 / factors.pop())))
@@ -289,9 +292,31 @@ def _describe(
         target_keys = (*target_keys, (BESIDE, str(beside)))
     if parametrization:
         target_keys = (*target_keys, ("parametrization", parametrization))
-    return LayerRule(
-        kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest, (), others
-    )
+    return [
+        LayerRule(
+            kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest, (), others
+        )
+    ]
+
+
+def _by_parts(
+    module: TargetModule,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Mapping[str, Any]],
+    derivation: Derivation,
+    turns: tuple[int, int] | None,
+) -> list[LayerRule] | str:
+    """Return a rule for each part of the rows, as parts that carry different factors have one; or why there are none."""
+    found: list[LayerRule] = []
+    parts = by_parts(tensors)
+    for k, part in enumerate(parts, 1):
+        described = _describe(module, part, facts, derivation)
+        if isinstance(described, str):
+            return described
+        layout = () if turns is None else ((IN_TURNS, " ".join(map(str, turns))),)
+        of = (*layout, ("part", f"{k} of {len(parts)}"))
+        found += (replace(layer, target_keys=(*layer.target_keys, *of)) for layer in described)
+    return found or "its bias has other parts than its weight, and they carry different factors"
 
 
 def _low_rank(

@@ -1,4 +1,4 @@
-"""Weights that are no leaf: those that the source computes, and those that the target keeps as two tensors."""
+"""Weights that are no leaf: those that the source computes, those of several leaves, and those that the target keeps as two tensors."""
 
 from __future__ import annotations
 
@@ -131,6 +131,32 @@ def one_below_another(tensor: Tensor, count: int) -> Tensor:
     place = np.arange(int(np.prod(tensor.shape))).reshape(count, rows, width).swapaxes(0, 1).ravel()
     parts = tuple(replace(part, elements=place[part.elements]) for part in tensor.parts)
     return replace(tensor, shape=(count * rows, width), parts=parts)
+
+
+def by_parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Return the tensors of a layer for each part of the first one, which is a block of its rows; none where the others have other blocks."""
+    first, found = next(iter(tensors.values())), []
+    width = int(np.prod(first.shape[1:]))
+    for part in sorted(first.parts, key=lambda part: int(part.elements.min())):
+        start, count = int(part.elements.min()) // width, len(part.elements) // width
+        block = {role: _rows(tensor, start, count) for role, tensor in tensors.items()}
+        if any(sum(len(p.elements) for p in t.parts) != np.prod(t.shape) or len(t.parts) > 1 for t in block.values()):
+            return []
+        found.append(block)
+    return found
+
+
+def _rows(tensor: Tensor, start: int, count: int) -> Tensor:
+    """Return some rows of a tensor."""
+    width = int(np.prod(tensor.shape[1:]))
+    parts = []
+    for part in tensor.parts:
+        here = part.elements // width - start
+        kept = (here >= 0) & (here < count)
+        positions = part.positions[kept] if len(part.positions) else part.positions
+        elements = part.elements[kept] - start * width
+        parts += [replace(part, elements=elements, positions=positions)] if kept.any() else []
+    return replace(tensor, shape=(count, *tensor.shape[1:]), parts=tuple(parts))
 
 
 def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ from convert.inference.derivation import Derivation
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
+from convert.inference.rule_file.cut_rows import with_cut_rows
 from convert.inference.rule_file.entry import entry_of
 from convert.inference.rule_file.layer import describe_layers
 from convert.inference.rule_file.letters import NoWordsError
@@ -66,6 +67,7 @@ def write_rules(
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question
     described, lost = settle(layers.found, derivation, target)
+    described, facts = with_cut_rows(described)
     unwritten = {**layers.open, **lost}
     made: set[str] = set()
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
@@ -101,8 +103,9 @@ def write_rules(
         head.append(f"root: {plain(root)}")
     if declared := list(letters.declared()):
         head += ["", "axes:", *(f"  {axis}" for axis in declared)]
-    if buffers.facts:
-        head += ["", "facts:", *(f"  {name}: {value}" for name, value in buffers.facts.items())]
+    facts |= buffers.facts
+    if facts:
+        head += ["", "facts:", *(f"  {name}: {value}" for name, value in facts.items())]
     head += ["", "targets:", f"  torch: {{loads: {json.dumps(target.loads)}}}", "", "rules:"]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
