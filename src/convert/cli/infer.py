@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -121,6 +122,7 @@ def infer(
     from convert.inference.rule_file.from_pair import infer_rules
     from convert.inference.shrink import confirm
 
+    gc.set_threshold(20_000)  # a record keeps what it makes: a collection goes through all of it, and finds nothing
     if len(paths) != (1 if shapes else 2):
         expected = "FILE" if shapes else "CKPT FILE"
         raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,24 @@ def _wide(x: Any) -> Any:
     if isinstance(x, torch.dtype):
         return _WIDE.get(x, x)
     return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
+
+
+def _widened(x: Any) -> Any:
+    """Widen an argument, or the arguments in a list: an operator has no others."""
+    return [_wide(part) for part in x] if isinstance(x, list) or type(x) is tuple else _wide(x)
+
+
+def tensors_in(x: Any) -> list[torch.Tensor]:
+    """Return the tensors in what an operator gives, or in an argument."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [tensor for part in x for tensor in tensors_in(part)] if isinstance(x, list | tuple) else []
+
+
+@cache  # PyTorch makes the arguments of a schema anew each time
+def _shares(func: Any) -> bool:
+    """Whether an operator gives a view, or changes an argument."""
+    return any(argument.alias_info is not None for argument in func._schema.arguments)
 
 
 def _called(func: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
@@ -83,6 +102,11 @@ class Lift(TorchDispatchMode):
         self.unlifted: set[str] = set()
         self.casts = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch asks whether `torch.compile` must leave these methods out: that imports all of the compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -99,19 +123,16 @@ class Lift(TorchDispatchMode):
             return _wide(args[0])
         if func is torch.ops.aten.view.dtype:
             return self.bits(func, *args)
-        if any(
-            argument.alias_info is not None for argument in func._schema.arguments
-        ):  # a view, or an in-place operation
+        if _shares(func):
             args = tuple(_wide(x) if isinstance(x, torch.dtype) else x for x in args)
             kwargs = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in kwargs.items()}
             out = func(*args, **kwargs)
             rounds = func._schema.is_mutable
         else:
-            out = func(*torch.utils._pytree.tree_map(_wide, args), **torch.utils._pytree.tree_map(_wide, kwargs))
+            out = func(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
             rounds = True
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if rounds and isinstance(tensor, torch.Tensor) and tensor.dtype in _WIDE:
-                self.unlifted.add(str(func))
+        if rounds and any(tensor.dtype in _WIDE for tensor in tensors_in(out)):
+            self.unlifted.add(str(func))
         return out
 
     def bits(self, func: Any, x: torch.Tensor, dtype: torch.dtype) -> Any:

@@ -19,6 +19,7 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
 from convert.numerics.lift_jax import float64, lift
+from convert.numerics.same_trace import traces_alike
 from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
 from convert.programs.program import Array, Operation, Program, Value, parameter_values
@@ -47,7 +48,7 @@ def record_jax(
         function: (parameters, inputs) -> the outputs by name, as `convert.Reference.jax`.
         parameters: by name; of any dtype. Floating ones become float64, exactly.
         inputs: by name, likewise.
-        twice: whether it runs a second time, to see that its outputs are the same.
+        twice: whether two runs are compared. The second is spared where the function always traces to the same program.
 
     Raises:
         ConvertError: JAX cannot trace the function, it does not return arrays by name, two runs differ, or an output has NaN.
@@ -71,8 +72,9 @@ def record_jax(
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
-        if not twice:
-            return program
+    if not twice or traces_alike(function, dict(parameters), dict(inputs)):
+        return program
+    with float64():
         again = lift(function, staged=lifted.staged, observer=_Unheard())(*arrays)
         first = {name: value.array for name, value in outputs.items()}
         require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -95,9 +96,10 @@ def _nothing_hidden() -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
-        eager = getattr(torch.compiler, "set_stance", nullcontext)("force_eager")  # torch 2.6
-        for context in (torch_pinned(), torch.no_grad(), attention_apart(), eager):
+        for context in (torch_pinned(), torch.no_grad(), attention_apart()):
             stack.enter_context(context)
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing the compiler takes seconds
+            stack.enter_context(getattr(torch.compiler, "set_stance", nullcontext)("force_eager"))  # torch 2.6
         yield
 
 

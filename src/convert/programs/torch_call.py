@@ -8,9 +8,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from convert.numerics.lift_torch import Lift
+from convert.numerics.lift_torch import Lift, tensors_in
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 NUMBERS = ("number", "Optional[number]", "List[number]")
@@ -37,11 +36,6 @@ class _Blank(NamedTuple):
 
     size: tuple[int, ...]
     dtype: torch.dtype
-
-
-def tensors_in(x: Any) -> list[torch.Tensor]:
-    """Return the tensors in a nested result."""
-    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)]
 
 
 @dataclass(frozen=True, eq=False)

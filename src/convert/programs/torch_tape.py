@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
-from convert.numerics.lift_torch import Lift
+from convert.numerics.lift_torch import Lift, tensors_in
 from convert.programs.program import Array, Operation, Value
 from convert.programs.torch_aliases import Aliases, array_of
-from convert.programs.torch_call import Call, tensors_in
+from convert.programs.torch_call import Call
 from convert.programs.torch_decompositions import table
 from convert.programs.torch_elements import elements_of
 from convert.programs.where import model_line, stack

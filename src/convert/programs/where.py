@@ -23,7 +23,7 @@ def model_line(frames: Iterable[tuple[str, int]]) -> str:
     Args:
         frames: file and line, the innermost first.
     """
-    return next((f"{Path(file).name}:{line}" for file, line in frames if _of_the_model(file)), "")
+    return next((f"{name}:{line}" for file, line in frames if (name := _name(file))), "")
 
 
 def stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
@@ -34,6 +34,11 @@ def stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 
 
 @lru_cache(maxsize=4096)
+def _name(file: str) -> str:
+    """Return the name of a file of the model's code; empty for another one."""
+    return Path(file).name if _of_the_model(file) else ""
+
+
 def _of_the_model(file: str) -> bool:
     path = Path(file)
     if file.startswith("<"):

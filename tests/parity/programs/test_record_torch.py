@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,3 +339,13 @@ def test_an_operator_of_another_library_is_one_operation() -> None:
     (operation,) = program.operations
     assert (operation.name, program.opaque) == ("scaled", ("scaled",))
     assert [operand.of_parameters for operand in operation.operands] == [False, True]
+
+
+def test_a_run_imports_no_compiler() -> None:
+    """It takes seconds, and a module that nothing compiled has no use for it."""
+    code = (
+        "import sys, torch; from convert.programs.record_torch import record_torch; "
+        "record_torch(torch.nn.Linear(2, 2), lambda m, i: {'y': m(i['x'])}, {'x': torch.ones(1, 2).numpy()}); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
