@@ -27,6 +27,11 @@ BENDS = {
 CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
 SQUARES = {"square", "integer_pow"}
+POSITIVE = {"exp", "abs", "sqrt", "relu", "logistic", "sigmoid", "softplus", "var"}  # never below zero
+KEEP_SIGN = {  # of numbers that are not below zero
+    *("reduce_sum", "reduce_max", "sum", "mean", "amax", "broadcast_in_dim", "reshape", "squeeze", "expand", "view"),
+    *("add", "mul", "div", "sqrt", "stop_gradient", "transpose", "permute", "unsqueeze"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +58,21 @@ def notes(source: Sequence[Program], target: Sequence[Program], tolerance: float
         source, target: runs of one program with different weights and inputs; those with other operations than the first do not count.
     """
     sides = {"JAX function": list(_unshown(source)), "PyTorch module": list(_unshown(target))}
-    said = []
+    said: dict[str, list[str]] = {}
     for (side, own), other in zip(sides.items(), reversed(sides.values()), strict=True):
         for one in own:
             if one.number is None or not any(_same(one, two, tolerance) for two in other):
                 at = one.operation.where or one.operation.module
                 place = f" at {at}" if at else ""
-                said.append(f"`{one.operation.name}` of the {side}{place}: {one.problem}")
-    return tuple(dict.fromkeys(said))
+                limit = "" if one.number is None else f"{one.number} {one.above}"
+                said.setdefault(f"`{one.operation.name}` of the {side}{place}\n{limit}", []).append(one.problem)
+    return tuple(_in_words(key.partition("\n")[0], problems) for key, problems in said.items())
+
+
+def _in_words(what: str, problems: Sequence[str]) -> str:
+    """Return one note for the same line, which a loop or a further layer runs again."""
+    times = f", {len(problems)} times" if len(problems) > 1 else ""
+    return f"{what}{times}: {problems[0]}"
 
 
 def _same(one: Unshown, two: Unshown, tolerance: float) -> bool:
@@ -131,7 +143,11 @@ def _limits(runs: Sequence[Operation], made: dict[Value, Operation]) -> Iterator
         if (above and below) or _is_variance(made.get(operation.operands[at]), made, number):
             continue
         for is_above, reached in ((True, above), (False, below)):
-            if not reached and (operation.name in BENDS or _flat(operation, at, number, is_above)):
+            if (
+                not reached
+                and (is_above or number > 0 or not _never_negative(operation.operands[at], made))
+                and (operation.name in BENDS or _flat(operation, at, number, is_above))
+            ):
                 span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
                 problem = (
                     f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
@@ -156,11 +172,25 @@ def _flat(operation: Operation, at: int, number: float, above: bool) -> bool:
     return bool((np.asarray(operation.again(operands)[0]) == number).all())
 
 
+def _never_negative(value: Value, made: dict[Value, Operation]) -> bool:
+    """Whether a value cannot be below zero, by the operations that give it: then no input shows a floor of zero."""
+    if value.constant:
+        return bool((value.array >= 0).all())
+    operation = made.get(value)
+    if operation is None or operation.name in POSITIVE or _is_square(operation):
+        return operation is not None
+    return operation.name in KEEP_SIGN and all(_never_negative(operand, made) for operand in operation.operands)
+
+
+def _is_square(operation: Operation) -> bool:
+    if operation.name in SQUARES:
+        return bool(operation.settings.get("y", 2) % 2 == 0)
+    return operation.name == "mul" and operation.operands[0] is operation.operands[1]
+
+
 def _is_variance(operation: Operation | None, made: dict[Value, Operation], number: float) -> bool:
     """Whether a value is a mean of squares without the square of the mean, which is negative by rounding only."""
     if operation is None or number != 0 or operation.name != "sub":
         return False
     square = made.get(operation.operands[1])
-    if square is None:
-        return False
-    return square.name in SQUARES or (square.name == "mul" and square.operands[0] is square.operands[1])
+    return square is not None and _is_square(square)

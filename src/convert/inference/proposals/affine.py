@@ -194,7 +194,7 @@ def _added(index: int, operation: Operation, sums: dict[Value, Sum]) -> Sequence
 def _moved(operation: Operation, sums: dict[Value, Sum]) -> Sequence[Sum]:
     totals = [Sum() for _ in operation.results]
     for place, value in enumerate(operation.operands):
-        if not value.data:
+        if not value.data or value.array.dtype.kind != "f":  # an index chooses elements, and is none of them
             continue
         known = sums.get(value) or Sum(rest=(Term(np.zeros(value.array.shape, int)),))
         for name, terms in vars(known).items():

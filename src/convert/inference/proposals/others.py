@@ -21,9 +21,11 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
     weight = operation.operands[side]
     if not weight.elements:
         return
-    for meeting in context.near_first(
-        context.source.same_data(Role.LOOKUP, context.replay.value(operation.data[0]), context.tolerance)
-    ):
+    data = context.replay.value(operation.data[0])
+    same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
+    if not same:  # as a product with rows of zeros and a one
+        yield from any_leaf(context, operation, side)
+    for meeting in context.near_first(same):
         source = meeting.weight
         for numbers in source.elements:
             if numbers.ndim != weight.array.ndim or numbers.shape[1:] != weight.array.shape[1:]:

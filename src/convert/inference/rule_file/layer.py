@@ -246,6 +246,8 @@ def _describe(
         tensors = {"weight": one_below_another(first, beside)}
     said = {key: value for tensor in tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = _kind(module, tensors, said)
+    if kind == "embedding" and _is_permuted(first, derivation):  # a table that is stored as width x entries
+        kind = "parameter"
     sources: list[tuple[str, tuple[Source, ...]]] = []
     for role, tensor in tensors.items():
         if words is not None and tensor is first and words.base is None:
@@ -360,7 +362,7 @@ def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str
         return module.kind_name
     first = next(iter(tensors.values()))
     role = first.parts[0].evidence.role
-    if role is Role.PRODUCT and len(first.shape) != 2:  # blocks, or experts: no torch.nn.Linear
+    if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
         return "parameter"
     if role is Role.SCALE and "epsilon" in said:
         return "layer_norm" if "bias" in tensors else "rms_norm"
@@ -410,6 +412,15 @@ def _sources(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], *, rotary: b
             return None
         found.append(Source(part.leaf, layout, part.contracted))
     return tuple(found)
+
+
+def _is_permuted(tensor: Tensor, derivation: Derivation) -> bool:
+    """Whether the axes of a tensor's leaf lie in another order."""
+    for source in _sources(tensor, derivation.leaves, rotary=False) or ():
+        places = [(axis.of, axis.place) for axis in source.layout.axes]
+        if places != sorted(places):
+            return True
+    return False
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
