@@ -363,14 +363,24 @@ class Lifted:
         """Evaluate the function in float64; the arguments are pytrees of arrays."""
         with float64():
             args = jax.tree.map(jnp.asarray, args)
-            wide = jax.tree.map(_up, args)
-            if not self.staged and _set_current_trace is not None:
-                try:
-                    return self._eager(wide)
-                except (*_REFUSALS, AssertionError):  # code that requires its dtypes, or a scan of length zero
-                    pass
-            self.staged = True
-            return self._staged(args, wide)
+            wide, staged = jax.tree.map(_up, args), self.staged
+            try:
+                return self._evaluated(args, wide)
+            except TypeError as error:
+                if "int64" not in str(error):
+                    raise
+                jax.clear_caches()  # of arrays of NumPy: JAX finds those again that a run without float64 made int32
+                self.staged = staged
+                return self._evaluated(args, wide)
+
+    def _evaluated(self, args: Any, wide: Any) -> Any:
+        if not self.staged and _set_current_trace is not None:
+            try:
+                return self._eager(wide)
+            except (*_REFUSALS, AssertionError):  # code that requires its dtypes, or a scan of length zero
+                pass
+        self.staged = True
+        return self._staged(args, wide)
 
     def _lifter(self, args: Any) -> _Lifter:
         if self.observer:

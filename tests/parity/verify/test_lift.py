@@ -320,6 +320,20 @@ def test_staged_code_that_needs_float32_arguments_gets_them_in_the_trace() -> No
     assert relative(lift(total, staged=True)(x), x.astype(np.float64).sum(0) * 0.1) < EXACT
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_indices_of_numpy_that_jax_made_narrow_before(staged: bool) -> None:
+    """JAX remembers the int32 that it made of them where float64 was not enabled."""
+    rows = np.array([1, 0, -1], np.int64)
+
+    def picked(x: Any) -> Any:
+        return x[rows] * 0.1
+
+    jax.eval_shape(picked, X)
+    run = lift(picked, staged=staged)
+    assert relative(run(X), X[rows] * 0.1) < EXACT
+    assert run.staged is staged
+
+
 def test_a_jax_without_the_interpreter_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convert.numerics.lift_jax._set_current_trace", None)
     run = lift(lambda x: x.astype(jnp.float32) * 0.1)
