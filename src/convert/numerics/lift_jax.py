@@ -14,8 +14,10 @@ before the run. What a run itself wraps, such as ``nn.remat`` of flax, runs as P
 
 Two lifted runs differ only where the functions differ, not by rounding.
 
-An `Observer` receives each primitive that is evaluated. For it, loops are unrolled and branches chosen in both modes, and common
-primitives are evaluated by NumPy (`numpy_primitives`), as XLA would compile hundreds of them one by one.
+Common primitives of small arrays are evaluated by NumPy (`numpy_primitives`), as XLA would compile hundreds of them one by one.
+
+An `Observer` receives each primitive that is evaluated. For it, loops are unrolled and branches chosen in both modes, and NumPy
+evaluates large arrays, too.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custo
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 FLOAT = np.dtype(np.float64)
+# Elements. XLA computes a larger array faster, with the time to compile it, and NumPy copies one that it turns.
+_SMALL = 2**18
 _OF_GELU = math.sqrt(2 / math.pi)
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
@@ -80,6 +84,11 @@ def _wide(dtype: Any) -> Any:
 
 def _up(x: Any) -> Any:
     return jnp.asarray(x).astype(_wide(x.dtype)) if hasattr(x, "dtype") and _narrow(x.dtype) else x
+
+
+def _small(operands: Sequence[Any]) -> bool:
+    """Whether operands are arrays with few elements; a traced one is none."""
+    return all(not isinstance(x, jax.core.Tracer) and np.size(x) <= _SMALL for x in operands)
 
 
 @cache
@@ -155,14 +164,14 @@ class _Lifter:
         out, lifted = self.evaluate(primitive, params, ins)
         if not lifted:
             self.unlifted.add(name)
+        out = [_as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
         if self.observer:
-            out = [_as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
             self.observer.step(Step(primitive, ins, params, out, lifted, self.source, self.evaluate))
         return out
 
     def evaluate(self, primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> tuple[list[Any], bool]:
         """Return the results of a primitive in float64, and whether no narrower dtype was needed."""
-        if self.observer and (made := self.by_numpy(primitive.name, params, ins)) is not None:
+        if (self.observer or _small(ins)) and (made := self.by_numpy(primitive.name, params, ins)) is not None:
             return made, True
         lifted = True
         try:
