@@ -39,6 +39,7 @@ from flax import nnx
 from maxtext.checkpoint_conversion import to_huggingface
 from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
+from maxtext.multimodal.processor_gemma3 import GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, GEMMA_TOKEN_PLACEHOLDER
 from maxtext.utils import maxtext_utils, model_creation_utils
 from safetensors.numpy import load_file
 
@@ -82,6 +83,20 @@ ALL_EXPERTS = EXPERTS | {"base_mlp_dim": 12}  # no layer without experts
 LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "base_num_kv_heads": 4}
 HEADS = {"head_dim": 4}  # `to_huggingface` has shapes for heads of width / heads alone
 UNSCANNED = {"scan_layers": False}
+IMAGES = {  # 32 x 32 patches, which VisionExit averages to 256 tokens: published images have 64 x 64
+    "use_multimodal": True,
+    "image_size_for_vit": 64,
+    "patch_size_for_vit": 2,
+    "conv_stride_for_vit": 2,
+    "hidden_size_for_vit": 12,
+    "intermediate_size_for_vit": 20,
+    "num_hidden_layers_for_vit": 3,
+    "num_attention_heads_for_vit": 3,
+    "remat_policy_for_vit": "none",
+    "max_target_length": 544,
+    "sliding_window_size": 260,  # longer than an image, as published: a shorter one cuts images in transformers, and not in MaxText
+}
+BEGIN, END, KEPT = 5, 6, 4  # tokens before and after an image; every KEPT-th position of an image is recorded
 
 
 def layers(number: int) -> dict[str, int]:
@@ -98,6 +113,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2-unscanned": ("gemma2-2b", "nnx-sft", SMALL | WINDOW | layers(1) | UNSCANNED),
     "gemma3": ("gemma3-4b", "params", TINY | WINDOW | layers(14)),
     "gemma3-unscanned": ("gemma3-4b", "params", TINY | WINDOW | layers(7) | UNSCANNED),
+    "gemma3-vision": ("gemma3-4b", "params", TINY | layers(10) | IMAGES),
     "qwen2.5": ("qwen2.5-7b", "params", SMALL | HEADS | layers(3)),
     "qwen2.5-tied": ("qwen2.5-1.5b", "params", SMALL | HEADS | layers(2) | UNSCANNED),
     "qwen3": ("qwen3-0.6b", "params", SMALL | layers(3)),
@@ -136,6 +152,43 @@ def randomize(model: nnx.Module, rng: np.random.Generator, tied: bool) -> None:
         leaf[...] = drawn.astype(jnp.bfloat16).astype(jnp.float32) if tied and path[-1] == "embedding" else drawn
 
 
+def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return random inputs and what the model computes from them; with images, two in one sequence."""
+
+    def logits(tokens: np.ndarray, **images: np.ndarray) -> np.ndarray:
+        positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+        return np.asarray(
+            model(tokens, positions, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False, **images)
+        )
+
+    tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
+    if not config.use_multimodal:
+        return {"tokens": tokens, "logits": logits(tokens)}
+    side = config.image_size_for_vit
+    images = rng.integers(0, 256, (1, 2, side, side, 3), np.uint8)
+    pixels = images.astype(np.float32) / 127.5 - 1
+    image = [BEGIN, *[GEMMA_TOKEN_PLACEHOLDER] * GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, END]
+    expanded = np.array([[*tokens[0, :4], *image, *tokens[0, 4:7], *image, *tokens[0, 7:]]], np.int32)
+    kept = np.flatnonzero((expanded[0] != GEMMA_TOKEN_PLACEHOLDER) | (np.arange(expanded.shape[1]) % KEPT == 0))
+    soft, _ = model.vision_encoder(pixels, deterministic=True)
+    return {
+        "tokens": expanded,
+        "images": images,
+        "kept": kept,
+        "soft_tokens": np.asarray(soft)[:, :, ::KEPT],
+        "logits": logits(expanded, encoder_images=pixels)[:, kept],
+        "text_tokens": tokens,
+        "text_logits": logits(tokens),
+    }
+
+
+def size_tower(known: Any, config: Any) -> None:
+    """Give the tower in MaxText's table of published models the sizes of the case, which the flag of `peer` does not."""
+    for key in known.vision_config.to_dict():
+        if hasattr(config, f"{key}_for_vit"):
+            setattr(known.vision_config, key, getattr(config, f"{key}_for_vit"))
+
+
 def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
     """Save as MaxText does; return the directory of the items.
 
@@ -160,16 +213,17 @@ def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
     return folder / "0" / "items"
 
 
-def peer(argv: list[str], items: Path) -> dict[str, list[Any]]:
+def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
     """Run MaxText's `to_huggingface` on the checkpoint; return shape and checksum of each tensor."""
     with tempfile.TemporaryDirectory() as out:
         flags.FLAGS(["golden", "--override_model_architecture"])
         to_huggingface.gc = types.SimpleNamespace(collect=lambda: None)  # a second for each tensor
         to_huggingface.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
-        name = argv[2].removeprefix("model_name=")
-        if hasattr(
-            hf := to_huggingface.HF_MODEL_CONFIGS[name], "qk_head_dim"
-        ):  # the flag above overrides its parts, and not the sum
+        to_huggingface.AutoProcessor = to_huggingface.AutoTokenizer
+        hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name]
+        if config.use_multimodal:
+            size_tower(hf, config)
+        if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum
             hf.qk_head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
         to_huggingface.main([*argv, f"load_parameters_path={items}", f"base_output_directory={out}"])
         tensors: dict[str, np.ndarray] = {}
@@ -192,16 +246,14 @@ def write(case: str) -> None:
     with jax.set_mesh(mesh):
         model = model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(0))
         randomize(model, rng, config.logits_via_embedding)
-        tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
-        positions = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), tokens.shape)
-        logits = model(tokens, positions, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False)
+        said = computed(model, config, rng)
         folder = HERE / case
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         items = save(model, form, config, folder / "ckpt")
-    logits = np.asarray(logits)
-    assert logits.dtype == np.float32 and np.isfinite(logits).all()
-    np.savez_compressed(folder / "io.npz", tokens=tokens, logits=logits)
+    logits = said["logits"]
+    assert logits.dtype == np.float32 and all(np.isfinite(x).all() for x in said.values())
+    np.savez_compressed(folder / "io.npz", **said)
     case_file = {
         "model_name": name,
         "form": form,
@@ -215,7 +267,7 @@ def write(case: str) -> None:
         (items / "_sharding").unlink()
         shutil.rmtree(items / "array_metadatas")
     try:
-        made = peer(argv, items)
+        made = peer(argv, config, items)
     except (KeyError, TypeError, ValueError) as error:  # what MaxText cannot convert is a fact of the case
         made = {"error": f"{type(error).__name__}: {str(error).partition('.')[0]}"}  # type: ignore[dict-item]
     (folder / "peer.json").write_text(json.dumps(made).replace("], ", "],\n") + "\n")

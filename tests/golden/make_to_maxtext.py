@@ -28,9 +28,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
-from make_maxtext import CASES, DIGITS, HERE, configured, pyconfig, to_huggingface
+from make_maxtext import CASES, DIGITS, HERE, configured, pyconfig, size_tower, to_huggingface
 from maxtext.checkpoint_conversion import to_maxtext
 from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
+from maxtext.multimodal import processor_gemma3
 from safetensors.numpy import load_file, save_file
 
 DTYPES = ("bfloat16", "float32")
@@ -54,6 +55,9 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     config = pyconfig.initialize_pydantic(argv)
     known = deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])
     to_huggingface._validate_or_update_architecture(known, config, override=True)
+    if config.use_multimodal:
+        size_tower(known, config)
+        processor_gemma3.GEMMA_DEFAULT_IMAGE_SIZE = config.image_size_for_vit  # of the image that initializes the model
     sized = getattr(known, "text_config", known)
     if getattr(sized, "layer_types", None):  # one for each layer of the published model
         sized.layer_types = sized.layer_types[: sized.num_hidden_layers]

@@ -22,7 +22,7 @@ from support.value_mistakes import assert_mistakes_are_named, replace_tensors, t
 
 pytestmark = pytest.mark.slow
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = {"gemma3": "model.embed_tokens.weight", "gemma3-vision": "model.language_model.embed_tokens.weight"}
 LEVELS = ("coverage", "weights", "layers", "model")
 BIAS = ".mlp.gate.e_score_correction_bias"
 FAMILIES = tuple(dict.fromkeys(map(maxtext.family, maxtext.CASES)))
@@ -49,23 +49,25 @@ def test_tensors_are_those_of_maxtexts_own_converter(case: str, tmp_path: Path) 
     lost = {name for name in ours if name.endswith(BIAS) and family == "deepseek3"}
     assert ours.keys() - lost == peer.keys()
     differ = {name for name in peer if ours[name] != peer[name]}
-    assert differ == ({EMBEDDING} if maxtext.family(case) == "gemma3" else set())
+    assert differ == {EMBEDDING[name] for name in EMBEDDING if name == family}
 
 
-@pytest.mark.parametrize("case", [case for case in maxtext.CASES if maxtext.family(case) == "gemma3"])
+@pytest.mark.parametrize("case", [case for case in maxtext.CASES if maxtext.family(case) in EMBEDDING])
 def test_why_gemma3s_table_differs_from_that_of_maxtexts_own_converter(case: str, tmp_path: Path) -> None:
     """It divides by sqrt(D) in bfloat16: 3.46875 for 3.4641016. In float32 its directory then computes something else."""
     import ml_dtypes
 
     out = maxtext.converted(case, tmp_path / "out")
     plan = maxtext_plan(case)
-    leaf = next(part.leaf for step in plan.steps if step.name == EMBEDDING for part in step.parts)
+    table = EMBEDDING[maxtext.family(case)]
+    leaf = next(part.leaf for step in plan.steps if step.name == table for part in step.parts)
     assert leaf is not None
-    table = plan.source.read(leaf)
-    rounded = table * (np.float32(1) / np.float32(ml_dtypes.bfloat16(12**0.5)))  # XLA multiplies by the reciprocal
-    assert maxtext.digest(rounded) == maxtext.peer(case)[EMBEDDING]
+    rounded = plan.source.read(leaf) * (
+        np.float32(1) / np.float32(ml_dtypes.bfloat16(12**0.5))
+    )  # XLA multiplies by the reciprocal
+    assert maxtext.digest(rounded) == maxtext.peer(case)[table]
     assert maxtext.error(case, out) < maxtext.BOUND
-    replace_tensors(out, {EMBEDDING: rounded})
+    replace_tensors(out, {table: rounded})
     assert maxtext.error(case, out) > 10 * maxtext.BOUND
 
 
@@ -113,6 +115,18 @@ def test_the_tree_names_the_model_where_it_can() -> None:
         assert name in str(refused.value)
 
 
+def test_a_text_model_leaves_the_tower_out_with_the_reason() -> None:
+    assert not any("vision" in drop.leaf for drop in maxtext_plan("gemma3-vision").dropped)
+    ckpt, said = maxtext.checkpoint("gemma3-vision"), maxtext.settings("gemma3-vision")
+    text = convert.plan_conversion("maxtext-gemma3", ckpt, settings=said)
+    (reason,) = {drop.reason for drop in text.dropped if "vision_encoder" in drop.leaf}
+    assert reason == "the vision tower, which a text model does not have (maxtext-gemma3-vision has it)"
+    assert not any("vision" in step.name or "multi_modal" in step.name for step in text.steps)
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion("maxtext-gemma3-vision", maxtext.checkpoint("gemma3"), settings=said)
+    assert refused.value.code == "leaf-missing" and "Gemma3VisionEncoderLayer_0/embedding/kernel" in str(refused.value)
+
+
 def test_facts_are_read_from_a_class_that_joins_its_experts(tmp_path: Path) -> None:
     out = maxtext.converted("qwen3-moe", tmp_path / "out")
     report = check(out, maxtext.checkpoint("qwen3-moe"), levels=["layers"])
@@ -130,7 +144,14 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
     ("rope: {H: half-split}", "rope: {H: interleaved}", "RoPE pairs de-interleaved needlessly"),
     ("{wi_0,wi_1}", "{wi_1,wi_0}", "of another tensor"),
     ("scale\n  multiplies_by: scale", "scale\n  multiplies_by: 1+scale", "norm"),
-)
+    ("NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
+    ("mm_soft_emb_norm, multiplies_by: 1+weight", "mm_soft_emb_norm", "1+scale on a plain norm"),
+    (".layer_norm{1,2}", ".layer_norm{2,1}", "of another tensor"),
+    ("MultiHeadDotProductAttention_0/{query,key,value}/kernel", "MultiHeadDotProductAttention_0/{key,query,value}/kernel", "of another tensor"),
+    ("MultiHeadDotProductAttention_0/{query,key,value}/bias", "MultiHeadDotProductAttention_0/{query,value,key}/bias", "of another tensor"),
+    ("...AB,ABW->...W", "...BA,ABW->...W", "axes of a head swapped"),
+    ('weight: mm_input_projection_weight, einsum: "...W,WD->...D"', "weight: mm_input_projection_weight", "transposed"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -160,20 +181,25 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
             diagnosis = "columns in the order"
         assert report.verdict.value == "failed" and diagnosis in said, (family, old, said)
         planted += 1
-    assert planted >= 2
+    assert planted >= (10 if family == "gemma3-vision" else 2)
 
 
 @pytest.mark.parametrize("case", FAMILIES)
 def test_all_levels_pass_with_a_recording_of_maxtext(case: str, tmp_path: Path) -> None:
     source, out = maxtext.checkpoint(case), maxtext.converted(case, tmp_path / "out")
-    io = np.load(maxtext.ROOT / case / "io.npz")
-    evidence = Evidence({"input_ids": io["tokens"]}, None, {"logits": io["logits"].astype(np.float64)}, {})
+    logits = np.load(maxtext.ROOT / case / "io.npz")["logits"].astype(np.float64)
+    evidence = Evidence(maxtext.inputs(case), None, {"logits": logits}, {})
     write_recording(maxtext_plan(case), evidence, tmp_path / "recorded.safetensors", outputs=("logits",))
 
     def verdicts(*levels: str) -> list[str]:
         report = check(out, source, recorded=tmp_path / "recorded.safetensors", levels=levels or LEVELS)
         return [level.verdict.value for level in report.levels]
 
+    if (
+        case == "gemma3-vision"
+    ):  # to name a fault, its 527 positions are computed twenty times; gemma3 has the same reference
+        assert verdicts("layers", "model") == ["passed"] * 2
+        return
     assert verdicts() == ["passed"] * 4
     tensors = load_file(out / "model.safetensors")
     name, _ = tensor_of(tensors)

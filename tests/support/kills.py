@@ -93,7 +93,7 @@ def golden_jobs() -> dict[str, Job]:
             for path in sorted((GOLDEN / "maxtext").iterdir())
             if not path.name.startswith("gemma")
         },
-        **{f"maxtext/{name}": ("maxtext", f"maxtext/{name}/ckpt", {"set": {"vocab_size": 40}}) for name in ("gemma2", "gemma2-unscanned", "gemma3", "gemma3-unscanned")},
+        **{f"maxtext/{name}": ("maxtext", f"maxtext/{name}/ckpt", {"set": {"vocab_size": 40}}) for name in ("gemma2", "gemma2-unscanned", "gemma3", "gemma3-unscanned", "gemma3-vision")},
     }  # fmt: skip
     return {
         name: {"model": model, "checkpoint": str(GOLDEN / path), "out": _out(name, more), **more}

@@ -19,6 +19,7 @@ from support.paths import GOLDEN
 ROOT = GOLDEN / "maxtext"
 CASES = tuple(sorted(path.name for path in ROOT.iterdir()))
 BOUND = 2e-6
+PLACEHOLDER = 262144  # the token at each position of an image
 # The tree of Llama 3, 3.1 and Mistral is the same: the user chooses. Of the others, the tree decides.
 NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
 
@@ -47,6 +48,9 @@ def settings(case: str) -> dict[str, Any]:
             return {"vocab_size": 40, "sliding_window": 4}
         case "gemma3":
             return said | {"vocab_size": 40, "sliding_window": 4, "query_pre_attn_scalar": 8, "rope_factor_global": 8.0}
+        case "gemma3-vision":
+            window = {"sliding_window": 260, "context_length": 1024}
+            return window | {"vocab_size": 40, "query_pre_attn_scalar": 8, "rope_factor_global": 8.0}
         case "olmo3":
             yarn = {"rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}
             return yarn | {"sliding_window": 4, "eos_token_id": 1, "pad_token_id": 1}
@@ -70,15 +74,34 @@ def error(case: str, out: Path) -> float:
     """Return the relative error of the loaded class against the logits that MaxText's model gave.
 
     Gemma 3 and OLMo 3 have up to 14 layers here, whose float32 drifts in both frameworks (to 3e-6): torch runs them in float64, so
-    that only the drift of JAX is in the error.
+    that only the drift of JAX is in the error. With images, it is the largest error of the logits, of the embeddings of the images,
+    and of the logits of text alone.
     """
     io = np.load(ROOT / case / "io.npz")
     model = load(out)
-    if family(case) in ("gemma3", "olmo3"):
+    if family(case) in ("gemma3", "gemma3-vision", "olmo3"):
         model = model.double()
+    given = {name: torch.tensor(x) for name, x in inputs(case).items()}
     with torch.no_grad():
-        got = model(torch.tensor(io["tokens"], dtype=torch.long)).logits.numpy()
-    return relative_error(got, io["logits"])
+        errors = [relative_error(model(**given).logits.numpy(), io["logits"])]
+        if "images" in io:
+            soft = model.model.get_image_features(given["pixel_values"].double()).pooler_output.numpy()
+            text = model(torch.tensor(io["text_tokens"], dtype=torch.long)).logits.numpy()
+            every = soft.shape[1] // io["soft_tokens"].shape[2]
+            errors.append(relative_error(soft[None, :, ::every], io["soft_tokens"]))
+            errors.append(relative_error(text, io["text_logits"]))
+    return max(errors)
+
+
+def inputs(case: str) -> dict[str, np.ndarray]:
+    """Return the recorded inputs, as transformers' class takes them; with images, it gives the logits at the recorded positions."""
+    io = np.load(ROOT / case / "io.npz")
+    tokens = io["tokens"].astype(np.int64)
+    if "images" not in io:
+        return {"input_ids": tokens}
+    pixels = io["images"][0].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(127.5) - 1
+    image = (tokens == PLACEHOLDER).astype(np.int64)
+    return {"input_ids": tokens, "pixel_values": pixels, "token_type_ids": image, "logits_to_keep": io["kept"]}
 
 
 def digest(x: np.ndarray) -> list[Any]:
@@ -92,6 +115,11 @@ def digests(out: Path) -> dict[str, list[Any]]:
 
 
 def peer(case: str) -> dict[str, list[Any]]:
-    """Return what `to_huggingface` made, or its error. It names Gemma 3's text model as a part of the model with images."""
+    """Return what `to_huggingface` made, or its error. It names Gemma 3's text model as a part of the model with images.
+
+    Of that model, it has the names of published files, which transformers translates as it loads them.
+    """
     made = json.loads((ROOT / case / "peer.json").read_text())
+    if family(case) == "gemma3-vision":
+        return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}
     return {name.replace("model.language_model.", "model."): x for name, x in made.items()}

@@ -51,6 +51,7 @@ def _qwen(lengths: Mapping[int, int], rope_theta: Mapping[int, float] | None = N
 MODELS: dict[str, tuple[Published, ...]] = {
     "maxtext-gemma2": gemma.MODELS["gemma2"],
     "maxtext-gemma3": gemma.MODELS["gemma3"],
+    "maxtext-gemma3-vision": gemma.MODELS["gemma3_vision"],
     "tunix-gemma3": gemma.MODELS["gemma3"],
     "maxtext-llama3": (*_LLAMA_3, *(Published({"context_length": 8192}, _LLAMA, sizes) for sizes in _LLAMA_SIZES)),
     "maxtext-llama3.1": (
