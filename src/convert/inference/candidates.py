@@ -146,7 +146,7 @@ class Source:
             self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
             self.table.add(term.result, term.index)
         self.products: list[tuple[Product, Meeting]] = []
-        for meeting in self.meetings[Role.PRODUCT]:
+        for meeting in (*self.meetings[Role.PRODUCT], *self.meetings[Role.CONVOLUTION]):
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
         self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)], repeated)
         self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)

@@ -149,7 +149,7 @@ class Part:
             `evidence.source`; empty for a constant and for the module's own numbers.
         arithmetic: how the element is computed.
         factor: what it is multiplied by, after `arithmetic`; the value of a constant.
-        contracted: axes of the leaf that a product sums over (of a convolution: the axis of the input channels); of a computed part,
+        contracted: axes of the leaf that a product sums over (of a convolution: the input channels and the taps); of a computed part,
             of the operand.
         leaves: what a computed part is computed from.
         evidence: why it is believed.

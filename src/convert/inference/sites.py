@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.inference.columns import Columns, columns_of, columns_of_rows
 from convert.inference.derivation import Role, Site
+from convert.inference.patches import patches_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -167,6 +168,11 @@ def products(operations: Sequence[Operation], side: int, weight: Array | None = 
     value = operand.array if weight is None else weight
     stack = [value, np.arange(value.size).reshape(value.shape), *operand.elements]
     data = [operation.data[0].array for operation in operations]
+    patches = patches_of(operations[0], side)
+    if patches is not None:
+        value, places, *numbers = (patches.matrix(a) for a in stack)
+        yield Product(tuple(patches.rows(x, operand.array.shape) for x in data), value, tuple(numbers), places)
+        return
     axes = axes_of(operations[0], side)
     if axes is None:
         return

@@ -193,7 +193,7 @@ def _summed(meeting: Meeting) -> tuple[int, ...]:
     if operation.name == "dot_general":
         return tuple(operation.settings["dimension_numbers"][0][meeting.side])
     if operation.name == "conv_general_dilated":
-        return (operation.settings["dimension_numbers"].rhs_spec[1],)
+        return tuple(operation.settings["dimension_numbers"].rhs_spec[1:])
     return ()
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from convert.inference.columns import pair
 from convert.inference.derivation import Grade, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
+from convert.inference.patches import patches_of
 from convert.inference.sites import parameter_operands, products, role_of
 from convert.programs.program import Program
 
@@ -97,6 +98,9 @@ def _elements(target: Program, tie: Tie) -> list[Array]:
         if len(groups) != 1:
             return []
         return [np.concatenate([n[k].ravel() for n in groups[0].numbers]) for k in tie.columns]
+    patches = patches_of(operation, side)
+    if patches is not None and elements[0].size > elements[0].shape[0] * elements[0].shape[1]:
+        return []  # its columns may be those of its channels, or of its patches
     if role is Role.CONVOLUTION and len(elements) == 1 and int(operation.settings.get("groups", 1)) == 1:
         axis = 0 if operation.settings.get("transposed") else 1
         return [np.take(elements[0], k, axis).ravel() for k in tie.columns]

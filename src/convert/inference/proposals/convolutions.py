@@ -1,7 +1,7 @@
 """Proposals for the kernel of a convolution: the source's convolutions of the same data, with the channels paired by columns.
 
 Of a convolution with a filter for each channel, each element of the kernel meets the data shifted by some places. The source may
-multiply shifted data by parameters itself, and add the products up.
+multiply shifted data by parameters itself, and add the products up. A convolution of one tap, or of patches, is a product.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import columns_of, pair
 from convert.inference.derivation import Role
+from convert.inference.proposals import products
 from convert.inference.proposals.elementwise import anywhere
 from convert.programs.program import Operation
 
@@ -53,6 +54,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             )
             if found is not None:
                 yield Candidate(found, f"channels of the data{how}", ("convolution", how), tuple(pairing.tied.tolist()))
+    yield from products.propose(context, operation, side)
     if groups == x.shape[1] == len(weight.array) and not transposed:
         shifted = _shifted(x, weight.array.shape[2:], operation)
         kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones

@@ -14,6 +14,7 @@ import numpy as np
 from convert.inference.candidates import COMPUTE, Candidate, Context
 from convert.inference.columns import matches, pair
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.proposals import others
 from convert.inference.sites import Meeting, columns_met, role_of
 from convert.programs.program import Operation
 
@@ -26,7 +27,8 @@ MAX_GATES = 4  # a recurrent layer has at most so many
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
     """Yield proposals for operand `side` of a sum, difference, product or quotient of elements."""
     weight = operation.operands[side]
-    if not weight.elements:
+    if not weight.elements:  # as the squares of a codebook, added up
+        yield from others.any_leaf(context, operation, side)
         return
     met = context.met(operation)
     x = np.broadcast_to(met, np.broadcast_shapes(met.shape, weight.array.shape))

@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.inference.candidates import Candidate, Context
 from convert.inference.derivation import Arithmetic, Role
-from convert.programs.program import Operation
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_LEAVES = 24  # so many leaves of this size are tried
@@ -53,10 +53,9 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
 
 def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
     """Yield any leaf of this size in any order of its axes; what the operation gives decides."""
-    weight = operation.operands[side]
-    if not weight.elements:
+    target = _numbers(context, operation.operands[side])
+    if target is None:
         return
-    target = weight.elements[0]
     while target.ndim > 1 and (target == target[:1]).all():  # repeated along the batch
         target = target[0]
     if (target < 0).any() or len(np.unique(target)) != target.size:
@@ -80,3 +79,12 @@ def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Cand
                 chosen = numbers.transpose(*one, *order).ravel()
                 pieces = context.pieces(target, chosen, context.source.theta[chosen], Arithmetic.SAME, meeting)
                 yield Candidate(pieces, "a leaf of this size; what it gives", ("leaf", order))
+
+
+def _numbers(context: Context, weight: Value) -> Array | None:
+    """Return the numbers of the elements of a value of parameters; where an operation mixes them, those of its only unknown parameter."""
+    if weight.elements:
+        return weight.elements[0]
+    replay = context.replay
+    unknown = [name for name in weight.leaves if np.isnan(replay.parameters[name]).any()]
+    return replay.program.parameters[unknown[0]].elements[0] if len(unknown) == 1 else None

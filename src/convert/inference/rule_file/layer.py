@@ -358,13 +358,15 @@ def _constant(tensor: Tensor) -> bool:
 def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> str:
     if module.kind_name == "attention":
         return "linear" if "weight" in tensors else "parameter"
+    first = next(iter(tensors.values()))
+    role, site = first.parts[0].evidence.role, first.parts[0].evidence.source
+    if module.kind_name == "conv" and role is Role.CONVOLUTION and site is not None and site.operation == "dot_general":
+        return "linear"
     if module.kind_name:
         return module.kind_name
-    first = next(iter(tensors.values()))
-    role = first.parts[0].evidence.role
     if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
         return "parameter"
-    if role is Role.SCALE and "epsilon" in said:
+    if role is Role.SCALE and "epsilon" in said and len(first.shape) == 1:  # a rule for a norm has no other axes
         return "layer_norm" if "bias" in tensors else "rms_norm"
     if role is Role.CONVOLUTION and said.get("transposed"):
         return "conv_transpose"

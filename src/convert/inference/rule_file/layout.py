@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,35 @@ def read_layout(
     steps = [math.prod(axis.size for axis in axes[k + 1 :]) for k in range(len(axes))]
     if steps != [step for step, _ in found]:
         return None
-    return Layout(tuple(leaf_shape), tuple(fixed), axes, tuple(shape))
+    layout = Layout(tuple(leaf_shape), tuple(fixed), axes, tuple(shape))
+    return layout if layout.groups is not None else _cut_at_borders(layout)
+
+
+def _cut_at_borders(layout: Layout) -> Layout:
+    """Return the layout with an axis that crosses borders of the block's axes as several: the rows and columns of a flattened patch."""
+    axes: list[Axis] = []
+    rest, sizes = list(layout.axes), list(layout.shape)
+    while rest and sizes:
+        axis, size = rest.pop(0), sizes.pop(0)
+        if axis.size > size > 1 and axis.size % size == 0 and not axis.order and not axis.start:
+            rest = [replace(other, place=other.place + _behind(other, axis)) for other in rest]
+            axes = [replace(other, place=other.place + _behind(other, axis)) for other in axes]
+            rest.insert(0, replace(axis, place=axis.place + 1, size=axis.size // size))
+            axis = replace(axis, size=size)
+        elif axis.size < size and size % axis.size == 0:
+            sizes.insert(0, size // axis.size)
+        elif size == 1:
+            rest.insert(0, axis)
+            continue
+        elif axis.size != size:
+            return layout
+        axes.append(axis)
+    return replace(layout, axes=(*axes, *rest))
+
+
+def _behind(one: Axis, other: Axis) -> bool:
+    """Whether an axis is further in than another one of the same axis of the leaf."""
+    return one.of == other.of and one.place > other.place
 
 
 def _axes_of(k: int, column: Array, rotary: bool) -> list[tuple[int, Axis]] | None:
