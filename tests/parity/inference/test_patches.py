@@ -64,7 +64,7 @@ def test_patches_are_products() -> None:
     module = Model()
     written = "\n".join(rules(derive(function, module, SHAPES, IMAGE), module))
     for said in (
-        "linear: {module: b, axes: CD..}",
+        "linear: {module: b, axes: ED..}",
         "from: patch\n  activation: tanh\n  linear: a",
         "linear: {module: c, axes: DCNH}",
         "parameter: {name: gamma, axes: ...D}",
