@@ -85,6 +85,11 @@ def _rope_model() -> Path:
 
 
 @cache
+def _parts() -> Path:
+    return _in_npz("parts", importlib.import_module("support.parts_model").source())
+
+
+@cache
 def _decoder() -> Path:
     return _in_npz("decoder", importlib.import_module("support.decoder").source())
 
@@ -187,6 +192,12 @@ OWN = {
         checkpoint=_decoder,
         reference="support.decoder:reference",
         adapter=lambda: importlib.import_module("support.decoder"),
+    ),
+    "parts": OwnModel(
+        rules=lambda: importlib.import_module("support.parts_model").RULES,
+        checkpoint=_parts,
+        reference="support.parts_model:reference",
+        adapter=lambda: importlib.import_module("support.parts_model"),
     ),
     "rope-model": OwnModel(
         rules=lambda: importlib.import_module("support.rope_model").RULES,

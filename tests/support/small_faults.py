@@ -14,6 +14,7 @@ from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.programs.divergence.search import diverge
 from convert.programs.divergence.wording import Named, named
+from convert.programs.program import Program
 from convert.programs.record_jax import record_jax
 from convert.programs.record_torch import record_torch
 
@@ -40,7 +41,8 @@ class Fault:
     says: tuple[str, ...]
 
 
-def said(right: Callable[..., Any], wrong: Callable[..., Any]) -> Named | None:
+def records(right: Callable[..., Any], wrong: Callable[..., Any]) -> tuple[Program, Program]:
+    """Record the JAX model and the target."""
     with jax_precision("float64"):
         source = record_jax(lambda p, inputs: {"y": right(dict(p), **inputs)}, WEIGHTS, INPUTS)
 
@@ -54,7 +56,11 @@ def said(right: Callable[..., Any], wrong: Callable[..., Any]) -> Named | None:
             made: torch.Tensor = wrong(dict(self.named_parameters()), x, real)
             return made
 
-    target = record_torch(Model().double(), lambda module, inputs: {"y": module(**inputs)}, INPUTS)
+    return source, record_torch(Model().double(), lambda module, inputs: {"y": module(**inputs)}, INPUTS)
+
+
+def said(right: Callable[..., Any], wrong: Callable[..., Any]) -> Named | None:
+    source, target = records(right, wrong)
     want = source.outputs["y"].array
     found = diverge(source, target, "y", lambda got: difference(got, want).relative, 1e-9, 1e-10)
     return None if found is None else named(found, source, target, NUMPY_ACTIVATIONS)

@@ -192,9 +192,8 @@ def attention_fix(how: Attention, meant: Attention) -> str:
         return f"set the soft cap of the attention scores to {meant.cap:g}" + (f", not {how.cap:g}" if how.cap else "")
     if how.power != meant.power:
         return "correct what the attention scores are divided by"
-    return "correct the attention mask: a position sees itself and those before it" + (
-        ", padding left out" if meant.padding else ""
-    )
+    sees = "a position sees " + ("all others" if meant.reach is None else "itself and those before it")
+    return f"correct the attention mask: {sees}" + (", padding left out" if meant.padding else "")
 
 
 # ---- per-dimension scale of the query

@@ -611,6 +611,22 @@ PLACES = [
 ]
 
 
+# ---- norms of queries and keys
+
+
+def norms_first(module: Any) -> None:
+    """Queries and keys are normed in front of RoPE, whose positions leave padding out, and not behind it."""
+    for attention in (one for one in module.modules() if hasattr(one, "query_ln")):
+        turn, norms = attention.rotary_position_embedding, (attention.query_ln, attention.key_ln)
+        in_turns, turned = itertools.cycle([norm.forward for norm in norms]), turn.forward
+        turn.forward = lambda x, position, f=turned, norms=in_turns: f(next(norms)(x), position)
+        for norm in norms:
+            norm.forward = lambda x: x
+
+
+NORMS_FIRST = target("norms of queries and keys in front of RoPE", TWO_FIVE, UPSTREAM, ROTATED, "norm in front of RoPE", norms_first)  # fmt: skip
+
+
 # ---- JAX's side
 
 
@@ -642,5 +658,5 @@ REFERENCES = [
     reference("positions count padding in the JAX model", UPSTREAM, BEFORE[UPSTREAM], "positions that count padding, in the JAX model", praxis(shift_padded_seq=lambda padding, seq: seq)),
 ]  # fmt: skip
 
-IN_TARGETS: tuple[Fault, ...] = (*NORMS, *ACTIVATIONS, *ROPE, *ATTENTION, *PLACES)
+IN_TARGETS: tuple[Fault, ...] = (*NORMS, *ACTIVATIONS, *ROPE, *ATTENTION, *PLACES, NORMS_FIRST)
 IN_REFERENCES: tuple[Fault, ...] = (*REFERENCES,)

@@ -10,13 +10,14 @@ import torch
 
 from faults.expected import Fault
 from faults.plants import InTarget
+from support.parts_model import WAVES
 from support.small_models import CHOSEN, HEAD, HEADS, WIDTH
 
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
 FREQUENCIES, CONSTANT = "frequencies divided by another number", "another constant"
 BIASED, UNUSED = "bias of a choice added to its weights", "tensor that the target never uses"
 NOT_GIVEN, STALE, REVERSED = "state not given on", "stale state across steps", "sequence in the reverse order"
-LARGEST = "another number of largest values"
+LARGEST, UNREAD, PARTS = "another number of largest values", "input that the target does not use", "parts exchanged"
 
 
 def fault(name: str, case: str, diagnosis: str, at: str = "y", **changed: Any) -> Fault:
@@ -105,4 +106,12 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("heads taken apart in front of the parts", "heads", "parts within heads", parts=lambda module, x: x.unflatten(-1, (HEADS, 3, HEAD)).unbind(3)),
     fault("dropout in eval mode", "map", "dropout in eval mode", flat=lambda module, x: torch.nn.functional.dropout(x.flatten(1), 0.3)),
     fault("softmax over the batch", "map", "another computation", likely=lambda module, x: x.log_softmax(0)),
+    fault("types of tokens ignored", "parts", UNREAD, embedded=lambda module, tokens, types: module.tokens(tokens) + module.types.weight[0]),
+    fault("types of tokens looked up as zeros", "parts", UNREAD, embedded=lambda module, tokens, types: module.types(torch.zeros_like(types)) + module.tokens(tokens)),
+    fault("tokens and their types exchanged", "parts", "modules exchanged", embedded=lambda module, tokens, types: module.tokens(types) + module.types(tokens)),
+    fault("halves of a fused layer exchanged", "parts", PARTS, halves=lambda module, x: x.chunk(2, -1)[::-1]),
+    fault("mean over the tokens in front of the last norm", "parts", "operations in another order", pooled=lambda module, x: module.norm(x.mean(1))),
+    fault("square of the decay left out", "parts", "another power", rest=lambda module, rate: torch.sqrt(1 - torch.exp(rate))),
+    fault("frequencies of the time divided by n - 1", "parts", FREQUENCIES, divisor=WAVES - 1.0),
+    fault("frequencies of the time of base 1000", "parts", CONSTANT, base=1000.0),
 )  # fmt: skip

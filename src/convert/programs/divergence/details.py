@@ -14,18 +14,26 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.shared_values import same_numbers, visible
+from convert.programs.divergence.shared_values import FEW, same_numbers, visible
 from convert.programs.divergence.tables import off_by, shift_of
 from convert.programs.divergence.windows import PADS
 from convert.programs.divergence.words import Words, arithmetic, places
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+POWER = "another power"
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
 BIASED, UNBIASED = "bias of a choice added to its weights", "bias of a choice not added to its weights"
 MOST_CHOICES = 4096  # elements of such a bias
 MOST_MOVED = 16  # indices of an axis whose order a finding writes out
 MOST_PARTS = 4  # of an axis, the same
+POWERS = {
+    2.0: "the square",
+    0.5: "the square root",
+    -1.0: "the reciprocal",
+    -0.5: "the reciprocal of the square root",
+    3.0: "the third power",
+}
 MOST_RATIOS = 8  # factors that a sentence lists
 
 
@@ -83,6 +91,16 @@ def ratios(got: Array, want: Array) -> str:
     if not 1 <= len(found) <= MOST_RATIOS or got.size < 3 * len(found):
         return ""
     return f"the target's values are {', '.join(f'{x:.6g}' for x in found)} times the JAX model's"
+
+
+def power_of(got: Array, want: Array) -> str:
+    """Say which power of the target's values the JAX model has; empty if it has none, or values that no power moves."""
+    if got.shape != want.shape or got.dtype.kind != "f" or got.size < FEW or not (got > 0).all():
+        return ""
+    for exponent, name in POWERS.items():
+        if same(got**exponent, want):
+            return name
+    return ""
 
 
 def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:

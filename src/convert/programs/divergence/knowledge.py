@@ -41,8 +41,9 @@ class Knowledge:
         self.found: dict[Value, tuple[Part, ...]] = {}
         self.known: dict[Value, bool] = {}
         self.had: frozenset[Value] = frozenset()
-        for value in target.inputs.values():
-            self.found[value], self.known[value] = shared.find(value.array), True
+        for name, value in target.inputs.items():
+            named = (Part(source.inputs[name]),) if name in source.inputs else ()
+            self.found[value], self.known[value] = shared.find(value.array) or named, True
         for operation in target.operations:
             self.assess(operation)
 
@@ -62,6 +63,8 @@ class Knowledge:
         found = self.shared.find(array)
         repeats = kind_of(operation) == LAYOUT  # elements of a known value, as often as the target wants them
         same = array.size < FEW or bool((array == array.flat[0]).all())  # zeros that a recurrence begins with
+        if not found and repeats and array.size < FEW and len(operation.data) == 1:  # a time for each of two images
+            found = tuple(part for part in self.found.get(operation.data[0], ()) if part.value.array.size == array.size)
         if found or (array.dtype.kind == "f" and not same and not repeats):
             return found, bool(found)
         return (), all(self.is_known(operand) for operand in operation.data)

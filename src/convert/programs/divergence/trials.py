@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.graph import root
-from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import layouts, places
 from convert.programs.divergence.rerun import Change
@@ -21,6 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DEPTH = 8  # operations from an entry to the value that is replaced, and in the source to the one that replaces it
 MOST_INDICES = 64  # of an axis, each of which is tried where the target picks elements
 PADS, SPREADS = ("pad", "constant_pad_nd"), ("scatter",)
+BESIDE = 3  # operations behind the value that an anchor is computed from
 NEAREST = 40  # values that far, on each side
 OPERAND = (4, 4)  # the distance at which another operand is tried: after operations that are missing or too many
 
@@ -98,6 +99,7 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
         indices |= {(size, k) for size in sizes for k in range(size)}
     near: list[tuple[Value, int]] = list(after_in_source(known, [part.value for _, part in anchors], present))
     near += [(part.value, 0) for _, part in anchors]
+    near += _beside(known, anchors, present)
     # A variance is computed of the values less their mean, which the target has, too.
     between = list(_present_behind(known, [part.value for _, part in anchors], present))
     near += [(value, depth + 1) for value, depth in after_in_source(known, between, present) if depth]
@@ -222,6 +224,19 @@ def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Valu
             yield value, max(depth, 1)
         for user in known.source_users.get(value, ()):
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
+
+
+def _beside(
+    known: Knowledge, anchors: Sequence[tuple[Value, Part]], present: set[Value]
+) -> Iterator[tuple[Value, int]]:
+    """Yield what the source computes of the value behind an anchor in one operation, or in two: exp(2 * x) beside exp(x)."""
+    for _, part in anchors:
+        operation = known.source_producer.get(root(part.value, known.source_producer))
+        if operation is None or kind_of(operation) not in ELEMENTWISE or len(operation.data) != 1:
+            continue
+        for value, depth in after_in_source(known, [root(operation.data[0], known.source_producer)], present):
+            if 0 < depth <= BESIDE:
+                yield value, depth + BESIDE
 
 
 def _present_behind(known: Knowledge, values: Sequence[Value], present: set[Value]) -> Iterator[Value]:

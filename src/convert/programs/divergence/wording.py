@@ -25,6 +25,7 @@ from convert.programs.divergence.details import (
     FUNCTION,
     PARAMETER,
     PART,
+    POWER,
     axes_exchanged,
     bias_of_choice,
     contracted,
@@ -36,6 +37,7 @@ from convert.programs.divergence.details import (
     other_pool_padding,
     other_pooling,
     padding_counts,
+    power_of,
     ratios,
 )
 from convert.programs.divergence.functions import Function, computed, steps_in_functions
@@ -54,7 +56,7 @@ from convert.programs.divergence.tables import (
     shifted_tables,
 )
 from convert.programs.divergence.windows import FLIPPED, PADDING, TRANSPOSED, other_padding, other_windows
-from convert.programs.divergence.words import Words, arithmetic, places, scalar
+from convert.programs.divergence.words import Words, arithmetic, names_of, places, scalar
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -107,7 +109,7 @@ def named(
         activations: known ones by name.
         training: modules of the target that are in training mode.
     """
-    ours, theirs = (Words(p.operations, _names(p)) for p in (target, source))
+    ours, theirs = (Words(p.operations, names_of(p)) for p in (target, source))
     if not divergence.proven:
         return _unproven(divergence, ours, theirs, activations, training)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
@@ -209,6 +211,10 @@ def _describe(
         return said
     if biased := bias_of_choice(repair, ours, theirs):
         return biased
+    if power := power_of(repair.got, repair.want):
+        made = repair.source or [theirs.producer[x] for x in repair.source_operands if x in theirs.producer]
+        got = f"of {given}, the target {does}{here}" if repair.target else f"the target uses {given}"
+        return POWER, f"{got}; the JAX model has {power} of that{places(made)}"
     if not repair.target:
         if not repair.source and not same_numbers(repair.got, repair.want):
             used, meant = repair.operands[0], repair.source_operands[0]
@@ -398,11 +404,6 @@ def _epsilon(steps: Sequence[tuple[str, float | None]]) -> str:
     if len(roots) != 1 or not small:
         return ""
     return "inside" if small[0] < roots[0] else "outside"
-
-
-def _names(program: Program) -> dict[Value, str]:
-    inputs = {value: f"the input {name}" for name, value in program.inputs.items()}
-    return {**inputs, **{value: name for name, value in program.parameters.items()}}
 
 
 def _fix(repair: Repair) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Value
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NEAR = 6  # operations behind a value, within which a finding calls it a choice of the largest ones
@@ -156,6 +156,12 @@ class Words:
         if weights is not None:
             return f"what {weights} gives"
         return f"the value of {operation.where}" if operation.where else "a value"
+
+
+def names_of(program: Program) -> dict[Value, str]:
+    """Return the names of inputs and parameters."""
+    inputs = {value: f"the input {name}" for name, value in program.inputs.items()}
+    return {**inputs, **{value: name for name, value in program.parameters.items()}}
 
 
 def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str | None:

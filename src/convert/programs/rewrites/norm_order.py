@@ -10,57 +10,15 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
-from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.rerun import Change, Rerun, again
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.segments import LAYERS, Segment, segment_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
-ROTATING = {LAYOUT, "part", "join", "multiply", "add", "subtract", "negate"}
-LAYERS = ("product", "convolution", "attention")
-LONGEST = 40  # operations of a norm, or of RoPE
 NUMBER = re.compile(r"\d+")
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Operations that compute one value of one other and of parameters and constants alone."""
-
-    before: Value
-    operations: tuple[Operation, ...]
-    after: Value
-
-    @property
-    def kinds(self) -> set[str]:
-        return {kind_of(one) for one in self.operations}
-
-    @property
-    def rotates(self) -> bool:
-        """Whether it is RoPE: features times tables, put together with others."""
-        tables = [one for one in self.operations if kind_of(one) == "multiply" and _by_table(one)]
-        return len(tables) > 1 and "join" in self.kinds and self.kinds <= ROTATING
-
-    @property
-    def norms(self) -> bool:
-        own = any("norm" in one.name for one in self.operations)
-        return (
-            own
-            or bool(self.kinds & {"sqrt", "rsqrt"})
-            or ("power" in self.kinds and bool(self.kinds & {"mean", "sum"}))
-        )
-
-    @property
-    def scales(self) -> bool:
-        """Whether it multiplies by a parameter, or adds one: what belongs to the norm in front of it."""
-        return all(
-            kind_of(one) in ("multiply", "add") and any(v.of_parameters for v in one.operands)
-            for one in self.operations
-        )
-
-    @property
-    def leaves(self) -> set[str]:
-        return {leaf for one in self.operations for v in one.operands if v.of_parameters for leaf in v.leaves}
 
 
 @dataclass(frozen=True)
@@ -148,7 +106,7 @@ def _chains(program: Program) -> list[Chain]:
 
 def _chain(value: Value, program: Program, order: Mapping[Value, int]) -> Chain | None:
     segments: list[Segment] = []
-    while (segment := _segment(value, program, order)) is not None and not segment.kinds & set(LAYERS):
+    while (segment := segment_to(value, program, order)) is not None and not segment.kinds & set(LAYERS):
         segments.insert(0, segment)
         value = segment.before
     turn = next((k for k, one in enumerate(segments) if one.rotates), None)
@@ -162,26 +120,3 @@ def _chain(value: Value, program: Program, order: Mapping[Value, int]) -> Chain 
     others = segments[first:norm] + segments[end:last]
     moved = [*of_norm, *others] if turn < norm else [*others, *of_norm]
     return Chain(tuple(segments[first:last]), tuple(moved), tuple(of_norm), turn < norm, segments[turn])
-
-
-def _segment(value: Value, program: Program, order: Mapping[Value, int]) -> Segment | None:
-    """Return the operations from the nearest value of which alone, with parameters and constants, this one is computed."""
-    waiting: set[Value] = {value}
-    operations: list[Operation] = []
-    while len(operations) < LONGEST:
-        last = max(waiting, key=lambda v: order.get(v, -1))
-        if last not in order:  # an input
-            return None
-        operation = program.operations[order[last]]
-        operations.append(operation)
-        waiting = (waiting - set(operation.results)) | set(operation.data)
-        if len(waiting) == 1:
-            (before,) = waiting
-            return Segment(before, tuple(operations[::-1]), value)
-        if not waiting:
-            return None
-    return None
-
-
-def _by_table(operation: Operation) -> bool:
-    return any(v.constant and v.array.size > 1 for v in operation.operands)

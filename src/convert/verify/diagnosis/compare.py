@@ -60,7 +60,7 @@ def compare_variants(site: Site, variants: Sequence[Variant], rule: str, name_mi
     target = f"none of the {len(variants)} functions that were tried" if torch is None else torch.name
     explanation = Explanation(
         name_mistake(torch, jax) if torch is not None else f"{UNKNOWN} for {jax.name}",
-        f"the target computes {target}; the JAX model computes {jax.name}",
+        f"in the target: {target}; in the JAX model: {jax.name}",
         rule,
         f"{_fix(variants[0], torch, jax)}, or correct the reference if the JAX model does not",
         site.error(jax.make(site.seen)),

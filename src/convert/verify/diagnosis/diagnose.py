@@ -20,7 +20,7 @@ from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
 from convert.verify.diagnosis.site import Site
-from convert.verify.diagnosis.unused import unused_tensors
+from convert.verify.diagnosis.unused import unused_inputs, unused_tensors
 from convert.verify.diagnosis.variants import other_variant
 from convert.verify.diagnosis.weight_trials import wrong_tensor
 from convert.verify.diagnosis.what_is_known import what_is_known
@@ -107,6 +107,10 @@ def diagnose(
     if called.explanation is not None:
         return _diagnosis(site, called.explanation, ruled_out)
     ruled_out += called.ruled_out
+    ignored = unused_inputs(site, reference)
+    if ignored.explanation is not None:
+        return _diagnosis(site, ignored.explanation, ruled_out)
+    ruled_out += ignored.ruled_out
     boundaries = find_boundaries(plan, reference, module, evidence, allowed) if boundary in reference.outputs else None
     between: list[Site] = []
     if boundaries is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from convert.programs.program import Program
+    from convert.programs.rewrites.rewrite import Goal, Rewrite
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGEST = 2**30  # bytes of both records, as far as they can be told before
@@ -77,8 +78,10 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
         return OtherOperation()
     told = OtherOperation()
     for name in _goals(site, reference, source, target):
-        if (rewrite := _rewritten(site, source, target, name)) is not None:
+        if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
             return OtherOperation(rewrite)
+        if (rewrite := _in_other_places(site, source, target, name)) is not None:
+            return OtherOperation(rewrite, order=True)
         outcome = _compared(site, source, target, name)
         if outcome.explanation is None and (scaled := with_factors_of(source, target, name)) is not None:
             outcome = _compared(site, source, scaled, name)
@@ -125,16 +128,37 @@ def _goals(site: Site, reference: Reference, source: Program, target: Program) -
             return
 
 
-def _rewritten(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
+def _rewritten(site: Site, reference: Reference, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what other calls of the target's own code restore."""
     from convert.programs.rewrites.direction import direction
     from convert.programs.rewrites.norm_order import norm_order
-    from convert.programs.rewrites.rewrite import Goal
     from convert.programs.rewrites.states import states
 
-    want, mask = source.outputs[name].array, site.evidence.masks.get(name)
-    goal = Goal(name, lambda got: difference(got, want, mask=mask).relative, site.enough)
+    goal = _goal(site, source, name)
     found = norm_order(target, goal) or states(source, target, goal) or direction(target, goal)
+    if found is None and name not in reference.outputs:  # within RoPE, or a norm, the order of the two does not show
+        goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
+        found = next((one for one in (norm_order(target, goal) for goal in goals) if one is not None), None)
+    return _explained(found)
+
+
+def _in_other_places(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
+    """Return what the target's operations restore in another order, or with other parts of the same values."""
+    from convert.programs.rewrites.exchange import exchange
+    from convert.programs.rewrites.order import order
+
+    goal = _goal(site, source, name)
+    return _explained(exchange(target, goal) or order(source, target, goal))
+
+
+def _goal(site: Site, source: Program, name: str) -> Goal:
+    from convert.programs.rewrites.rewrite import Goal
+
+    want, mask = source.outputs[name].array, site.evidence.masks.get(name)
+    return Goal(name, lambda got: difference(got, want, mask=mask).relative, site.enough)
+
+
+def _explained(found: Rewrite | None) -> Explanation | None:
     return None if found is None else Explanation(found.name, found.problem, "", found.fix, found.error)
 
 

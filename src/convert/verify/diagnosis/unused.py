@@ -1,24 +1,25 @@
-"""Search for tensors that the target's code never uses although the JAX model computes with their leaves."""
+"""Search for tensors and inputs that the target's code never uses although the JAX model computes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.references.protocol import Reference
-from convert.verify.diagnosis.compare import Explanation
+from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again, values_again
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fill = Callable[[tuple[int, ...]], Array]
-NEVER_USED = "tensor that the target never uses"
+NEVER_USED, INPUT_UNUSED = "tensor that the target never uses", "input that the target does not use"
 MOST_SHOWN = 3
 
 
@@ -117,3 +118,53 @@ def _run(site: Site, reference: Reference, leaves: Collection[str], fill: Fill) 
     with jax_precision(evidence.precision):
         made = lift(reference.jax_outputs_side())(weights, dict(evidence.inputs))
     return {name: np.asarray(made[name]) for name in reference.outputs}
+
+
+# ---- inputs
+
+
+def unused_inputs(site: Site, reference: Reference) -> Search:
+    """Search for an input on which the target's value at the boundary does not depend, although the JAX model's does.
+
+    It is proven where the JAX model gives the target's value when the input is one number throughout.
+    """
+    if reference.jax is None or not site.evidence.is_live:
+        return Search()
+    inputs, got = site.evidence.inputs, site.seen.values[site.boundary]
+    for name, array in inputs.items():
+        others = [(said, other) for said, other in _plain(array) if not np.array_equal(other, array)]
+        try:
+            if any(not np.array_equal(_target(site, reference, {**inputs, name: x}), got) for _, x in others):
+                continue
+            for said, other in others:
+                error = site.error(got, _source(site, reference, {**inputs, name: other}))
+                if error <= site.enough:
+                    problem = f"{site.boundary} does not depend on the input {name}: it is what the JAX model gives with {said} for it"
+                    fix = f"use the input {name} in the target's code in front of {site.boundary}, or correct the reference"
+                    return Search(Explanation(INPUT_UNUSED, problem, "", fix, error))
+        except (*USER_FAILS, ConvertError):  # code that takes no such numbers
+            continue
+    return Search(ruled_out=(INPUT_UNUSED,))
+
+
+def _plain(array: Array) -> Iterator[tuple[str, Array]]:
+    """Yield what code has in place of an input that it does not use, with words for it."""
+    if array.dtype.kind not in "iub" or not array.size:
+        return
+    yield "zeros", np.zeros_like(array)
+    yield "ones", np.ones_like(array)
+    yield f"{array.max()} throughout", np.full_like(array, array.max())
+    if array.dtype.kind != "b" and array.ndim:
+        yield "0, 1, 2, ...", np.broadcast_to(np.arange(array.shape[-1], dtype=array.dtype), array.shape).copy()
+
+
+def _target(site: Site, reference: Reference, inputs: Mapping[str, Array]) -> Array:
+    return values_again(site, reference, [site.boundary], inputs)[site.boundary]
+
+
+def _source(site: Site, reference: Reference, inputs: Mapping[str, Array]) -> Array:
+    from convert.numerics.lift_jax import lift
+    from convert.verify.sides.run_jax import jax_weights
+
+    with jax_precision(site.evidence.precision):
+        return np.asarray(lift(reference.jax_side())(jax_weights(site.plan), dict(inputs))[site.boundary])

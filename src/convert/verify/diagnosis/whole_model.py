@@ -115,16 +115,22 @@ def run_again(site: Site, reference: Reference) -> Array:
     return values_again(site, reference, [site.boundary])[site.boundary]
 
 
-def values_again(site: Site, reference: Reference, names: Iterable[str]) -> Mapping[str, Array]:
-    """Run the whole PyTorch model in float64, and return its values at these boundaries, and its outputs."""
+def values_again(
+    site: Site, reference: Reference, names: Iterable[str], inputs: Mapping[str, Array] | None = None
+) -> Mapping[str, Array]:
+    """Run the whole PyTorch model in float64, and return its values at these boundaries, and its outputs.
+
+    Args:
+        inputs: in place of those of the evidence.
+    """
     import torch
 
     from convert.numerics.lift_torch import lifted
 
     device = next(site.module.parameters()).device
     with torch.no_grad(), lifted():
-        inputs = input_tensors(site.evidence.inputs, "float64", device)
-        return observed(reference, site.module, inputs, names)
+        tensors = input_tensors(site.evidence.inputs if inputs is None else inputs, "float64", device)
+        return observed(reference, site.module, tensors, names)
 
 
 def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:

@@ -1,0 +1,115 @@
+"""Exchange the parts of one value, or two inputs: halves, or the two ends of edges, that the target takes for each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from convert.programs.divergence.graph import on_the_way, root
+from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.words import Words, names_of
+from convert.programs.program import Program, Value
+from convert.programs.rewrites.rewrite import Goal, Rewrite
+
+EXCHANGED = "parts exchanged"
+MOST_PARTS = 4  # of one value
+MOST_RUNS = 64
+MOST_OPERATIONS = 100_000  # that run again
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Values of one shape that the target takes of another one, or inputs of one shape.
+
+    Attributes:
+        of: what they are taken of, in words.
+        values: in the order of execution.
+        where: the lines that take them; empty for inputs.
+    """
+
+    of: str
+    values: tuple[Value, ...]
+    where: tuple[str, ...]
+
+
+def exchange(target: Program, goal: Goal) -> Rewrite | None:
+    """Return the order of parts that restores the output, of all values that the same lines take apart."""
+    program = on_the_way(target, goal.output)
+    by_line: dict[tuple[tuple[str, ...], int, str], list[Parts]] = {}
+    for one in _parts(program):
+        by_line.setdefault((one.where, len(one.values), "" if one.where else one.of), []).append(one)
+    runs = operations = 0
+    for together in by_line.values():
+        for order in _orders(len(together[0].values)):
+            if runs >= MOST_RUNS or operations >= MOST_OPERATIONS:
+                return None
+            runs += 1
+            rerun = Rerun(program)
+            try:
+                operations += len(list(rerun.put(_in_order(program, together, order))))
+            except ValueError:  # the operations do not take each other's parts
+                continue
+            error = goal.error(rerun.array(program.outputs[goal.output]))
+            if error <= goal.enough:
+                return _rewrite(together[0], order, error)
+    return None
+
+
+def _rewrite(parts: Parts, order: Sequence[int], error: float) -> Rewrite:
+    at = f" ({', '.join(dict.fromkeys(parts.where))})" if parts.where else ""
+    n = len(order)
+    moved = [k for k in range(n) if order[k] != k]
+    if len(moved) == 2:
+        which = "the two" if n == 2 else f"the parts {moved[0]} and {moved[1]}"
+        how = f"with {which} exchanged"
+    else:
+        how = f"with these parts in the order {', '.join(map(str, order))}"
+    problem = f"the target takes {n} {'parts of ' if parts.where else ''}{parts.of} for each other{at}: its outputs are equal {how}"
+    place = parts.where[0] if parts.where else "the target's code"
+    return Rewrite(EXCHANGED, problem, f"exchange them at {place}, or correct the reference", error)
+
+
+def _orders(n: int) -> list[tuple[int, ...]]:
+    """Return the orders of n parts, exchanges of two first."""
+    every = list(itertools.permutations(range(n)))[1:]
+    return sorted(every, key=lambda order: sum(k != place for k, place in enumerate(order)))
+
+
+def _parts(program: Program) -> Iterator[Parts]:
+    """Yield the values of one shape that are taken of the same value, and the inputs of one shape."""
+    words = Words(program.operations, names_of(program))
+    found: dict[Value, list[tuple[Value, str]]] = {}
+    for one in program.operations:
+        if kind_of(one) == "part" and one.operands[0].data:
+            whole = root(one.operands[0], words.producer)
+            found.setdefault(whole, []).extend((value, one.where) for value in one.results)
+    for whole, taken in found.items():
+        shapes: dict[tuple[int, ...], list[tuple[Value, str]]] = {}
+        for value, where in taken:
+            if value.array.size > 1 and not any(
+                np.array_equal(value.array, x.array) for x, _ in shapes.get(value.array.shape, ())
+            ):
+                shapes.setdefault(value.array.shape, []).append((value, where))
+        for same in shapes.values():
+            if 1 < len(same) <= MOST_PARTS:
+                yield Parts(words.value(whole), tuple(x for x, _ in same), tuple(where for _, where in same))
+    for (first, x), (second, y) in itertools.combinations(program.inputs.items(), 2):
+        if x.array.shape == y.array.shape and x.array.dtype == y.array.dtype and not np.array_equal(x.array, y.array):
+            yield Parts(f"inputs, {first} and {second},", (x, y), ())
+
+
+def _in_order(program: Program, together: Sequence[Parts], order: Sequence[int]) -> Change:
+    """Return the change in which each operation is given another part, as it is when the operation runs."""
+    other = {one.values[k]: one.values[place] for one in together for k, place in enumerate(order) if k != place}
+    return Change(
+        earlier={
+            (at, k): other[v]
+            for at, operation in enumerate(program.operations)
+            for k, v in enumerate(operation.operands)
+            if v in other
+        }
+    )

@@ -1,0 +1,110 @@
+"""Operations in another order and parts for each other: the record of the target is run with them exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.numerics.compare import difference
+from convert.programs.rewrites.exchange import exchange
+from convert.programs.rewrites.order import order
+from convert.programs.rewrites.rewrite import Goal, Rewrite
+from support.small_faults import Arrays, records
+
+
+def norm(x: Any) -> Any:
+    return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5
+
+
+def layers(p: Arrays, x: Any, tanh: Any, step: Callable[[Any], Any]) -> Any:
+    """Two layers of the same code."""
+    for _ in range(2):
+        x = x + tanh(step(x @ p["w"])) @ p["v"]
+    return x
+
+
+def halves(p: Arrays, x: Any, of: Any, swapped: bool = False) -> Any:
+    split = jnp.split if of is jnp else lambda z, n, axis: z.chunk(n, axis)
+    for _ in range(2):
+        one, two = split(of.tanh(x @ p["w"]), 2, -1)
+        one, two = (two, one) if swapped else (one, two)
+        x = x + (one @ p["v"][:4, :4] * of.exp(two)) @ p["v"][4:, :]
+    return x
+
+
+def thirds(p: Arrays, x: Any, of: Any, places: tuple[int, ...]) -> Any:
+    z = of.tanh(x @ p["w"])
+    q, k, v = ([z[..., :2], z[..., 2:4], z[..., 4:6]][place] for place in places)
+    return (q * of.exp(k)) @ p["v"][:2] + v @ p["v"][2:4]
+
+
+def ends(p: Arrays, x: Any, first: int) -> Any:
+    """What stands at two ends of the sequence goes through other weights."""
+    return x[:, first] @ p["w"] + x[:, 9 - first] @ p["v"]
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
+    "mean in front of a norm": (
+        lambda p, x, real: (norm(x @ p["w"]) * p["g"]).mean(1),
+        lambda p, x, real: norm((x @ p["w"]).mean(1)) * p["g"],
+        "operations in another order",
+        "the target takes the mean over axis 1",
+    ),
+    "scale in front of the activation, in each layer": (
+        lambda p, x, real: layers(p, x, jnp.tanh, lambda z: jnp.exp(z / 9) * p["g"]),
+        lambda p, x, real: layers(p, x, torch.tanh, lambda z: torch.exp(z / 9 * p["g"])),
+        "operations in another order",
+        "the target multiplies by g",
+    ),
+    "halves, in each layer": (
+        lambda p, x, real: halves(p, x, jnp),
+        lambda p, x, real: halves(p, x, torch, swapped=True),
+        "parts exchanged",
+        "with the two exchanged",
+    ),
+    "thirds": (
+        lambda p, x, real: thirds(p, x, jnp, (0, 1, 2)),
+        lambda p, x, real: thirds(p, x, torch, (1, 2, 0)),
+        "parts exchanged",
+        "with these parts in the order",
+    ),
+    "two of three": (
+        lambda p, x, real: thirds(p, x, jnp, (0, 1, 2)),
+        lambda p, x, real: thirds(p, x, torch, (0, 2, 1)),
+        "parts exchanged",
+        "with the parts 1 and 2 exchanged",
+    ),
+    "ends of the input": (
+        lambda p, x, real: ends(p, x, 0),
+        lambda p, x, real: ends(p, x, 9),
+        "parts exchanged",
+        "2 parts of the input x for each other",
+    ),
+}
+
+
+def rewritten(right: Callable[..., Any], wrong: Callable[..., Any]) -> Rewrite | None:
+    source, target = records(right, wrong)
+    want = source.outputs["y"].array
+    goal = Goal("y", lambda got: difference(got, want).relative if got.shape == want.shape else np.inf, 1e-9)
+    return exchange(target, goal) or order(source, target, goal)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_exchange_is_found_with_its_line(name: str) -> None:
+    right, wrong, called, says = CASES[name]
+    found = rewritten(right, wrong)
+    assert found is not None and found.name == called
+    assert says in found.problem and "test_rewrites.py:" in found.problem and found.fix
+
+
+def test_another_function_is_no_other_order() -> None:
+    right = lambda p, x, real: jax.nn.relu(norm(x @ p["w"]) * p["g"]).mean(1)  # noqa: E731
+    wrong = lambda p, x, real: torch.exp(norm(x @ p["w"]) * p["g"]).mean(1)  # noqa: E731
+    assert rewritten(right, wrong) is None
