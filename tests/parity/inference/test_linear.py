@@ -49,11 +49,13 @@ def test_layers_of_one_shape_are_told_apart_by_what_they_meet():
 
 
 def test_a_bias_that_the_source_lacks_is_zeros():
+    module = Crossed()
     found = derive(
-        lambda w, x: jnp.tanh(jnp.sin(x @ w["a"]) @ w["b"]) @ w["c"], Crossed(), {"a": SQUARE, "b": SQUARE, "c": SQUARE}
+        lambda w, x: jnp.tanh(jnp.sin(x @ w["a"]) @ w["b"]) @ w["c"], module, {"a": SQUARE, "b": SQUARE, "c": SQUARE}
     )
-    assert found.complete
     assert [sources(found)[f"m.{k}.bias"] for k in range(3)] == [0.0, 0.0, 0.0]
+    written = rules(found, module)
+    assert len(written) == 2 and all('parameters: "weight and bias"}' in rule for rule in written)
 
 
 class Attention(torch.nn.Module):

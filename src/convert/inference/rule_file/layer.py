@@ -35,6 +35,8 @@ from convert.layers.weight_keys import PARAMETRIZATIONS
 NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm))
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
+PARAMETERS = "parameters"
+NOT_WRITTEN = "the source has no such parameter, and a rule of this kind writes no constant"
 IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head
 BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
@@ -145,6 +147,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
                 unknown |= dict.fromkeys((tensor.name for tensor in group.values()), described)
             else:
                 found += described
+                written = any(key == PARAMETERS for layer in described for key, _ in layer.target_keys)
+                unknown |= {t.name: NOT_WRITTEN for t in group.values() if _constant(t) and not written}
     return Layers(tuple(found), unknown)
 
 
@@ -288,6 +292,8 @@ def _describe(
             return f"its elements are multiplied by {' and '.join(f'{factor:g}' for factor in sorted(factors))}"
         keys = (*keys, (PRESCALED, repr(1 / factors.pop())))
     geometry = _geometry(first, said) if kind in CONVOLUTIONS else ()
+    if _of_constants(kind, group):
+        target_keys = (*target_keys, (PARAMETERS, "weight and bias"))
     if turns is not None:
         target_keys = (*target_keys, (IN_TURNS, " ".join(map(str, turns))))
     if beside:
@@ -312,6 +318,8 @@ def _by_parts(
     found: list[LayerRule] = []
     parts = by_parts(tensors)
     for k, part in enumerate(parts, 1):
+        if any(map(_constant, part.values())):
+            return NOT_WRITTEN
         described = _describe(module, part, facts, derivation)
         if isinstance(described, str):
             return described
@@ -353,6 +361,13 @@ def _geometry(tensor: Tensor, said: Mapping[str, Any]) -> tuple[tuple[str, str],
 
 def _constant(tensor: Tensor) -> bool:
     return bool(tensor.parts) and all(part.arithmetic is Arithmetic.CONSTANT for part in tensor.parts)
+
+
+def _of_constants(kind: str, group: Mapping[str, Tensor]) -> bool:
+    """Whether a rule writes a tensor of its layer that the source lacks: zeros for the bias, or ones for the scale."""
+    lacking = {role: tensor.parts[0].factor for role, tensor in group.items() if _constant(tensor)}
+    has_key = kind == "linear" or kind in NORMS
+    return bool(lacking) and has_key and all(factor == (role == "weight") for role, factor in lacking.items())
 
 
 def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> str:
