@@ -49,3 +49,13 @@ def test_positions_of_queries_and_keys_that_begin_later_are_the_same_function() 
         module.first_q = module.first_k = 3  # type: ignore[attr-defined]
 
     assert run("norm-rope", "torch", InTarget(later)).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_tensor_that_is_never_used_is_named_with_the_missing_operation() -> None:
+    def without_types(module: object) -> None:
+        module.embedded = lambda tokens, types: module.tokens(tokens)  # type: ignore[attr-defined]
+
+    found = run("parts", "torch", InTarget(without_types)).levels[-1].diagnosis
+    assert found is not None and found["name"] == "operation missing", found
+    assert "the target's code never uses types.weight" in found["problem"], found

@@ -125,7 +125,9 @@ def diagnose(
             ruled_out += more
     operation = other_operation(site, reference, names)
     if operation.explanation is not None and not operation.order:
-        return _diagnosis(site, operation.explanation, ruled_out)
+        clauses = (operation.explanation.problem, unused_tensors(site, reference).clause)
+        problem = "; ".join(clause for clause in clauses if clause)
+        return _diagnosis(site, replace(operation.explanation, problem=problem), ruled_out)
     # Boundaries that are found follow the rules: modules that these exchange have equal values there.
     right = {name for name in names[: names.index(boundary)] if name in site.seen.values}
     swapped = exchanged(site, reference, right)
