@@ -68,6 +68,13 @@ def with_first(module: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(x + module.rnn(x)[0])
 
 
+def from_the_call_before(module: Any, x: torch.Tensor, states: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A call begins with the state that the call before ended with; the first one is right."""
+    y, (h, _) = module.rnn(x, tuple(state + getattr(module, "last", 0) for state in states))
+    module.last = h
+    return torch.as_tensor(y)
+
+
 SMALL_FAULTS: tuple[Fault, ...] = (
     fault("RoPE in front of the norms", "norm-rope", BEHIND, order="RoPE first"),
     fault("RoPE in front of the norm of keys alone", "norm-rope", BEHIND, forward=keys_late),
@@ -102,6 +109,7 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("first states not given to the LSTM", "cell", NOT_GIVEN, forward=with_first),
     fault("first states not computed", "cell", NOT_GIVEN, forward=lambda module, x: x + module.rnn(x)[0]),
     fault("states of the LSTM exchanged", "cell", "states exchanged", ran=lambda module, x, states: module.rnn(x, states[::-1])[0]),
+    fault("state kept from call to call", "cell", "state kept from call to call", ran=from_the_call_before),
     fault("the LSTM's sequence turned round", "cell", REVERSED, ran=lambda module, x, states: module.rnn(x, states)[0].flip(1)),
     fault("heads taken apart in front of the parts", "heads", "parts within heads", parts=lambda module, x: x.unflatten(-1, (HEADS, 3, HEAD)).unbind(3)),
     fault("dropout in eval mode", "map", "dropout in eval mode", flat=lambda module, x: torch.nn.functional.dropout(x.flatten(1), 0.3)),

@@ -198,6 +198,47 @@ def test_a_module_that_is_not_deterministic(converted: Path, said: dict[str, Any
     assert "two runs" in level.diagnosis["problem"]
 
 
+def stateful(part: Any, kind: str) -> None:
+    """Let a layer add what it kept from the call before."""
+    kept: dict[str, Any] = {}
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = nn.Linear.forward(part, x)
+        if kind == "tensor":
+            y = y + getattr(part, "before", 0.0)
+            part.before = y
+        elif kind == "number":
+            part.calls = getattr(part, "calls", -1) + 1
+            y = y + part.calls
+        elif kind == "list":
+            part.before = [*getattr(part, "before", []), y.mean()]
+            y = y + sum(part.before[:-1])
+        else:
+            y = y + kept.get("before", 0.0)
+            kept["before"] = y
+        return y
+
+    part.forward = forward
+
+
+@pytest.mark.parametrize(
+    ("kind", "said_to_keep"),
+    [("tensor", "`head.before`"), ("number", "`head.calls`"), ("list", "`head.before`"), ("closure", "something outside of its attributes")],
+)  # fmt: skip
+def test_a_module_that_keeps_state_from_call_to_call(
+    kind: str, said_to_keep: str, converted: Path, said: dict[str, Any]
+) -> None:
+    """Its first call is right: the second one is not."""
+    said["build"] = lambda module, state: stateful(module.head, kind)
+    level = model(checked(converted))
+    assert level.verdict is Verdict.FAILED
+    (finding,) = level.findings
+    assert finding.code == "run-not-deterministic"
+    assert finding.data["diagnosis"] == "state kept from call to call"
+    assert f"when it is called again: it keeps {said_to_keep}" in str(finding)
+    assert "start each call from the first state" in str(finding)
+
+
 def test_a_module_in_another_dtype(converted: Path, said: dict[str, Any]) -> None:
     """The float64 run removes casts, so only native precision shows it."""
 

@@ -21,6 +21,7 @@ from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
+from convert.verify.sides.second_call import second_call
 from convert.writing.written import Written
 
 if TYPE_CHECKING:
@@ -86,6 +87,12 @@ def check_model(
     findings = [*missing, *differences(measures, evidence.precision, built, state, rounding)]
     if not findings and (changed := built.finding(state)) is not None:
         findings.append(changed)
+    if not findings:
+        limits = {
+            m.name: m.tolerance.value for m in measures if m.tolerance is not None and m.name in reference.outputs
+        }
+        kept = second_call(reference, native.module, evidence, drifted, limits, device)
+        findings += [] if kept is None else [kept]
     reasons = list(inconclusive(measures, reference.outputs, evidence))
     if nothing:
         findings, reasons = [], [nothing]
