@@ -84,7 +84,7 @@ MORE = [  # whose own tests do not ask for both, a checkpoint that gives the tre
     *(("openpi", f"openpi-{case}", partial(openpi.write, case), openpi.settings_of(case)) for case in OPENPI),
     ("siglip2", "siglip2", siglip2.write, {}),
     ("tunix-gemma3", "tunix", tunix.write, tunix.SET),
-    ("tips", "tips", tips.write, {}),
+    *((f"tips-{case}", f"tips-{case}", partial(tips.write, case), said) for case, said in tips.SET.items()),
     *(("videoprism", f"videoprism-{case}", partial(videoprism.write, case), videoprism.SET) for case in ("encoder", "lvt")),
 ]  # fmt: skip
 ROUNDED = {"timesfm-1.0": 3, "timesfm-2.0": 12}  # leaves of `1 + scale`, a sum that the first conversion rounds

@@ -151,8 +151,8 @@ def diagnose(
     if unused.explanation is not None:
         return _diagnosis(site, unused.explanation, ruled_out)
     first = between[0] if between else site
-    clauses = (what_is_known(first, boundaries, list(names)), unused.clause, operation.known)
-    problem = "; ".join(clause for clause in clauses if clause)
+    said = (what_is_known(first, boundaries, list(names)), unused.clause, operation.known)
+    problem = "; ".join(clause for clause in said if clause)
     fix = _add_boundaries(reference, module, boundary, names) if boundaries is None else ""
     return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)
 
