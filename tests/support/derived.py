@@ -84,7 +84,9 @@ def _evidence(step: Step) -> Evidence:
         text = ", ".join(f"{k}_spec={tuple(s.index(c) for c in roles + spatial)}" for k, (s, roles) in specs.items())
         settings = {"dimension_numbers": f"ConvDimensionNumbers({text})"}
     role = ROLES.get(step.kind_name, Role.SCALE if "norm" in step.kind_name else Role.OTHER)
-    source = Site("source", 0, "dot_general", "model.py:3", "block", settings)
+    convolves = step.kind_name in ("conv", "conv_transpose")
+    operation = "conv_general_dilated" if convolves else "dot_general"
+    source = Site("source", 0, operation, "model.py:3", "block", settings)
     return Evidence(role, source, Site("target", 0, "mm", "net.py:5", "net"), "input x", "columns", 3, (("mm", 2),))
 
 
