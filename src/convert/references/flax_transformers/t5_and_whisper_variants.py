@@ -217,11 +217,12 @@ def _sound() -> Iterator[Variant]:
 
         return make
 
-    yield Variant("gelu_erf and positions", made())
+    yield Variant("gelu_erf behind conv2", made())
     yield Variant("no positions", made(factor=0.0))
     yield Variant("positions added twice", made(factor=2.0))
     yield Variant("positions off by one", made(shift=-1))
-    yield from (Variant(f"{act} and positions", made(act)) for act in NUMPY_ACTIVATIONS if act != "gelu_erf")
+    others = {act: "no activation" if act == "none" else act for act in NUMPY_ACTIVATIONS if act != "gelu_erf"}
+    yield from (Variant(f"{shown} behind conv2", made(act)) for act, shown in others.items())
 
 
 def _text() -> Iterator[Variant]:
