@@ -38,9 +38,7 @@ def test_the_plain_jax_model_is_what_the_flax_classes_recorded(case: str) -> Non
     assert not isinstance(reference, str)
     io = golden_io(case)
     inputs = {
-        name: jax.numpy.asarray(io[name])
-        for name in io.files
-        if name.endswith(("_ids", "_mask", "_features", "_values"))
+        name: jax.numpy.asarray(io[name]) for name in io if name.endswith(("_ids", "_mask", "_features", "_values"))
     }
     with jax.default_matmul_precision("highest"), jax.disable_jit():
         got = reference.jax_side()(jax_weights(plan), inputs)

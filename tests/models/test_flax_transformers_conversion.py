@@ -68,10 +68,10 @@ def load(out: Path) -> torch.nn.Module:
 def errors(model: torch.nn.Module, case: str) -> dict[str, float]:
     """Relative errors of all outputs that the flax model was recorded to give."""
     io = golden_io(case)
-    given = {name: torch.tensor(io[name]) for name in io.files if name in INPUTS}
+    given = {name: torch.tensor(io[name]) for name in io if name in INPUTS}
     with torch.no_grad():
         made = model(**{name: x if x.is_floating_point() else x.long() for name, x in given.items()})
-    return {name: relative_error(made[name].numpy(), io[name]) for name in io.files if name not in INPUTS}
+    return {name: relative_error(made[name].numpy(), io[name]) for name in io if name not in INPUTS}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -110,7 +110,7 @@ def test_every_layer_of_qwix(qwix: Any) -> None:
 
 def test_every_layer_of_openpi() -> None:
     """Blocks with a pair for each head; B of the output projection is summed over the heads; the feed-forward has no factor."""
-    recorded = np.load(GOLDEN / "lora" / "openpi.npz")
+    recorded = dict(np.load(GOLDEN / "lora" / "openpi.npz"))
     leaves = {key.removeprefix("leaf/"): recorded[key] for key in recorded if key.startswith("leaf/")}
     made = run(make_plan(rule_file(OPENPI), MemorySource(leaves), settings={"lora_alpha": ALPHA}))
     x = {name: flat(recorded[f"x/{name}"]) for name in ("q_einsum", "kv_einsum", "attn_vec_einsum", "mlp")}

@@ -139,7 +139,7 @@ def test_a_fused_tensor_has_the_pairs_of_its_leaves(tmp_path: Path) -> None:
 
 def test_pairs_for_each_head(tmp_path: Path) -> None:
     """openpi: B of the output projection is summed, and the blocks of a head become elements of the rank."""
-    recorded = np.load(GOLDEN / "lora" / "openpi.npz")
+    recorded = dict(np.load(GOLDEN / "lora" / "openpi.npz"))
     leaves = {key.removeprefix("leaf/"): recorded[key] for key in recorded if key.startswith("leaf/")}
     rules = rule_file("""
 - {einsum: "BTD,NDH->BTNH", from: q_einsum/w, linear: q}

@@ -317,7 +317,7 @@ def deltas_of(out: Path) -> Tree:
 
 def test_a_value_of_the_adapter_is_in_its_leaf_and_no_other(tmp_path: Path) -> None:
     """The planted fault: one changed value changes one element of one leaf."""
-    recorded = np.load(GOLDEN / "lora" / "openpi.npz")
+    recorded = dict(np.load(GOLDEN / "lora" / "openpi.npz"))
     tree = {key.removeprefix("leaf/"): recorded[key] for key in recorded if key.startswith("leaf/")}
     rules = rule_file("""
 - {einsum: "BTD,NDH->BTNH", from: q_einsum/w, linear: q}

@@ -27,7 +27,7 @@ def relative_error(got: Any, want: np.ndarray) -> float:
 
 def golden_io(case: str) -> Any:
     """Inputs and outputs of the JAX model."""
-    return np.load(GOLDEN / case / "io.npz")
+    return dict(np.load(GOLDEN / case / "io.npz"))
 
 
 def checkpoint(case: str) -> Path:

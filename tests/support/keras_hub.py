@@ -62,7 +62,7 @@ def converted(case: str, folder: Path, **options: Any) -> tuple[Path, Path]:
 
 def errors(case: str, out: Path, double: bool = False) -> dict[str, float]:
     """Return the relative error of each output of the loaded class, where no token is padding."""
-    io = np.load(ROOT / case / "io.npz")
+    io = dict(np.load(ROOT / case / "io.npz"))
     model = load(out)
     if double:
         model = model.double()

@@ -77,7 +77,7 @@ def error(case: str, out: Path) -> float:
     that only the drift of JAX is in the error. With images, it is the largest error of the logits, of the embeddings of the images,
     and of the logits of text alone.
     """
-    io = np.load(ROOT / case / "io.npz")
+    io = dict(np.load(ROOT / case / "io.npz"))
     model = load(out)
     if family(case) in ("gemma3", "gemma3-vision", "olmo3"):
         model = model.double()
@@ -95,7 +95,7 @@ def error(case: str, out: Path) -> float:
 
 def inputs(case: str) -> dict[str, np.ndarray]:
     """Return the recorded inputs, as transformers' class takes them; with images, it gives the logits at the recorded positions."""
-    io = np.load(ROOT / case / "io.npz")
+    io = dict(np.load(ROOT / case / "io.npz"))
     tokens = io["tokens"].astype(np.int64)
     if "images" not in io:
         return {"input_ids": tokens}

@@ -99,7 +99,7 @@ IN_FILES = [
 def checkpoint() -> Any:
     from faults.own_models import OWN
 
-    return np.load(OWN[NET].checkpoint())
+    return dict(np.load(OWN[NET].checkpoint()))
 
 
 def raw(name: str, x: np.ndarray) -> np.ndarray:
