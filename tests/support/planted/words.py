@@ -153,7 +153,7 @@ WORDS: dict[str, dict[str, str]] = {
     "gated": {
         "epsilon": "adds 1e-06 .*adds 0.001",
         "sum": "JAX model divides by 8" + MISSING,
-        "no root": "JAX model takes the square root" + MISSING,
+        "no root": "the JAX model has the square root of that",
         "no norm": "of the input x, the JAX model .*adds 0.001, takes the square root",
         "other half of x": "of the input x, the JAX model .*adds 0.001, takes the square root" + MISSING,
         "gelu": "gelu_erf for silu",
