@@ -70,6 +70,8 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
             known=f"the two are not compared operation by operation: their records would take about {size / 2**30:.1f} GiB, "
             f"and at most {LARGEST / 2**30:.0f} GiB are kept; check a smaller model of the same code, or shorter inputs"
         )
+    from convert.programs.divergence.tables import BACKWARDS
+    from convert.programs.rewrites.exchange import EXCHANGED
     from convert.programs.rewrites.factors import with_factors_of
 
     try:
@@ -80,9 +82,13 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
     for name in _goals(site, reference, source, target):
         if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
             return OtherOperation(rewrite)
-        if (rewrite := _in_other_places(site, source, target, name)) is not None:
+        rewrite = _in_other_places(site, source, target, name)
+        if rewrite is not None and rewrite.name != EXCHANGED:
             return OtherOperation(rewrite, order=True)
         outcome = _compared(site, source, target, name)
+        # RoPE turned the other way is RoPE with the halves exchanged: its angles say more.
+        if rewrite is not None and (outcome.explanation is None or outcome.explanation.name != BACKWARDS):
+            return OtherOperation(rewrite, order=True)
         if outcome.explanation is None and (scaled := with_factors_of(source, target, name)) is not None:
             outcome = _compared(site, source, scaled, name)
         if outcome.explanation is not None:
