@@ -323,7 +323,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if path == () or path[-1:] not in FREE:
             found.append(path)
         for key, child in value.items():
-            if key not in ("facts", "config", "generation", "renamed_with"):
+            if key not in ("facts", "config", "generation", "renamed_with", "is"):
                 found += places(child, (*path, key))
     elif isinstance(value, list):
         for k, child in enumerate(value):
