@@ -16,9 +16,9 @@ from torch import nn
 
 from convert.references.protocol import Reference
 from support.memory_source import MemorySource
+from support.small_models import BASE, Norm, normed
 
 WIDTH, INNER, WAVES, TOKENS, OUT, BATCH, STEPS = 8, 6, 4, 11, 5, 2, 7
-BASE, EPSILON = 10000.0, 1e-6
 RULES = """
 model: parts
 title: a small model
@@ -56,17 +56,7 @@ def apply(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, An
     x = x + (jnp.tanh(u @ weights["inner"]) * jax.nn.silu(z)) @ weights["out"]
     rate = -jax.nn.softplus(x @ weights["gate"])
     x = jnp.exp(rate) * x + jnp.sqrt(1 - jnp.exp(2 * rate)) * jnp.tanh(x)
-    x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + EPSILON) * weights["norm"]
-    return {"y": x.mean(1) @ weights["head"]}
-
-
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * self.weight
+    return {"y": normed(x, weights["norm"]).mean(1) @ weights["head"]}
 
 
 class Parts(nn.Module):
@@ -78,7 +68,7 @@ class Parts(nn.Module):
         sizes = {"time": (2 * WAVES, WIDTH), "into": (WIDTH, 2 * INNER), "inner": (INNER, INNER), "out": (INNER, WIDTH)}
         for name, (given, made) in {**sizes, "gate": (WIDTH, WIDTH), "head": (WIDTH, OUT)}.items():
             self.add_module(name, nn.Linear(given, made, bias=False))
-        self.norm = Norm()
+        self.norm = Norm(WIDTH)
 
     def forward(self, tokens: torch.Tensor, types: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         x = self.embedded(tokens, types) + self.time(self.waves(t))[:, None]

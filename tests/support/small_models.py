@@ -28,7 +28,7 @@ Weights = Mapping[str, Any]
 # ---- attention: norms of queries and keys, and RoPE, in one order or the other
 
 
-def _normed(x: Any, scale: Any) -> Any:
+def normed(x: Any, scale: Any) -> Any:
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + EPSILON) * scale
 
 
@@ -43,17 +43,17 @@ def _attention(order: str, w: Weights, inputs: Weights) -> dict[str, Any]:
     x = inputs["x"].astype(w["o"].dtype)
     q, k, v = ((x @ w[name]).reshape(*x.shape[:2], HEADS, HEAD) for name in "qkv")
     if order == "norm first":
-        q, k = _turned(_normed(q, w["q_norm"])), _turned(_normed(k, w["k_norm"]))
+        q, k = _turned(normed(q, w["q_norm"])), _turned(normed(k, w["k_norm"]))
     else:
-        q, k = _normed(_turned(q), w["q_norm"]), _normed(_turned(k), w["k_norm"])
+        q, k = normed(_turned(q), w["q_norm"]), normed(_turned(k), w["k_norm"])
     shares = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) * HEAD**-0.5, axis=-1)
     return {"y": jnp.einsum("bnts,bsnh->btnh", shares, v).reshape(x.shape) @ w["o"]}
 
 
 class Norm(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = HEAD) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(HEAD))
+        self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * self.weight

@@ -56,11 +56,11 @@ except (ImportError, AttributeError):
 # Calls whose body is evaluated in place; the custom derivative rules do not matter here.
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
-# Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 FLOAT = np.dtype(np.float64)
 # Elements. XLA computes a larger array faster, with the time to compile it, and NumPy copies one that it turns.
 _SMALL = 2**18
 _OF_GELU = math.sqrt(2 / math.pi)
+# Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 

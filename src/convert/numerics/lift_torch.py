@@ -87,7 +87,16 @@ class _Names(TorchFunctionMode):
         return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)
 
 
-class Lift(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees the operators of code that nothing compiles."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch asks whether `torch.compile` must leave these methods out: that imports all of the compiler, which takes seconds."""
+        return False
+
+
+class Lift(DispatchMode):
     """Widens the arguments of every operation to float64. A subclass may see the operations, and what they give.
 
     Attributes:
@@ -101,11 +110,6 @@ class Lift(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.unlifted: set[str] = set()
         self.casts = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """PyTorch asks whether `torch.compile` must leave these methods out: that imports all of the compiler, which takes seconds."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -21,9 +21,8 @@ def traces_alike(function: Callable[..., Any], *args: Any) -> bool:
     Args:
         args: pytrees of arrays.
     """
-    one, other = (
-        jax.make_jaxpr(lambda *xs: function(*xs))(*args) for _ in range(2)
-    )  # a new function each: none is cached
+    # JAX keeps the trace of a function that it knows: each is a new one.
+    one, other = (jax.make_jaxpr(lambda *xs: function(*xs))(*args) for _ in range(2))
     return not one.effects and _same(one, other)
 
 
@@ -44,9 +43,8 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
     if hasattr(one, "shape") and hasattr(one, "dtype"):
-        return bool(one.dtype == other.dtype) and np.array_equal(
-            one, other
-        )  # NaN and random keys are not: the runs are compared then
+        # NaN and random keys are not: the runs are compared then.
+        return bool(one.dtype == other.dtype) and np.array_equal(one, other)
     try:
         return bool(one == other)
     except (TypeError, ValueError):  # what cannot be compared is not known to be the same
@@ -54,7 +52,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _same_body(one: core.Jaxpr, other: core.Jaxpr) -> bool:
-    given = zip((*one.constvars, *one.invars), (*other.constvars, *other.invars), strict=False)
+    if (len(one.constvars), len(one.invars)) != (len(other.constvars), len(other.invars)):
+        return False
+    given = zip((*one.constvars, *one.invars), (*other.constvars, *other.invars), strict=True)
     number = {var: k for k, pair in enumerate(given) for var in pair}  # of each variable, in both
 
     def operand(var: Any) -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.divergence.rerun import Change, Rerun, again
+from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line
-from convert.programs.rewrites.segments import LAYERS, Segment, segment_to
+from convert.programs.rewrites.segments import LAYERS, Segment, computed_by, segments_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
@@ -60,7 +60,7 @@ def norm_order(target: Program, goal: Goal) -> Rewrite | None:
         rerun = Rerun(program)
         try:
             for chain in moved:
-                if (made := _made(chain, rerun)) is None:
+                if (made := computed_by(chain.moved, rerun.array(chain.segments[0].before))) is None:
                     break
                 list(rerun.put(Change({chain.segments[-1].after: made})))
             else:
@@ -82,16 +82,6 @@ def _rewrite(moved: Sequence[Chain], error: float) -> Rewrite:
     return Rewrite(BEHIND if first.behind else IN_FRONT, problem, fix, error)
 
 
-def _made(chain: Chain, rerun: Rerun) -> Array | None:
-    """Return what the chain gives with the norm on the other side."""
-    array: Array | None = rerun.array(chain.segments[0].before)
-    for segment in chain.moved:
-        if array is None:
-            return None
-        array = again(segment.operations, {segment.before: array})
-    return array
-
-
 def _chains(program: Program) -> list[Chain]:
     """Return the chains that end at products of two values, in the order of execution."""
     order = {value: k for k, one in enumerate(program.operations) for value in one.results}
@@ -105,10 +95,7 @@ def _chains(program: Program) -> list[Chain]:
 
 
 def _chain(value: Value, program: Program, order: Mapping[Value, int]) -> Chain | None:
-    segments: list[Segment] = []
-    while (segment := segment_to(value, program, order)) is not None and not segment.kinds & set(LAYERS):
-        segments.insert(0, segment)
-        value = segment.before
+    segments = segments_to(value, program, order)
     turn = next((k for k, one in enumerate(segments) if one.rotates), None)
     norm = next((k for k, one in enumerate(segments) if one.norms), None)
     if turn is None or norm is None:

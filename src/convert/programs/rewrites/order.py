@@ -9,12 +9,12 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.divergence.rerun import Change, Rerun, again
+from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.shared_values import SharedValues
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
-from convert.programs.program import Program, Value
+from convert.programs.program import Program
 from convert.programs.rewrites.rewrite import Goal, Rewrite
-from convert.programs.rewrites.segments import LAYERS, Segment, segment_to
+from convert.programs.rewrites.segments import LAYERS, Segment, computed_by, segments_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOVED = "operations in another order"
@@ -36,7 +36,7 @@ def order(source: Program, target: Program, goal: Goal) -> Rewrite | None:
             continue
         tried.add(_lines(chain))
         for at, to in _moves(chain):
-            made = _made(_moved(chain, at, to), chain[0].before, chain[0].before.array)
+            made = computed_by(_moved(chain, at, to), chain[0].before.array)
             if made is None or not shared.find(made):
                 continue
             error = _error(program, [one for one in chains if _lines(one) == _lines(chain)], (at, to), goal)
@@ -64,13 +64,7 @@ def _chains(program: Program) -> Iterator[tuple[Segment, ...]]:
     order_of = {value: k for k, one in enumerate(program.operations) for value in one.results}
     ends = {v: None for one in program.operations if kind_of(one) in LAYERS for v in one.data}
     for end in (*ends, *program.outputs.values()):
-        found: list[Segment] = []
-        value = end
-        while len(found) < MOST and (one := segment_to(value, program, order_of)) is not None:
-            if one.kinds & set(LAYERS):
-                break
-            found.insert(0, one)
-            value = one.before
+        found = segments_to(end, program, order_of, MOST)
         while found and found[-1].kinds <= {LAYOUT}:
             found.pop()
         if len(found) > 1:
@@ -100,21 +94,11 @@ def _moved(chain: Sequence[Segment], at: int, to: int) -> list[Segment]:
     return [*rest[:to], chain[at], *rest[to:]]
 
 
-def _made(chain: Sequence[Segment], before: Value, given: Array) -> Array | None:
-    """Return what segments give one after another; None if one does not take what the one before gives."""
-    array: Array | None = given
-    for one in chain:
-        if array is None:
-            return None
-        array = again(one.operations, {one.before: array})
-    return array
-
-
 def _error(program: Program, chains: Sequence[Sequence[Segment]], move: tuple[int, int], goal: Goal) -> float:
     """Return the error of the output with the move in each of these chains."""
     rerun = Rerun(program)
     for chain in chains:
-        made = _made(_moved(chain, *move), chain[0].before, rerun.array(chain[0].before))
+        made = computed_by(_moved(chain, *move), rerun.array(chain[0].before))
         if made is None or made.size != chain[-1].after.array.size:
             return float("inf")
         try:

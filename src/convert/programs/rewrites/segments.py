@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.divergence.rerun import again
+from convert.programs.program import Array, Operation, Program, Value
 
 ROTATING = {LAYOUT, "part", "join", "multiply", "add", "subtract", "negate"}
 LAYERS = ("product", "convolution", "attention")
@@ -73,6 +75,25 @@ def segment_to(value: Value, program: Program, order: Mapping[Value, int]) -> Se
         if not waiting:
             return None
     return None
+
+
+def segments_to(value: Value, program: Program, order: Mapping[Value, int], most: float = math.inf) -> list[Segment]:
+    """Return the segments that follow one another up to a value, from behind the nearest layer on; the last `most` of them."""
+    found: list[Segment] = []
+    while len(found) < most and (one := segment_to(value, program, order)) is not None and not one.kinds & set(LAYERS):
+        found.insert(0, one)
+        value = one.before
+    return found
+
+
+def computed_by(segments: Sequence[Segment], given: Array) -> Array | None:
+    """Return what segments give one after another; None if one does not take what the one before gives."""
+    array: Array | None = given
+    for one in segments:
+        if array is None:
+            return None
+        array = again(one.operations, {one.before: array})
+    return array
 
 
 def _on_the_chain(operand: Value, value: Value) -> bool:

@@ -66,16 +66,14 @@ def unused_tensors(site: Site, reference: Reference) -> Unused:
 
 def _idle(site: Site, reference: Reference) -> set[str]:
     """Return the parameters that no operation is given; none where most are not seen, as in a compiled module."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    from convert.numerics.lift_torch import DispatchMode, tensors_in
 
     seen: set[int] = set()
 
-    class Reads(TorchDispatchMode):
+    class Reads(DispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = tree_leaves((args, kwargs))
-            seen.update(x.untyped_storage().data_ptr() for x in given if isinstance(x, torch.Tensor))
+            given = tensors_in((*args, *(kwargs or {}).values()))
+            seen.update(x.untyped_storage().data_ptr() for x in given)
             return func(*args, **(kwargs or {}))
 
     with Reads():  # type: ignore[no-untyped-call]

@@ -12,11 +12,12 @@ from convert.numerics.compare import difference
 from convert.numerics.precision import torch_pinned
 from convert.references.protocol import Reference
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.run_torch import input_tensors
+from convert.verify.sides.run_torch import input_tensors, observed
 
 if TYPE_CHECKING:
     import torch
 
+Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "state kept from call to call"
 
 
@@ -24,7 +25,7 @@ def second_call(
     reference: Reference,
     module: torch.nn.Module,
     evidence: Evidence,
-    first: Mapping[str, np.ndarray[Any, Any]],
+    first: Mapping[str, Array],
     allowed: Mapping[str, float],
     device: str,
 ) -> Finding | None:
@@ -37,19 +38,18 @@ def second_call(
     """
     import torch
 
-    def called() -> Mapping[str, Any]:
+    def called() -> Mapping[str, Array]:
         with torch_pinned(), torch.no_grad():
-            return reference.run(module, input_tensors(evidence.inputs, evidence.precision, device))
+            return observed(reference, module, input_tensors(evidence.inputs, evidence.precision, device), [])
 
-    for name, value in called().items():
-        if name not in allowed:
-            continue
-        again = torch.as_tensor(value).detach().double().cpu().numpy()
-        if again.shape != first[name].shape:
-            got = f"the shape {list(again.shape)} after {list(first[name].shape)}"
+    again = called()
+    for name, limit in allowed.items():
+        if again[name].shape != first[name].shape:
+            got = f"the shape {list(again[name].shape)} after {list(first[name].shape)}"
         else:
-            error = difference(again, first[name], precision=evidence.precision).relative
-            if error <= allowed[name]:
+            one, two = (evidence.pick(name, values[name]) for values in (again, first))
+            error = difference(one, two, precision=evidence.precision, mask=evidence.masks.get(name)).relative
+            if error <= limit:
                 continue
             got = f"a relative difference of {error:.1e}"
         before = _kept(module)
