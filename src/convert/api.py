@@ -13,7 +13,8 @@ from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords, SourceKeywords
 from convert.planning.plan import Plan
-from convert.planning.planner import RuleMatch, plan_match
+from convert.planning.planner import plan_match
+from convert.planning.rule_match import RuleMatch
 from convert.planning.select_rules import explain, pick, score, suggest_relative
 from convert.rules.file import RuleFile
 from convert.rules.library import available_rules, find_rules

@@ -15,7 +15,7 @@ from flax import serialization
 import convert
 from convert.checkpoints import open_source
 from convert.core.errors import OptionError
-from convert.planning.sidecar import MAX_BYTES
+from convert.planning.facts.sidecar import MAX_BYTES
 from support.goldens import checkpoint, golden_io, relative_error
 
 CASES = {

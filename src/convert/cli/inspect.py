@@ -106,7 +106,8 @@ def _rules(fits: list[dict[str, Any]], checkpoint: Path, full: bool) -> Iterator
 
 def _fit(rules: RuleFile, source: Source, index: PathIndex) -> dict[str, Any]:
     from convert.core.errors import PlanError
-    from convert.planning.planner import match_rules, plan_match
+    from convert.planning.planner import plan_match
+    from convert.planning.rule_match import match_rules
 
     match = match_rules(rules, source, index=index)
     fit: dict[str, Any] = {"model": rules.model, "family": rules.family, "share": round(match.coverage.fraction, 4)}

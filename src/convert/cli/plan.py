@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from convert.drafting.survey import Survey
     from convert.layers.base import Part, Step
     from convert.planning.plan import Plan
-    from convert.planning.planner import RuleMatch
+    from convert.planning.rule_match import RuleMatch
     from convert.writing.file_layout import Layout
 
 

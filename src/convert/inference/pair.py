@@ -16,7 +16,7 @@ from convert.core.findings import Finding
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
-from convert.planning.planner import RuleMatch
+from convert.planning.rule_match import RuleMatch
 from convert.planning.select_rules import explain, pick, score
 from convert.planning.target_formats.base import TORCH
 from convert.references.protocol import Reference

@@ -21,7 +21,8 @@ from convert.inference.rule_file.drawn import DrawnLeaves
 from convert.layers.step_tensor import expected
 from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.constraints import Constraint, bind
-from convert.planning.planner import RuleMatch, make_plan
+from convert.planning.planner import make_plan
+from convert.planning.rule_match import RuleMatch
 from convert.references.user_reference import require_inputs
 from convert.rules.parse import parse_rules
 

@@ -15,7 +15,7 @@ from convert.core.value_ops import Cast, Multiply
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.peft.factors import Factor, PairLayout, pair_layout
-from convert.planning.architectures import loaded_classes
+from convert.planning.facts.architectures import loaded_classes
 from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Dropped, Plan
 

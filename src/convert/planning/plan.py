@@ -14,9 +14,9 @@ from convert.core.tensor_spec import TensorSpec
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Step
 from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
-from convert.planning.facts import truncation_note
+from convert.planning.facts.sidecar import NO_SIDECAR, Sidecar, merge_config
+from convert.planning.facts.values import truncation_note
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
-from convert.planning.sidecar import NO_SIDECAR, Sidecar, merge_config
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
 from convert.planning.target_formats.registry import format_of
 from convert.planning.tokenizer.files import TokenizerFiles

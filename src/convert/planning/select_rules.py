@@ -11,11 +11,12 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
-from convert.planning.architectures import loaded_classes, names_class
+from convert.planning.facts.architectures import loaded_classes, names_class
+from convert.planning.facts.settings import settable
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import RuleMatch, check_options, match_rules, plan_match
-from convert.planning.settings import settable
+from convert.planning.planner import plan_match
+from convert.planning.rule_match import RuleMatch, check_options, match_rules
 from convert.rules.file import RuleFile
 
 SAME_MODEL = 0.5  # share of the leaves that rules match which are of the same model

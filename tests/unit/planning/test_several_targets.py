@@ -11,7 +11,8 @@ import pytest
 
 from convert import PlanError, RuleError
 from convert.core.yaml_nodes import load_yaml
-from convert.planning.planner import make_plan, match_rules
+from convert.planning.planner import make_plan
+from convert.planning.rule_match import match_rules
 from convert.rules.schema import schema
 from convert.verify.config.declared import declared_facts
 from convert.writing.execute import execute

@@ -10,7 +10,7 @@ import pytest
 
 import convert
 from convert.core.path_pattern import parse_pattern
-from convert.planning import planner
+from convert.planning import rule_match
 from convert.planning.planner import make_plan, plan_match
 from convert.planning.select_rules import RuleMatch, pick, score
 from convert.rules.file import RuleFile
@@ -104,8 +104,8 @@ def test_a_shared_header_is_read_even_if_every_model_replaces_it(shared: str, co
 
 def test_a_tree_is_matched_once_with_each_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = parse_models(MODELS, "f.yaml")
-    covered, cover = [], planner.cover
-    monkeypatch.setattr(planner, "cover", lambda rules, *more: covered.append(rules.model) or cover(rules, *more))
+    covered, cover = [], rule_match.cover
+    monkeypatch.setattr(rule_match, "cover", lambda rules, *more: covered.append(rules.model) or cover(rules, *more))
     assert plan_match(picked((one, two), MemorySource({"scale": np.ones(3, np.float32)}))).rules.model == "one"
     assert covered == ["one", "two"]
 

@@ -11,7 +11,7 @@ from convert.checkpoints.source import Source
 from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.planning.adapters.names import NamedPair, Writer
-from convert.planning.sidecar import read_beside
+from convert.planning.facts.sidecar import read_beside
 
 ALPHA, RSLORA = "lora_alpha", "use_rslora"  # names of --set; those of PEFT's adapter_config.json
 ADAPTER, BASE = "adapter", "base"  # --set adapter=base: the weights without the products

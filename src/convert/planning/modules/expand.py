@@ -14,6 +14,7 @@ from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import did_you_mean
 from convert.layers import Rule, TargetLayer
+from convert.planning.facts.sidecar import read_sidecar
 from convert.planning.modules.names import Finder, Found, Patterns
 from convert.planning.modules.table import (
     NUMBER,
@@ -25,7 +26,6 @@ from convert.planning.modules.table import (
     module_list,
     read_table,
 )
-from convert.planning.sidecar import read_sidecar
 from convert.rules.file import MODULE, ModulesOfClass, RuleFile
 from convert.rules.library import shipped_rules_dir
 

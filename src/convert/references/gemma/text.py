@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.planning.facts import expand_fact
+from convert.planning.facts.values import expand_fact
 from convert.planning.plan import Plan
 from convert.references.gemma import jax_model
 from convert.references.gemma.jax_model import LOGITS, Gemma

@@ -11,10 +11,11 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
-from convert.planning.facts import published_version
+from convert.planning.facts.values import published_version
 from convert.planning.match import cover
 from convert.planning.options import ConversionOptions
-from convert.planning.planner import match_rules, plan_match
+from convert.planning.planner import plan_match
+from convert.planning.rule_match import match_rules
 from convert.planning.select_rules import Ambiguous, explain, own_options, pick, score
 from convert.planning.target_formats.registry import with_target
 from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, layout_of, named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from convert.planning.settings import settable
+from convert.planning.facts.settings import settable
 from convert.reversing.config_json import config_values
 from convert.reversing.derived.leaves import TensorNames, pattern_of
 from convert.reversing.derived.shapes import CONFIG, Known

@@ -13,8 +13,8 @@ from typing import Any
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
+from convert.planning.facts.sidecar import GENERATION
 from convert.planning.plan import Plan
-from convert.planning.sidecar import GENERATION
 from convert.verify.config.hf_config import class_config
 from convert.writing.written import MAX_JSON, Written
 

@@ -15,8 +15,8 @@ from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import TensorSpec
+from convert.planning.facts.sidecar import sidecar_facts
 from convert.planning.plan import Plan
-from convert.planning.sidecar import sidecar_facts
 from convert.references.published import Every, OneOf, Published, published
 from convert.rules.file import references
 from convert.rules.names_used import facts_of

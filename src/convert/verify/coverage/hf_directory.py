@@ -15,8 +15,8 @@ from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
 from convert.core.tensor_spec import is_float
+from convert.planning.facts.settings import settable
 from convert.planning.plan import Plan
-from convert.planning.settings import settable
 from convert.rules.file import parse_reference
 from convert.writing.file_layout import INDEX_SUFFIX, SUFFIX
 from convert.writing.written import MAX_JSON, WEIGHTS_KEY, Written

@@ -17,8 +17,8 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
 from convert.numerics.precision import require_precision
+from convert.planning.facts.sidecar import sidecar_facts
 from convert.planning.plan import Plan
-from convert.planning.sidecar import sidecar_facts
 from convert.verify.recording.file import FLOAT64, INPUT, KEY, LEAF, MASK, NATIVE, checksum
 from convert.verify.recording.manifest import Manifest, Value
 from convert.verify.recording.source import computes

@@ -12,7 +12,7 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
-from convert.planning.settings import expected_fact
+from convert.planning.facts.settings import expected_fact
 from convert.rules.file import RuleFile, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.planning.sidecar import Sidecar
+from convert.planning.facts.sidecar import Sidecar
 from convert.rules.file import RuleFile
 
 KEY = "architectures"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.planning.settings import as_declared
-from convert.planning.sidecar import Sidecar, sidecar_facts
+from convert.planning.facts.settings import as_declared
+from convert.planning.facts.sidecar import Sidecar, sidecar_facts
 from convert.rules.file import ASK, RuleFile, Version
 
 

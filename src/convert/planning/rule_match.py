@@ -1,0 +1,162 @@
+"""Stages 1 and 2: a rule file, the leaves that its rules match, and what their shapes determine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from convert.checkpoints.source import Source
+from convert.core.errors import OptionError
+from convert.core.findings import Finding
+from convert.core.path_index import PathIndex
+from convert.core.similarity import did_you_mean
+from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
+from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS
+from convert.planning.facts.architectures import class_conflict
+from convert.planning.facts.settings import check_settings
+from convert.planning.facts.sidecar import Sidecar, contradictions, read_sidecar
+from convert.planning.facts.values import (
+    collect_facts,
+    published_version,
+    solve_products,
+    unmet_requirements,
+)
+from convert.planning.match import Coverage, cover
+from convert.planning.modules.expand import for_class
+from convert.planning.options import DEFAULTS, ConversionOptions
+from convert.planning.sizes import solve_sizes
+from convert.planning.target_formats.base import TargetFormat
+from convert.planning.target_formats.registry import format_of, target_names, with_target
+from convert.rules.file import RuleFile, Version
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Stage 2: what the shapes of the leaves determine.
+
+    Attributes:
+        coverage: the matched leaves, without rules that are unfinished.
+        sizes: axis letters and indices -> size.
+        variants: name of a choice -> variant.
+        version: the published version with these sizes.
+        sidecar: files next to the checkpoint.
+        facts: hyperparameters that no leaf holds.
+        confirmed: settings that the tree gives, too.
+    """
+
+    coverage: Coverage
+    sizes: Mapping[str, int]
+    variants: Mapping[str, str]
+    version: Version | None
+    sidecar: Sidecar
+    facts: Mapping[str, Any]
+    confirmed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class RuleMatch:
+    """Stage 1: a rule file and the leaves that its rules match.
+
+    Attributes:
+        rules: with the layers of the target (see `convert.planning.target_formats.registry.with_target`).
+        source: the checkpoint.
+        options: of the conversion.
+        coverage: which leaf belongs to which rule.
+        refused: why the rules cannot be written for the class of the checkpoint.
+    """
+
+    rules: RuleFile
+    source: Source = field(repr=False)
+    options: ConversionOptions
+    coverage: Coverage = field(repr=False)
+    refused: tuple[Finding, ...] = ()
+
+    @property
+    def target(self) -> str:
+        """Name of the target."""
+        return self.options.to or next(iter(self.rules.targets))
+
+    @property
+    def format(self) -> TargetFormat:
+        """Layout of the output."""
+        return format_of(self.rules.targets[self.target])
+
+    @property
+    def adapter_settings(self) -> dict[str, Any]:
+        """The settings that are no facts of the rules."""
+        return {key: value for key, value in self.options.settings.items() if key not in self.rules.facts}
+
+    @property
+    def without_adapters(self) -> bool:
+        """Whether the user wants the weights without the LoRA pairs of the tree."""
+        return bool(self.coverage.pairs) and self.adapter_settings.get(ADAPTER) == BASE
+
+    @cached_property
+    def sized(self) -> tuple[Sized, list[Finding]]:
+        """Stage 2."""
+        return _size(self)
+
+
+def match_rules(
+    rules: RuleFile, source: Source, options: ConversionOptions = DEFAULTS, index: PathIndex | None = None
+) -> RuleMatch:
+    """Stage 1: match the leaves with the rules.
+
+    Args:
+        index: of the source's leaves; pass one where several rule files are matched with one source.
+    """
+    rules, refused = for_class(rules, source)
+    rules = with_target(rules, options.to)
+    return RuleMatch(rules, source, options, cover(rules, source, index), refused)
+
+
+def check_options(match: RuleMatch) -> None:
+    """Check target, dtype and settings against the rules.
+
+    Raises:
+        OptionError: one of them does not suit.
+    """
+    rules, dtype = match.rules, match.options.dtype
+    if match.target not in rules.targets:
+        known = target_names(rules)
+        raise OptionError(
+            Finding(
+                "target-unknown",
+                "the rules have no such target",
+                rule=rules.path,
+                path=f"--to {match.target}",
+                expected=f"one of {', '.join(known)}",
+                got=match.target,
+                fix=did_you_mean(match.target, known) or "choose one of them",
+            )
+        )
+    if dtype is not None and (SAFETENSORS_TAGS.get(dtype) is None or not is_float(dtype)):
+        floats = [name for name, tag in SAFETENSORS_TAGS.items() if tag and is_float(name)]
+        raise OptionError(
+            Finding(
+                "dtype-unknown",
+                path=f"--dtype {dtype}",
+                expected=f"a floating-point dtype of safetensors ({', '.join(floats)})",
+                got=dtype,
+                fix=did_you_mean(dtype, floats) or "choose one of them",
+            )
+        )
+    adapters = SETTINGS if match.coverage.pairs else ()
+    check_settings(rules, {k: v for k, v in match.options.settings.items() if k in rules.facts or k not in adapters})
+
+
+def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
+    rules, settings = match.rules, match.options.settings
+    coverage = replace(match.coverage, matched=tuple(m for m in match.coverage.matched if not m.rule.asked))
+    solution, findings = solve_sizes(coverage, match.source, settings)
+    sidecar = read_sidecar(rules, match.source)
+    version = published_version(rules, solution.sizes)
+    facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
+    sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
+    findings += class_conflict(rules, match.target, sidecar)
+    findings += contradictions(rules, match.target, sidecar, sizes, settings)
+    findings += unmet_requirements(rules, match.target, facts, sizes)
+    findings += contradicted
+    return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
