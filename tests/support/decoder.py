@@ -83,6 +83,16 @@ def source() -> MemorySource:
     return MemorySource({name: rng.normal(0.1, 0.5, shape).astype(np.float32) for name, shape in shapes.items()})
 
 
+def state() -> dict[str, torch.Tensor]:
+    """The weights as PyTorch's side has them."""
+    made = {}
+    for name, x in source().arrays.items():
+        layer, _, own = name.rpartition("/")
+        path = f"layers.{layer.removeprefix('layer_')}.{own}" if layer else name
+        made[path if name == "start" else f"{path}.weight"] = x.T if x.ndim > 1 and name != "embed" else x
+    return {name: torch.tensor(np.array(x, np.float64)) for name, x in made.items()}
+
+
 # ---- JAX
 
 

@@ -6,9 +6,14 @@ from faults.expected import Fault
 from faults.plants import InTarget
 from support.decoder import FAULTS
 
-# With outputs alone it is the same function as one whose rules exchange the two weights, and the check names the rules first.
-AS_RULES = {"SiLU on the wrong factor": "modules exchanged"}
+# What the whole check says more of than the search that test_divergence.py tests. With outputs alone, the first is the same function
+# as one whose rules exchange the two weights, and the check names the rules first.
+SAID = {
+    "SiLU on the wrong factor": "modules exchanged",
+    "RoPE of another base": "RoPE of another base",
+    "norm behind the addition": "norm behind the addition, not in front of the layer",
+}
 DECODER = tuple(
-    Fault(name, "decoder", "torch", InTarget(edit), "model", "y", AS_RULES.get(name, diagnosis))
+    Fault(name, "decoder", "torch", InTarget(edit), "model", "y", SAID.get(name, diagnosis))
     for name, (edit, diagnosis) in FAULTS.items()
 )

@@ -15,6 +15,7 @@ from support.small_models import CHOSEN, HEAD, HEADS, WIDTH
 
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
 FREQUENCIES, CONSTANT = "frequencies divided by another number", "another constant"
+BASE = "RoPE of another base"
 BIASED, UNUSED = "bias of a choice added to its weights", "tensor that the target never uses"
 NOT_GIVEN, STALE, REVERSED = "state not given on", "stale state across steps", "sequence in the reverse order"
 LARGEST, UNREAD, PARTS = "another number of largest values", "input that the target does not use", "parts exchanged"
@@ -84,7 +85,7 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("RoPE positions of keys begin at one, in front of the norms", "rope-norm", "positions off by one", first_k=1),
     fault("RoPE exponents divided by H - 2", "norm-rope", FREQUENCIES, frequencies=frequencies(HEAD - 2)),
     fault("RoPE exponents of features for pairs", "norm-rope", FREQUENCIES, frequencies=frequencies(HEAD, every=1)),
-    fault("RoPE of base 500000, divided by H", "norm-rope", CONSTANT, base=500000.0),
+    fault("RoPE of base 500000, divided by H", "norm-rope", BASE, base=500000.0),
     fault("RoPE's angles of the other sign", "norm-rope", "angles of the other sign", frequencies=frequencies(HEAD, sign=-1)),
     fault("learned positions off by one", "positions", "positions off by one", offset=3),
     fault("learned positions without their offset of two", "positions", "positions off by 2", offset=0),

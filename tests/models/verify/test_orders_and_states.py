@@ -16,7 +16,7 @@ TEXTS = {
     "learned positions without their offset of two": "of places.weight, the target takes row k - 2 where the JAX model takes row k",
     "normaliser written as bfloat16 rounds it": "3.46875 is 3.464102 rounded to bfloat16, in the target",
     "weights of the experts with the balance bias": "weights what it chooses with balance added",
-    "experts chosen without the balance bias": "the target's code never uses balance",
+    "experts chosen without the balance bias": "the target never uses balance for an output",
     "three experts for two": "takes the 3 largest of 4 values",
     "the recurrence runs from the end": "the outputs are equal when it does so from the last on",
     "the second call begins with zeros": "begins with zeros; the outputs are equal when it begins with the last value of",
@@ -58,4 +58,4 @@ def test_a_tensor_that_is_never_used_is_named_with_the_missing_operation() -> No
 
     found = run("parts", "torch", InTarget(without_types)).levels[-1].diagnosis
     assert found is not None and found["name"] == "operation missing", found
-    assert "the target's code never uses types.weight" in found["problem"], found
+    assert "the target never uses types.weight for an output" in found["problem"], found

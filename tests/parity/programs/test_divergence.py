@@ -6,9 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.numerics.compare import difference
@@ -36,16 +34,6 @@ LINES = {  # fault -> what the sentence has of both sides
 }
 
 
-def state() -> dict[str, torch.Tensor]:
-    """The weights as PyTorch's side has them."""
-    made = {}
-    for name, x in decoder.source().arrays.items():
-        layer, _, own = name.rpartition("/")
-        path = f"layers.{layer.removeprefix('layer_')}.{own}" if layer else name
-        made[path if name == "start" else f"{path}.weight"] = x.T if x.ndim > 1 and name != "embed" else x
-    return {name: torch.tensor(np.array(x, np.float64)) for name, x in made.items()}
-
-
 @cache
 def source() -> Program:
     return record_jax(decoder.apply, decoder.source().arrays, decoder.reference(None).inputs(0))
@@ -53,7 +41,7 @@ def source() -> Program:
 
 def target(edit: Edit | None) -> Program:
     with lifted():
-        module = decoder.load(state())
+        module = decoder.load(decoder.state())
     if edit is not None:
         edit(module)
     reference = decoder.reference(None)

@@ -14,6 +14,7 @@ import torch
 from convert.numerics.compare import difference
 from convert.programs.rewrites.exchange import exchange
 from convert.programs.rewrites.order import order
+from convert.programs.rewrites.residual import residual
 from convert.programs.rewrites.rewrite import Goal, Rewrite
 from support.small_faults import Arrays, records
 
@@ -49,6 +50,26 @@ def ends(p: Arrays, x: Any, first: int) -> Any:
     return x[:, first] @ p["w"] + x[:, 9 - first] @ p["v"]
 
 
+def blocks(p: Arrays, x: Any, tanh: Any, of: str) -> Any:
+    """Two layers with a residual, and a norm with its scale, or an activation, somewhere."""
+
+    def branch(z: Any) -> Any:
+        return tanh(z @ p["w"]) @ p["v"]
+
+    def scaled(z: Any) -> Any:
+        return norm(z) * p["g"]
+
+    places: dict[str, Callable[[Any], Any]] = {
+        "on the branch": lambda z: z + scaled(branch(z)),
+        "on the sum": lambda z: scaled(z + branch(z)),
+        "in front": lambda z: z + branch(scaled(z)),
+        "none": lambda z: z + branch(z),
+        "tanh on the sum": lambda z: tanh(z + branch(z)),
+        "tanh on the branch": lambda z: z + tanh(branch(z)),
+    }
+    return places[of](places[of](x))
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
     "mean in front of a norm": (
         lambda p, x, real: (norm(x @ p["w"]) * p["g"]).mean(1),
@@ -80,6 +101,36 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
         "parts exchanged",
         "with the parts 1 and 2 exchanged",
     ),
+    "norm of the sum for that of the branch": (
+        lambda p, x, real: blocks(p, x, jnp.tanh, "on the branch"),
+        lambda p, x, real: blocks(p, x, torch.tanh, "on the sum"),
+        "norm behind the addition, not in front of it",
+        "when it adds the residual behind that",
+    ),
+    "norm of the branch for that of the sum": (
+        lambda p, x, real: blocks(p, x, jnp.tanh, "on the sum"),
+        lambda p, x, real: blocks(p, x, torch.tanh, "on the branch"),
+        "norm in front of the addition, not behind it",
+        "when it does so with the sum",
+    ),
+    "norm behind for in front": (
+        lambda p, x, real: blocks(p, x, jnp.tanh, "in front"),
+        lambda p, x, real: blocks(p, x, torch.tanh, "on the sum"),
+        "norm behind the addition, not in front of the layer",
+        "with what the layer is given, and not with the sum",
+    ),
+    "activation of the sum": (
+        lambda p, x, real: blocks(p, x, jnp.tanh, "tanh on the branch"),
+        lambda p, x, real: blocks(p, x, torch.tanh, "tanh on the sum"),
+        "function behind the addition",
+        "applies tanh",
+    ),
+    "activation of the branch": (
+        lambda p, x, real: blocks(p, x, jnp.tanh, "tanh on the sum"),
+        lambda p, x, real: blocks(p, x, torch.tanh, "tanh on the branch"),
+        "function in front of the addition",
+        "applies tanh",
+    ),
     "ends of the input": (
         lambda p, x, real: ends(p, x, 0),
         lambda p, x, real: ends(p, x, 9),
@@ -93,7 +144,7 @@ def rewritten(right: Callable[..., Any], wrong: Callable[..., Any]) -> Rewrite |
     source, target = records(right, wrong)
     want = source.outputs["y"].array
     goal = Goal("y", lambda got: difference(got, want).relative if got.shape == want.shape else np.inf, 1e-9)
-    return exchange(target, goal) or order(source, target, goal)
+    return exchange(target, goal) or order(source, target, goal) or residual(target, goal)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,3 +159,10 @@ def test_another_function_is_no_other_order() -> None:
     right = lambda p, x, real: jax.nn.relu(norm(x @ p["w"]) * p["g"]).mean(1)  # noqa: E731
     wrong = lambda p, x, real: torch.exp(norm(x @ p["w"]) * p["g"]).mean(1)  # noqa: E731
     assert rewritten(right, wrong) is None
+
+
+def test_a_norm_that_is_missing_is_on_no_other_side() -> None:
+    for there, here in (("on the branch", "none"), ("none", "on the sum"), ("none", "on the branch")):
+        right = lambda p, x, real, of=there: blocks(p, x, jnp.tanh, of)  # noqa: E731
+        wrong = lambda p, x, real, of=here: blocks(p, x, torch.tanh, of)  # noqa: E731
+        assert rewritten(right, wrong) is None

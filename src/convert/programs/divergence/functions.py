@@ -19,7 +19,7 @@ FEWER = 20_000  # the same, where each of several operations may begin or end a 
 
 def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
     """Return the name of the function of `given` that is `got`, in any shape; empty if it is none."""
-    if max(got.size, given.size) > MOST or given.dtype == bool:  # NumPy does not negate a mask
+    if not given.size or max(got.size, given.size) > MOST or given.dtype == bool:  # NumPy does not negate a mask
         return ""
     for name, function in functions(activations):
         try:

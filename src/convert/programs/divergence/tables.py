@@ -133,15 +133,22 @@ def _compared(one: Waves, two: Waves) -> tuple[str, str] | None:
         return off_by(int(by)), said
     if same(a, -b):
         return BACKWARDS, "the target's angles are those of the JAX model with the other sign"
-    if one.first != two.first or min(a.min(), b.min()) <= 0 or not (_geometric(a) and _geometric(b)):
+    if one.first != two.first or not (said := other_divisor(one, two)):
         return None
+    return FREQUENCIES, said
+
+
+def other_divisor(one: Waves, two: Waves) -> str:
+    """Say by which number the exponents of a base are divided that both have; empty where it is another one that differs."""
+    a, b = one.frequencies, two.frequencies
+    if min(a.min(), b.min()) <= 0 or not (_geometric(a) and _geometric(b)):
+        return ""
     base = _common_base(one, two)
     if base is None:
-        return None
+        return ""
     mine, other = (math.log(base) / -math.log(x[1]) for x in (a, b))
     return (
-        FREQUENCIES,
-        f"the frequencies are {base:.6g} to the power -k/{mine:.6g} in the target, and -k/{other:.6g} in the JAX model",
+        f"the frequencies are {base:.6g} to the power -k/{mine:.6g} in the target, and -k/{other:.6g} in the JAX model"
     )
 
 

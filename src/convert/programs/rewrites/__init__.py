@@ -1,6 +1,7 @@
 """What the record of a target gives when parts of its code are called otherwise: a hypothesis that restores the output is proven.
 
-`norm_order` moves norms to the other side of RoPE; `states` gives the states of a recurrence on; `direction` turns loops round;
+`rope` turns queries and keys as the source does, as `rotations` measures it; `norm_order` moves norms to the other side of RoPE, and
+`residual` to the other side of the addition of a residual; `states` gives the states of a recurrence on; `direction` turns loops round;
 `exchange` gives parts of a value for each other, and `order` runs operations of a chain (`segments`) in another order. `factors` moves a
 scale between weights and code, which changes no output. May import `divergence`.
 """

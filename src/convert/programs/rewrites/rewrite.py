@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from convert.programs.program import Operation
+from convert.programs.program import Operation, Program
+from convert.programs.rerun import rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
+FAILS = (ValueError, RuntimeError, TypeError, IndexError)  # operations that do not take other values
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,12 @@ class Rewrite:
 def line(operation: Operation) -> str:
     """Return where an operation is, for a sentence."""
     return operation.where or "a line that is not known"
+
+
+def rerun_with(program: Program, made: Mapping[Operation, Operation]) -> Program:
+    """Return the record of a run in which some operations are others, with the same results."""
+    inputs = {name: value.array for name, value in program.inputs.items()}
+    parameters = {name: value.array for name, value in program.parameters.items()}
+    return rerun(
+        replace(program, operations=tuple(made.get(one, one) for one in program.operations)), parameters, inputs
+    )

@@ -124,10 +124,13 @@ def diagnose(
             generic = generic or ((nearer, found, more) if found is not None else None)
             ruled_out += more
     operation = other_operation(site, reference, names)
+    unused = unused_tensors(site, reference, operation.idle)
     if operation.explanation is not None and not operation.order:
-        clauses = (operation.explanation.problem, unused_tensors(site, reference).clause)
+        clauses = (operation.explanation.problem, unused.clause)
         problem = "; ".join(clause for clause in clauses if clause)
         return _diagnosis(site, replace(operation.explanation, problem=problem), ruled_out)
+    if unused.explanation is not None:
+        return _diagnosis(site, unused.explanation, ruled_out)
     # Boundaries that are found follow the rules: modules that these exchange have equal values there.
     right = {name for name in names[: names.index(boundary)] if name in site.seen.values}
     swapped = exchanged(site, reference, right)
@@ -141,15 +144,13 @@ def diagnose(
     if outcome.explanation is not None:
         return _diagnosis(site, outcome.explanation, [*ruled_out, *outcome.ruled_out])
     if operation.explanation is not None:
-        return _diagnosis(site, operation.explanation, [*ruled_out, *outcome.ruled_out])
+        problem = "; ".join(clause for clause in (unused.clause, operation.explanation.problem) if clause)
+        return _diagnosis(site, replace(operation.explanation, problem=problem), [*ruled_out, *outcome.ruled_out])
     if generic is not None:
         nearer, unknown, excluded = generic
         problem = f"{unknown.problem}; {operation.known}" if operation.known else unknown.problem
         return _diagnosis(nearer, replace(unknown, problem=problem), excluded)
     ruled_out += outcome.ruled_out
-    unused = unused_tensors(site, reference)
-    if unused.explanation is not None:
-        return _diagnosis(site, unused.explanation, ruled_out)
     first = between[0] if between else site
     said = (what_is_known(first, boundaries, list(names)), unused.clause, operation.known)
     problem = "; ".join(clause for clause in said if clause)

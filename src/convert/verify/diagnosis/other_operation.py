@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,12 +48,14 @@ class OtherOperation:
         order: whether they differ in operands or the order of elements alone, for which a rule may be the cause.
         known: what is known where nothing is proven, as a clause; empty if nothing is.
         partly: whether some operations were found, and more differs.
+        idle: the parameters that no output of the target is computed from; None where that is not known.
     """
 
     explanation: Explanation | None = None
     order: bool = False
     known: str = ""
     partly: bool = False
+    idle: frozenset[str] | None = None
 
 
 def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> OtherOperation:
@@ -70,32 +72,58 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
             known=f"the two are not compared operation by operation: their records would take about {size / 2**30:.1f} GiB, "
             f"and at most {LARGEST / 2**30:.0f} GiB are kept; check a smaller model of the same code, or shorter inputs"
         )
-    from convert.programs.divergence.tables import BACKWARDS
-    from convert.programs.rewrites.exchange import EXCHANGED
-    from convert.programs.rewrites.factors import with_factors_of
-
     try:
         source, target = _records(site, reference, names)
     except (*USER_FAILS, ConvertError):  # code that cannot be recorded
         return OtherOperation()
+    idle = _idle(target, reference)
     told = OtherOperation()
     for name in _goals(site, reference, source, target):
-        if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
-            return OtherOperation(rewrite)
-        rewrite = _in_other_places(site, source, target, name)
-        if rewrite is not None and rewrite.name != EXCHANGED:
-            return OtherOperation(rewrite, order=True)
-        outcome = _compared(site, source, target, name)
-        # RoPE turned the other way is RoPE with the halves exchanged: its angles say more.
-        if rewrite is not None and (outcome.explanation is None or outcome.explanation.name != BACKWARDS):
-            return OtherOperation(rewrite, order=True)
-        if outcome.explanation is None and (scaled := with_factors_of(source, target, name)) is not None:
-            outcome = _compared(site, source, scaled, name)
+        outcome = compared(site, reference, source, target, name)
         if outcome.explanation is not None:
-            return outcome
+            return replace(outcome, idle=idle)
         if not told.known or (outcome.partly and not told.partly):
             told = outcome
-    return told
+    return replace(told, idle=idle)
+
+
+def _idle(target: Program, reference: Reference) -> frozenset[str]:
+    """Return the parameters that no output is computed from."""
+    from convert.programs.divergence.graph import on_the_way
+
+    outputs = [name for name in reference.outputs if name in target.outputs]
+    used = {v for name in outputs for one in on_the_way(target, name).operations for v in one.operands}
+    return frozenset(
+        name for name, value in target.parameters.items() if value not in used and name not in target.buffers
+    )
+
+
+def compared(site: Site, reference: Reference, source: Program, target: Program, name: str) -> OtherOperation:
+    """Compare the records of both models on the way to an output."""
+    from convert.programs.divergence.wording import OTHER
+    from convert.programs.rewrites.factors import with_factors_of
+    from convert.programs.rewrites.rope import PAIRS, rope
+
+    if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
+        return OtherOperation(rewrite)
+    turned = list(rope(source, target, _goal(site, source, name)))
+    for one, _ in turned:
+        if one.error <= site.enough:
+            alone = replace(one, problem=f"{one.problem}; the outputs are equal with the JAX model's RoPE")
+            return OtherOperation(_explained(alone), order=one.name == PAIRS)
+    if (rewrite := _in_other_places(site, source, target, name)) is not None:
+        return OtherOperation(rewrite, order=True)
+    outcome = _compared(site, source, target, name)
+    if outcome.explanation is None or OTHER in outcome.explanation.name:
+        for one, made in turned:
+            behind = _compared(site, source, made, name)
+            if behind.explanation is not None:
+                return replace(behind, explanation=_both(one, behind.explanation))
+    if outcome.explanation is not None:
+        return outcome
+    if (scaled := with_factors_of(source, target, name)) is not None:
+        return _compared(site, source, scaled, name)
+    return outcome
 
 
 def _size(site: Site) -> int:
@@ -152,9 +180,10 @@ def _in_other_places(site: Site, source: Program, target: Program, name: str) ->
     """Return what the target's operations restore in another order, or with other parts of the same values."""
     from convert.programs.rewrites.exchange import exchange
     from convert.programs.rewrites.order import order
+    from convert.programs.rewrites.residual import residual
 
     goal = _goal(site, source, name)
-    return _explained(exchange(target, goal) or order(source, target, goal))
+    return _explained(exchange(target, goal) or order(source, target, goal) or residual(target, goal))
 
 
 def _goal(site: Site, source: Program, name: str) -> Goal:
@@ -166,6 +195,16 @@ def _goal(site: Site, source: Program, name: str) -> Goal:
 
 def _explained(found: Rewrite | None) -> Explanation | None:
     return None if found is None else Explanation(found.name, found.problem, "", found.fix, found.error)
+
+
+def _both(one: Rewrite, other: Explanation) -> Explanation:
+    """Return what both restore together."""
+    return replace(
+        other,
+        name=f"{one.name} and {other.name}",
+        problem=f"{one.problem}; {other.problem}",
+        fix=f"{one.fix}; {other.fix}",
+    )
 
 
 def _compared(site: Site, source: Program, target: Program, name: str) -> OtherOperation:

@@ -1,8 +1,8 @@
-"""Search for tensors and inputs that the target's code never uses although the JAX model computes with them."""
+"""Search for tensors and inputs that the target never uses for an output although the JAX model computes with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,16 @@ class Unused:
     explanation: Explanation | None = None
 
 
-def unused_tensors(site: Site, reference: Reference) -> Unused:
-    """Find the parameters that no operation of the target reads, and whose leaves change an output of the JAX model.
+def unused_tensors(site: Site, reference: Reference, idle: Collection[str] | None = None) -> Unused:
+    """Find the parameters that no output of the target uses, and whose leaves change an output of the JAX model.
 
-    A target that forgets a first state or a bias otherwise looks like one that computes something else. It is proven where the JAX
-    model without them, with zeros or ones in their place, gives the target's outputs.
+    A target that forgets a first state, a bias or a layer otherwise looks like one that computes something else. It is proven where
+    the JAX model without them, with zeros or ones in their place, gives the target's outputs.
+
+    Args:
+        idle: the parameters that no output of the target is computed from, where that is known.
     """
-    idle = _idle(site, reference)
+    idle = _idle(site, reference) if idle is None else idle
     leaves = {name: _leaves(site, name) for name in sorted(idle)}
     if reference.jax is None or not site.evidence.is_live or not any(leaves.values()):
         return Unused()
@@ -55,13 +58,29 @@ def unused_tensors(site: Site, reference: Reference) -> Unused:
         return Unused()
     if not found:
         return Unused()
-    more = f" and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
-    said = f"{', '.join(found[:MOST_SHOWN])}{more}"
-    clause = f"the target's code never uses {said}, and the JAX model's outputs depend on what the rules make it of"
+    listed = list(_modules(found, [step.name for step in site.plan.steps]))
+    said = ", ".join(listed[:MOST_SHOWN]) + (
+        f" and {len(listed) - MOST_SHOWN} more" if len(listed) > MOST_SHOWN else ""
+    )
+    clause = (
+        f"the target never uses {said} for an output, and the JAX model's outputs depend on what the rules make it of"
+    )
     if (error := min(errors)) > site.enough:
         return Unused(clause)
     fix = f"use {said} in the target's code, or correct the reference"
     return Unused(clause, Explanation(NEVER_USED, clause, site.rule(found[0].rpartition(".")[0]), fix, error))
+
+
+def _modules(tensors: Collection[str], every: Sequence[str]) -> Iterator[str]:
+    """Yield the largest modules that hold no other tensors than these, and the tensors of no such module."""
+    left = sorted(tensors)
+    while left:
+        parts = left[0].split(".")
+        around = (".".join(parts[:n]) + "." for n in range(1, len(parts)))
+        whole = next((m for m in around if all(x in tensors for x in every if x.startswith(m))), "")
+        held = [x for x in left if whole and x.startswith(whole)] or left[:1]
+        yield f"{whole[:-1]} ({len(held)} tensors)" if len(held) > 1 else held[0]
+        left = [x for x in left if x not in held]
 
 
 def _idle(site: Site, reference: Reference) -> set[str]:
