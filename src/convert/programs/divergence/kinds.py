@@ -12,7 +12,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
         *("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "unflatten", "flatten", "to", "_reshape_alias"),
         *("movedim", "view_as", "expand_as", "_reshape_copy", "reduce_precision", "device_put", "pvary"),
     ),
-    "part": ("slice", "dynamic_slice", "select", "split", "split_with_sizes", "chunk", "narrow", "unbind", "unstack", "rev", "flip"),
+    "part": ("slice", "dynamic_slice", "select", "split", "unsafe_split", "split_with_sizes", "chunk", "narrow", "unbind", "unstack", "rev", "flip"),
     "join": ("concatenate", "cat", "stack", "pad", "constant_pad_nd", "repeat", "tile", "roll"),
     "pick": ("gather", "embedding", "index", "index_select", "take", "index_put"),
     "multiply": ("mul", "multiply"),

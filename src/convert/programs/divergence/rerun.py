@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FAILS = (ValueError, RuntimeError, TypeError, IndexError, ZeroDivisionError, FloatingPointError)
+Now = Callable[[Value], Array]  # what a value is now
+Computed = Callable[[Now], Array]
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,13 @@ class Change:
         values: value -> its array, wherever it is used.
         operands: (number of an operation, of its operand) -> the array that it is given there alone.
         earlier: (number of an operation, of its operand) -> the earlier value that it is given there, as it is when the operation runs.
+        computed: number of an operation -> what it gives instead of its first result, of the values as they are when it runs.
     """
 
     values: Mapping[Value, Array] = field(default_factory=dict)
     operands: Mapping[tuple[int, int], Array] = field(default_factory=dict)
     earlier: Mapping[tuple[int, int], Value] = field(default_factory=dict)
+    computed: Mapping[int, Computed] = field(default_factory=dict)
 
 
 class Rerun:
@@ -58,6 +62,7 @@ class Rerun:
         self._given |= {**change.operands, **change.earlier}
         moved = set(change.values)
         given = {at for (at, k), x in self._given.items() if (at, k) in change.operands or isinstance(x, Value)}
+        given |= set(change.computed)
         for index, operation in enumerate(self.program.operations):
             if index not in given and not any(operand in moved for operand in operation.operands):
                 continue
@@ -66,7 +71,9 @@ class Rerun:
             taken = [self._given.get((index, k), operand) for k, operand in enumerate(operation.operands)]
             operands = [_for_torch(self.array(x) if isinstance(x, Value) else x) for x in taken]
             try:
-                results: Sequence[Array] = operation.again(operands)
+                results: Sequence[Array] = (
+                    [change.computed[index](self.array)] if index in change.computed else operation.again(operands)
+                )
             except FAILS as error:
                 raise ValueError(f"{operation.name} does not take the new values") from error
             for value, array in zip(operation.results, results, strict=False):
@@ -81,8 +88,12 @@ def _for_torch(array: Array) -> Array:
     return np.require(array, requirements=["C", "W"])
 
 
-def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Array | None:
-    """Run a few operations of a record on other values; return what the last one gives, or None if one does not take them."""
+def again(operations: Sequence[Operation], given: Mapping[Value, Array], made: Value | None = None) -> Array | None:
+    """Run a few operations of a record on other values; return what the last one gives, or None if one does not take them.
+
+    Args:
+        made: which value of the last one, where it gives several.
+    """
     found = dict(given)
     for operation in operations:
         operands = [_for_torch(found.get(v, v.array)) for v in operation.operands]
@@ -90,4 +101,4 @@ def again(operations: Sequence[Operation], given: Mapping[Value, Array]) -> Arra
             found |= dict(zip(operation.results, map(np.asarray, operation.again(operands)), strict=False))
         except FAILS:
             return None
-    return found.get(operations[-1].results[0]) if operations else None
+    return found.get(made or operations[-1].results[0]) if operations else None

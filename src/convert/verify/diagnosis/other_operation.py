@@ -19,7 +19,7 @@ from convert.verify.sides.run_torch import boundaries_of
 if TYPE_CHECKING:
     import torch
 
-    from convert.programs.program import Program
+    from convert.programs.program import Operation, Program
     from convert.programs.rewrites.rewrite import Goal, Rewrite
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -164,12 +164,21 @@ def _goals(site: Site, reference: Reference, source: Program, target: Program) -
 
 def _rewritten(site: Site, reference: Reference, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what other calls of the target's own code restore."""
+    import torch
+
     from convert.programs.rewrites.direction import direction
+    from convert.programs.rewrites.first_states import first_states
+    from convert.programs.rewrites.gates import complement, reset_side
     from convert.programs.rewrites.norm_order import norm_order
     from convert.programs.rewrites.states import states
 
+    def own(operation: Operation) -> bool:
+        layer = dict(site.module.named_modules()).get(operation.module)
+        return not isinstance(layer, torch.nn.RNNBase | torch.nn.RNNCellBase)
+
     goal = _goal(site, source, name)
-    found = norm_order(target, goal) or states(source, target, goal) or direction(target, goal)
+    found = norm_order(target, goal) or states(source, target, goal) or first_states(source, target, goal)
+    found = found or direction(target, goal) or reset_side(target, goal) or complement(target, goal, own)
     if found is None and name not in reference.outputs:  # within RoPE, or a norm, the order of the two does not show
         goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
         found = next((one for one in (norm_order(target, goal) for goal in goals) if one is not None), None)
