@@ -42,9 +42,10 @@ try:  # JAX's own hook to interpret primitives; without it, only the staged mode
     from jax._src import core as interpreter
 
     _EvalTrace: Any = interpreter.EvalTrace
+    _eval_trace: Any = interpreter.eval_trace
     _set_current_trace: Any = interpreter.set_current_trace
 except (ImportError, AttributeError):
-    _EvalTrace, _set_current_trace = object, None
+    _EvalTrace, _eval_trace, _set_current_trace = object, None, None
 
 try:  # what `jax.device_put` ends in; it takes a tenth of the time, and a run has thousands of small arrays
     from jax._src.interpreters import pxla
@@ -246,7 +247,11 @@ class _Lifter:
         return self.closed(closed, args)
 
     def scan(self, params: Any, ins: Sequence[Any]) -> list[Any]:
-        consts, carry, length = params["num_consts"], params["num_carry"], params["length"]
+        length = params["length"]
+        if "ft_in" in params:  # JAX 0.11 and 0.12
+            consts, carry, _ = map(len, params["ft_in"].unpack())
+        else:
+            consts, carry = params["num_consts"], params["num_carry"]
 
         def body(state: Any, x: Any) -> tuple[Any, Any]:
             out = self.closed(params["jaxpr"], [*ins[:consts], *state, *x])
@@ -329,7 +334,8 @@ class _Eager(_EvalTrace):  # type: ignore[misc]
         self.lifter = lifter
 
     def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
-        out = self.lifter.bind(primitive, [self.lifter.constant(x) for x in args], params)
+        with _set_current_trace(_eval_trace):  # which JAX has set since 0.11 for no trace but its own
+            out = self.lifter.bind(primitive, [self.lifter.constant(x) for x in args], params)
         return out if primitive.multiple_results else out[0]
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
