@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import sys
 import types
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,50 +57,74 @@ def save(case: str, params: dict, outputs: dict[str, Any]) -> None:
         print(f"  {name} {x.shape}: {float(np.abs(x).mean()):.2f} on average, {float(np.abs(x).max()):.2f} at most")
 
 
-def paligemma(case: str, seed: int, llm: dict[str, Any], scan: bool, dtype: Any) -> None:
-    """The image and a prefix see each other; the rest of the text is causal."""
+def paligemma_model(llm: dict[str, Any], scan: bool) -> Any:
+    """Return upstream's model."""
     from big_vision.models.ppp import gemma
     from big_vision.models.proj.paligemma import paligemma as upstream
     from ml_collections import ConfigDict
 
     gemma.get_config = lambda variant: ConfigDict({**LLM, **llm, "variant": variant})
+    return upstream.Model(img={**TOWER, "pool_type": "none", "scan": scan}, llm={"scan": scan, "vocab_size": ROWS})
+
+
+def read_by_paligemma(model: Any, params: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the embeddings of the images, and the logits."""
+    logits, out = model.apply({"params": params}, given["pixels"], given["tokens"], given["mask_ar"])
+    return {"soft_tokens": out["img/zimg"], "logits": logits}
+
+
+def paligemma(case: str, seed: int, llm: dict[str, Any], scan: bool, dtype: Any) -> None:
+    """The image and a prefix see each other; the rest of the text is causal."""
     rng = np.random.default_rng(seed)
-    model = upstream.Model(img={**TOWER, "pool_type": "none", "scan": scan}, llm={"scan": scan, "vocab_size": ROWS})
+    model = paligemma_model(llm, scan)
     pixels = rng.uniform(-1, 1, (2, SIDE, SIDE, 3)).astype(np.float32)
     tokens = rng.integers(1, ROWS, (2, 9)).astype(np.int32)
     mask_ar = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1, 1]], 2, 0).astype(np.int32)
     params = model.init(jax.random.key(seed), pixels, tokens, mask_ar)["params"]
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), randomize(params, rng))
     run = jax.tree.map(lambda x: x.astype(jnp.float32), params)  # the outputs are those of what lies on disk
-    logits, out = model.apply({"params": run}, pixels, tokens, mask_ar)
-    outputs = {"soft_tokens": out["img/zimg"], "logits": logits}
-    save(case, params, {"pixels": pixels, "tokens": tokens, "mask_ar": mask_ar, **jax.tree.map(np.asarray, outputs)})
+    given = {"pixels": pixels, "tokens": tokens, "mask_ar": mask_ar}
+    save(case, params, given | jax.tree.map(np.asarray, read_by_paligemma(model, run, given)))
+
+
+def siglip_model() -> Any:
+    """Return upstream's two towers, of different depth and as wide as each other."""
+    from big_vision.models.proj.image_text import two_towers
+
+    text = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 2, "vocab_size": ROWS}
+    return two_towers.Model(image={**TOWER, "pool_type": "map"}, text=text, out_dim=(None, 24), bias_init=-10.0)
+
+
+def read_by_siglip(model: Any, params: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the embeddings and their logits."""
+    image, words, out = model.apply({"params": params}, given["pixels"], given["tokens"])
+    logits = image @ words.T * out["t"] + out["b"]  # big_vision/trainers/proj/image_text/siglip.py
+    return {"image": image, "text": words, "logits": logits}
 
 
 def siglip() -> None:
-    """Two towers, of different depth and as wide as each other."""
-    from big_vision.models.proj.image_text import two_towers
-
     rng = np.random.default_rng(23)
-    text = {"width": 24, "depth": 2, "mlp_dim": 36, "num_heads": 2, "vocab_size": ROWS}
-    model = two_towers.Model(image={**TOWER, "pool_type": "map"}, text=text, out_dim=(None, 24), bias_init=-10.0)
+    model = siglip_model()
     pixels = rng.uniform(-1, 1, (3, SIDE, SIDE, 3)).astype(np.float32)
     tokens = rng.integers(2, ROWS, (2, 7)).astype(np.int32)
     params = randomize(model.init(jax.random.key(23), pixels, tokens)["params"], rng)
-    image, words, out = model.apply({"params": params}, pixels, tokens)
-    logits = image @ words.T * out["t"] + out["b"]  # big_vision/trainers/proj/image_text/siglip.py
-    outputs = {"image": image, "text": words, "logits": logits}
-    save("siglip", params, {"pixels": pixels, "tokens": tokens, **jax.tree.map(np.asarray, outputs)})
+    given = {"pixels": pixels, "tokens": tokens}
+    save("siglip", params, given | jax.tree.map(np.asarray, read_by_siglip(model, params, given)))
+
+
+def stand_in_for_utils() -> None:
+    """An empty module in place of `big_vision.utils`."""
+    utils = sys.modules["big_vision.utils"] = types.ModuleType("big_vision.utils")
+    import big_vision
+
+    big_vision.utils = utils
 
 
 def main() -> None:
     """Replaces the golden cases."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
-    utils = sys.modules["big_vision.utils"] = types.ModuleType("big_vision.utils")
-    import big_vision
-
-    big_vision.utils = utils
+    stand_in_for_utils()
     print(f"Python {sys.version.split()[0]}, {', '.join(f'{n} {version(n)}' for n in ('flax', 'jax', 'numpy'))}")
     paligemma("paligemma1", 17, {"num_kv_heads": 1}, scan=True, dtype=jnp.float32)
     paligemma("paligemma2", 19, SECOND, scan=False, dtype=jnp.bfloat16)

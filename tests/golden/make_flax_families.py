@@ -268,8 +268,8 @@ def inputs_of(case: Case, model: Any) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def make(case: Case) -> dict[str, Any]:
-    """Write a case; return what DIGEST.json says about it."""
+def built(case: Case) -> tuple[Any, dict[str, np.ndarray[Any, Any]]]:
+    """Return the model of a case and its leaves."""
     cls = getattr(transformers, f"Flax{case.model}")
     extra = {"input_shape": (1, 12, 12, 3)} if case.model.startswith(("ResNet", "RegNet")) else {}
     if case.config.model_type in SHAPES:
@@ -278,16 +278,30 @@ def make(case: Case) -> dict[str, Any]:
     else:
         model = cls(case.config, _do_init=False, **extra)
         shapes = jax.eval_shape(lambda: model.init_weights(jax.random.PRNGKey(0), model.input_shape))
-    leaves = {name: drawn(f"{case.name}/{name}", tuple(x.shape)) for name, x in flatten_dict(shapes, sep="/").items()}
-    params = unflatten_dict({name: jnp.asarray(x) for name, x in leaves.items()}, sep="/")
-    given = inputs_of(case, model)
+    return model, {
+        name: drawn(f"{case.name}/{name}", tuple(x.shape)) for name, x in flatten_dict(shapes, sep="/").items()
+    }
+
+
+def computed(case: Case, model: Any, params: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the class computes, by the names of its outputs."""
     call = {name: jnp.asarray(x) for name, x in given.items()}
     if "bool_masked_pos" in call:
         call["bool_masked_pos"] = call["bool_masked_pos"].astype(bool)
     if case.model == "Wav2Vec2ForPreTraining":
         call["gumbel_rng"] = jax.random.PRNGKey(0)
-    still = {"train": False} if "train" in inspect.signature(cls.__call__).parameters else {"deterministic": True}
-    got = model(**call, params=params, **still)
+    still = (
+        {"train": False} if "train" in inspect.signature(type(model).__call__).parameters else {"deterministic": True}
+    )
+    return dict(model(**call, params=params, **still).items())
+
+
+def make(case: Case) -> dict[str, Any]:
+    """Write a case; return what DIGEST.json says about it."""
+    model, leaves = built(case)
+    params = unflatten_dict({name: jnp.asarray(x) for name, x in leaves.items()}, sep="/")
+    given = inputs_of(case, model)
+    got = computed(case, model, params, given)
     outputs = {
         name: np.asarray(x) for name, x in got.items() if hasattr(x, "shape") and np.asarray(x).dtype == np.float32
     }

@@ -114,6 +114,16 @@ def transformer() -> Any:
     return _transformer.Transformer(config=config, dtype=jnp.float32)
 
 
+def every_position(model: Any, tokens: jax.Array, images: jax.Array) -> tuple[jax.Array, ...]:
+    """Upstream's call, in which logits of image tokens are left out, without leaving them out."""
+    from gemma.gm.utils import _types
+
+    inputs = model._encode_and_get_inputs(tokens=tokens, images=images)
+    x, _ = model._apply_attention(inputs, None)
+    expanded = _types.Input(text=tokens, images=images, config=model.config.input_config).tokens_with_mm
+    return expanded, model._encode_vision(images), model.embedder.decode(x)
+
+
 def main() -> None:
     """Replaces the golden case."""
     jax.config.update("jax_platforms", "cpu")
@@ -136,15 +146,6 @@ def main() -> None:
     (folder / "ckpt" / "commit_success.txt").write_text("Checkpoint commit was successful.")
     with ocp.StandardCheckpointer() as checkpointer:  # the outputs are those of what lies on disk
         params = checkpointer.restore(folder / "ckpt", variables["params"])
-
-    def every_position(model: Any, tokens: jax.Array, images: jax.Array) -> tuple[jax.Array, ...]:
-        """Upstream's call, in which logits of image tokens are left out, without leaving them out."""
-        from gemma.gm.utils import _types
-
-        inputs = model._encode_and_get_inputs(tokens=tokens, images=images)
-        x, _ = model._apply_attention(inputs, None)
-        expanded = _types.Input(text=tokens, images=images, config=model.config.input_config).tokens_with_mm
-        return expanded, model._encode_vision(images), model.embedder.decode(x)
 
     expanded, soft_tokens, logits = model.apply(
         {"params": params}, jnp.asarray(tokens), jnp.asarray(images), method=every_position

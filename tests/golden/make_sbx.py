@@ -5,8 +5,8 @@
 
 SBX saves a zip with a pickle of its policy. sbx/CASE.msgpack is what the four lines of docs/guides/policies.md make of a zip that SBX saved
 and loaded again. sbx/CASE.npz has observations, actions and values that SBX computed, in float32 with matmul precision `highest` and in
-float64 with casts removed; what stable-baselines3's own policy computed after `load_state_dict(..., strict=True)`; and the digest of the
-converted tensors with which it did. Every leaf is random.
+float64 with casts removed; what stable-baselines3's own policy computed after `load_state_dict(..., strict=True)`, in both, too; and the
+digest of the converted tensors with which it did. Every leaf is random.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 
 import convert
 from convert.numerics.lift_jax import float64, lift
+from convert.numerics.lift_torch import lifted
 from support.drawn_cases import drawn
 from support.sbx import digest
 
@@ -89,12 +90,29 @@ def saved_and_loaded(case: str, folder: Path) -> Any:
     return getattr(sbx, algorithm).load(folder / "model.zip").policy
 
 
-def in_sb3(case: str, out: Path, given: Any) -> dict[str, Any]:
-    """Return what stable-baselines3's policy computes from the converted file."""
+def sb3_policy(case: str, out: Path) -> Any:
+    """Return stable-baselines3's policy with the converted tensors."""
     algorithm, actions, layers = CASES[case]
     policy = getattr(stable_baselines3, algorithm)("MlpPolicy", Nothing(actions), policy_kwargs={"net_arch": layers}, device="cpu").policy  # fmt: skip
     policy.load_state_dict(load_file(out), strict=True)
     policy.set_training_mode(False)
+    return policy
+
+
+def in_float64(case: str, out: Path, given: Any) -> dict[str, Any]:
+    """Return what stable-baselines3's policy computes in float64 with casts removed: the most likely action, and the values."""
+    with lifted(), torch.no_grad():
+        policy = sb3_policy(case, out).double()
+        observed, acted = (torch.from_numpy(given[name]).double() for name in ("observations", "actions"))
+        if CASES[case][0] == "PPO":
+            return {"mode": policy.get_distribution(observed).mode().numpy(), "value": policy.predict_values(observed)[:, 0].numpy()}  # fmt: skip
+        values = torch.stack(policy.critic(observed, acted))
+        return {"mode": policy.actor(observed, deterministic=True).numpy(), "value": values.numpy()}
+
+
+def in_sb3(case: str, out: Path, given: Any) -> dict[str, Any]:
+    """Return what stable-baselines3's policy computes from the converted file."""
+    algorithm, policy = CASES[case][0], sb3_policy(case, out)
     observed = torch.from_numpy(given["observations"])
     with torch.no_grad():
         acted = policy.predict(given["observations"], deterministic=True)[0]
@@ -120,6 +138,7 @@ def main() -> None:
             file.write_bytes(flax.serialization.to_bytes(recipe(policy)))
             convert.convert("sbx", file, Path(folder) / "policy.safetensors", overwrite=True)
             sb3 = in_sb3(case, Path(folder) / "policy.safetensors", given)
+            sb3_exact = in_float64(case, Path(folder) / "policy.safetensors", given)
             tensors = digest(Path(folder) / "policy.safetensors")
 
         def run(trees: Any, given: Any, policy: Any = policy) -> Any:
@@ -139,6 +158,7 @@ def main() -> None:
         print(case, "stable-baselines3:", errors, "drift:", drift)
         stored = {f"in/{name}": x for name, x in given.items()} | {f"out/{name}": x for name, x in outputs.items()}
         stored |= {f"out64/{name}": x for name, x in exact.items()} | {f"sb3/{name}": x for name, x in sb3.items()}
+        stored |= {f"sb364/{name}": x for name, x in sb3_exact.items()}
         np.savez_compressed(HERE / f"{case}.npz", tensors=json.dumps(tensors), **stored)  # type: ignore[arg-type]
 
 

@@ -67,8 +67,8 @@ def model(case: str) -> Any:
     return _transformer.Transformer(config=_config.TransformerConfig(**said, attention_types=kinds), dtype=jnp.float32)
 
 
-def main() -> None:
-    """Read the goldens of the command line, or all, in each layout."""
+def stand_in() -> None:
+    """The names of kauldron that the package's loader uses."""
     _stand_in_for_kauldron()
     everywhere = jax.sharding.NamedSharding(jax.sharding.Mesh(jax.devices(), "d"), jax.sharding.PartitionSpec())
     vars(sys.modules["kauldron.kd"]).update(
@@ -76,6 +76,11 @@ def main() -> None:
         ckpts=types.SimpleNamespace(AbstractPartialLoader=object),
         train=types.SimpleNamespace(TrainState=Any),
     )
+
+
+def main() -> None:
+    """Read the goldens of the command line, or all, in each layout."""
+    stand_in()
     wrong = 0
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
         for case in sys.argv[1:] or gemma_models.CASES:

@@ -17,6 +17,7 @@ BOUNDS[family_table.GEMMA_4] = 4e-5  # as far as JAX is from its own float64
 BOUNDS["gemma4-e2b with towers (gemma, with its masks, windows and norms)"] = (
     1e-4  # 71 positions: JAX is 2.3e-5 from its own float64
 )
+EXACT = {family_table.MAXTEXT: 1e-6}  # norms less 1, tables over sqrt(D) and queries times sqrt(H), rounded once
 
 
 def test_every_family_has_a_row() -> None:
@@ -24,7 +25,7 @@ def test_every_family_has_a_row() -> None:
     for name, row in ROWS.items():
         assert row["written by"] == FAMILIES[name][0]
         assert 0 < float(row["error in float32"]) < BOUNDS.get(name, BOUNDS.get(row["written by"], 2e-6)), name
-        assert not row["error in float64"] or float(row["error in float64"]) < 3e-7, name
+        assert 0 < float(row["error in float64"]) < EXACT.get(row["written by"], 3e-7), name
         assert int(row["faults planted and named"]) >= 6, name
 
 
@@ -35,4 +36,4 @@ def test_a_row_is_what_a_run_measures(name: str) -> None:
     written = ROWS[name]
     assert row["faults planted and named"] == written["faults planted and named"]
     assert float(row["error in float32"]) < 2 * float(written["error in float32"])
-    assert bool(row["error in float64"]) == bool(written["error in float64"])
+    assert float(row["error in float64"]) < 2 * float(written["error in float64"]) + 1e-14

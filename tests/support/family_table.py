@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,12 @@ class Measured:
 
     Attributes:
         error: relative error of the PyTorch class in float32.
-        exact: of both sides in float64 with casts removed; None: upstream's outputs in float64 were not recorded.
+        exact: of both sides in float64 with casts removed.
         source, out: the checkpoint and the output.
     """
 
     error: float
-    exact: float | None
+    exact: float
     source: Path
     out: Path
 
@@ -59,18 +60,33 @@ class Measured:
 Measure = Callable[[str, Path], Measured]
 
 
+def _in_float64(writer: str, case: str, load: Callable[[], Any], run: Callable[[Any], Mapping[str, Any]]) -> float:
+    """Return the error of a PyTorch model in float64 with casts removed, also while it is made."""
+    from convert.numerics.lift_torch import lifted
+    from support import float64
+
+    with lifted():
+        return float64.error(writer, case, run(load().double()))
+
+
 def _maxtext(case: str, folder: Path) -> Measured:
     from support import maxtext
 
     out = maxtext.converted(case, folder / "out")
-    return Measured(maxtext.error(case, out), None, maxtext.checkpoint(case), out)
+    exact = _in_float64("maxtext", case, lambda: maxtext.load(out), partial(maxtext.outputs, case))
+    return Measured(maxtext.error(case, out), exact, maxtext.checkpoint(case), out)
 
 
 def _keras(case: str, folder: Path) -> Measured:
     from support import keras_hub
 
     source, out = keras_hub.converted(case, folder)
-    return Measured(max(keras_hub.errors(case, out).values()), None, source, out)
+
+    def run(model: Any) -> dict[str, Any]:
+        return {name: keras_hub.seen(case, x) for name, x in keras_hub.outputs(case, model).items()}
+
+    exact = _in_float64("keras_hub", case, lambda: keras_hub.load(out), run)
+    return Measured(max(keras_hub.errors(case, out).values()), exact, source, out)
 
 
 def _t5x(case: str, folder: Path) -> Measured:
@@ -182,7 +198,7 @@ def _sbx(case: str, folder: Path) -> Measured:
 
     source, out = sbx.converted(case, folder)
     assert sbx.digest(out) == sbx.loaded_by_sb3(case)
-    return Measured(sbx.error(case), None, source, out)
+    return Measured(sbx.error(case), sbx.error(case, "64"), source, out)
 
 
 def _tunix(case: str, folder: Path) -> Measured:
@@ -198,7 +214,9 @@ def _images(case: str, folder: Path) -> Measured:
     from support import gemma_image_models
 
     out = gemma_image_models.directory(case, folder / "out")
-    return Measured(max(gemma_image_models.errors(case, out).values()), None, gemma_image_models.path(case), out)
+    writer = "gemma" if case == "gemma3-vision" else "big_vision"
+    exact = _in_float64(writer, case, lambda: gemma_image_models.load(out), partial(gemma_image_models.outputs, case))
+    return Measured(max(gemma_image_models.errors(case, out).values()), exact, gemma_image_models.path(case), out)
 
 
 def _gemma(case: str, folder: Path) -> Measured:
@@ -208,7 +226,12 @@ def _gemma(case: str, folder: Path) -> Measured:
     if case not in (*gemma_models.CASES, *gemma_models.INTEGERS):
         return _images(case, folder)
     out = gemma_models.directory(case, folder / "out")
-    return Measured(gemma_models.error(case, out), None, checkpoint(case), out)
+
+    def run(model: Any) -> dict[str, Any]:
+        return {"logits": gemma_models.logits(model, case)}
+
+    writer = "gemma_int" if case in gemma_models.INTEGERS else "gemma"
+    return Measured(gemma_models.error(case, out), _in_float64(writer, case, lambda: gemma_models.load(out), run), checkpoint(case), out)  # fmt: skip
 
 
 def _gemma_4(case: str, folder: Path) -> Measured:
@@ -229,7 +252,10 @@ def _flax(family: str, folder: Path) -> Measured:
     case = flax_table.listed()[family][0]
     source = flax_families.write(case, folder / "source")
     convert.convert("flax-transformers", source, folder / "out")
-    return Measured(flax_errors()[flax_families.config(case)["model_type"]], None, source, folder / "out")
+    exact = _in_float64(
+        "flax", case, lambda: flax_table.loaded(folder / "out")[0], lambda model: flax_table.outputs(model, case)
+    )
+    return Measured(flax_errors()[flax_families.config(case)["model_type"]], exact, source, folder / "out")
 
 
 def flax_errors() -> dict[str, float]:
@@ -319,8 +345,7 @@ def row(name: str, writer: str, case: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         made = MEASURES[writer](case, Path(folder))
         planted = assert_mistakes_are_named(made.out, made.source)
-    exact = "" if made.exact is None else f"{made.exact:.1e}"
-    values = (name, writer, READERS.get(writer, HF), f"{made.error:.1e}", exact, str(planted))
+    values = (name, writer, READERS.get(writer, HF), f"{made.error:.1e}", f"{made.exact:.1e}", str(planted))
     return dict(zip(COLUMNS, values, strict=True))
 
 

@@ -31,17 +31,26 @@ def loaded(out: Path) -> tuple[Any, dict[str, Any]]:
     return model.eval(), info
 
 
-def errors(model: Any, case: str) -> dict[str, float]:
-    """Return the error of each output of the PyTorch model, relative to the flax class."""
+def outputs(model: Any, case: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what the PyTorch model computes, in its dtype, of the outputs that the flax class has."""
     import torch
 
     given = flax_families.values(case, "in")
-    tensors = {name: torch.from_numpy(x if x.dtype == np.float32 else x.astype(np.int64)) for name, x in given.items()}
+    tensors = {
+        name: torch.from_numpy(x).to(model.dtype) if x.dtype == np.float32 else torch.from_numpy(x.astype(np.int64))
+        for name, x in given.items()
+    }
     if "bool_masked_pos" in tensors:
         tensors["bool_masked_pos"] = tensors["bool_masked_pos"].bool()
     with torch.no_grad():
         made = model(**tensors)
-    return {name: relative_error(made[name].numpy(), x) for name, x in flax_families.values(case, "out").items()}
+    return {name: made[name].numpy() for name in flax_families.values(case, "out")}
+
+
+def errors(model: Any, case: str) -> dict[str, float]:
+    """Return the error of each output of the PyTorch model, relative to the flax class."""
+    made = outputs(model, case)
+    return {name: relative_error(made[name], x) for name, x in flax_families.values(case, "out").items()}
 
 
 def listed() -> dict[str, list[str]]:

@@ -66,17 +66,19 @@ def load(out: Path) -> torch.nn.Module:
     return model.eval()
 
 
-def _pixels(images: np.ndarray) -> torch.Tensor:
-    """[..., height, width, colours] as torch has them: [images, colours, height, width]."""
-    return torch.tensor(images.reshape(-1, *images.shape[-3:])).permute(0, 3, 1, 2).contiguous()
+def _pixels(images: np.ndarray, model: Any) -> torch.Tensor:
+    """[..., height, width, colours] as torch has them, in the dtype of the model: [images, colours, height, width]."""
+    return torch.tensor(images.reshape(-1, *images.shape[-3:])).permute(0, 3, 1, 2).contiguous().to(model.dtype)
 
 
-def outputs(case: str, model: torch.nn.Module) -> dict[str, np.ndarray]:
+def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
     """What the model says to the golden's inputs, by the names of what the JAX model said."""
     io = golden_io(case)
     with torch.no_grad():
         if case == "siglip":
-            out = model(input_ids=torch.tensor(io["tokens"], dtype=torch.long), pixel_values=_pixels(io["pixels"]))
+            out = model(
+                input_ids=torch.tensor(io["tokens"], dtype=torch.long), pixel_values=_pixels(io["pixels"], model)
+            )
             return {
                 "image": out.image_embeds.numpy(),
                 "text": out.text_embeds.numpy(),
@@ -90,14 +92,14 @@ def outputs(case: str, model: torch.nn.Module) -> dict[str, np.ndarray]:
 def _gemma3(model: Any, io: Any) -> dict[str, np.ndarray]:
     image = torch.tensor(io["expanded"] == -2)
     ids = torch.tensor(io["expanded"], dtype=torch.long).masked_fill(image, model.config.image_token_id)
-    got = model(input_ids=ids, pixel_values=_pixels(io["pixels"]), token_type_ids=image.long()).logits.numpy()
-    soft = model.model.get_image_features(_pixels(io["pixels"])).pooler_output.numpy()
+    got = model(input_ids=ids, pixel_values=_pixels(io["pixels"], model), token_type_ids=image.long()).logits.numpy()
+    soft = model.model.get_image_features(_pixels(io["pixels"], model)).pooler_output.numpy()
     plain = model(input_ids=torch.tensor(io["tokens"], dtype=torch.long)).logits.numpy()
     return {"logits": got, "soft_tokens": soft.reshape(io["soft_tokens"].shape), "text_logits": plain}
 
 
 def _paligemma(model: Any, io: Any) -> dict[str, np.ndarray]:
-    images, tokens = _pixels(io["pixels"]), torch.tensor(io["tokens"], dtype=torch.long)
+    images, tokens = _pixels(io["pixels"], model), torch.tensor(io["tokens"], dtype=torch.long)
     soft = model.model.get_image_features(images).pooler_output
     ids = torch.cat([torch.full(soft.shape[:2], model.config.image_token_id), tokens], 1)
     kinds = torch.cat([torch.zeros(soft.shape[:2], dtype=torch.long), torch.tensor(io["mask_ar"], dtype=torch.long)], 1)

@@ -60,25 +60,28 @@ def converted(case: str, folder: Path, **options: Any) -> tuple[Path, Path]:
     return source, folder / "out"
 
 
-def errors(case: str, out: Path, double: bool = False) -> dict[str, float]:
-    """Return the relative error of each output of the loaded class, where no token is padding."""
+def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
+    """Return what the loaded class computes, by Keras Hub's names of its outputs."""
     io = dict(np.load(ROOT / case / "io.npz"))
-    model = load(out)
-    if double:
-        model = model.double()
     if case == "vit":
         given: dict[str, Any] = {"pixel_values": torch.from_numpy(io["images"]).permute(0, 3, 1, 2).to(model.dtype)}
-        seen = np.ones(len(io["images"]), bool)
     else:
         given = {"input_ids": torch.from_numpy(io["token_ids"]).long(), "attention_mask": torch.from_numpy(io["padding_mask"]).long()}  # fmt: skip
-        seen = io["padding_mask"].astype(bool)
     if "segment_ids" in io:
         given["token_type_ids"] = torch.from_numpy(io["segment_ids"]).long()
     with torch.no_grad():
         made = model(**given)
-    found = {}
-    for ours, theirs in OUTPUTS.items():
-        if theirs in io:
-            got, want = np.asarray(made[ours]), io[theirs]
-            found[ours] = relative_error(got, want) if want.shape[:-1] != seen.shape else relative_error(got[seen], want[seen])  # fmt: skip
-    return found
+    return {theirs: np.asarray(made[ours]) for ours, theirs in OUTPUTS.items() if theirs in io}
+
+
+def seen(case: str, output: Any) -> Any:
+    """Return an output where no token is padding."""
+    with np.load(ROOT / case / "io.npz") as io:
+        mask = io["padding_mask"].astype(bool) if "padding_mask" in io else None
+    return output if mask is None or output.shape[:-1] != mask.shape else output[mask]
+
+
+def errors(case: str, out: Path) -> dict[str, float]:
+    """Return the relative error of each output of the loaded class, where no token is padding."""
+    io, model = dict(np.load(ROOT / case / "io.npz")), load(out)
+    return {name: relative_error(seen(case, x), seen(case, io[name])) for name, x in outputs(case, model).items()}

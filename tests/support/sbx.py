@@ -37,16 +37,16 @@ def converted(case: str, folder: Path) -> tuple[Path, Path]:
     return FOLDER / f"{case}.msgpack", folder / "policy.safetensors"
 
 
-def error(case: str) -> float:
-    """The largest relative error of what stable-baselines3 computed, of what SBX did."""
+def error(case: str, precision: str = "") -> float:
+    """The largest relative error of what stable-baselines3 computed, of what SBX did; in float64 if `precision` is 64."""
     from support.goldens import relative_error
 
-    wanted, found = values(case, "out"), values(case, "sb3")
+    wanted, found = values(case, f"out{precision}"), values(case, f"sb3{precision}")
     assert wanted.keys() == found.keys()
     return max(relative_error(found[name], x) for name, x in wanted.items())
 
 
 def values(case: str, kind: str) -> dict[str, Any]:
-    """Return the inputs (`in`), SBX's outputs (`out`, `out64`), or those of stable-baselines3 (`sb3`)."""
+    """Return the inputs (`in`), SBX's outputs (`out`, `out64`), or those of stable-baselines3 (`sb3`, `sb364`)."""
     with np.load(FOLDER / f"{case}.npz") as stored:
         return {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(f"{kind}/")}

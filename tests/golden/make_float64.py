@@ -1,0 +1,214 @@
+"""Writes float64/WRITER.npz: what upstream's code computes from other goldens in float64 with casts removed, on a CPU.
+
+    PYTHONPATH=src:tests:tests/golden:MORE python tests/golden/make_float64.py WRITER [CASE ...]
+
+in the environment of the script that wrote the goldens, with what that script needs in MORE:
+
+    gemma       make_gemma3_vision.py
+    gemma_int   make_gemma3_int.py
+    big_vision  make_big_vision.py
+    keras_hub   make_keras_hub.py
+    maxtext     make_maxtext.py
+    flax        make_flax_families.py, with jax 0.4.38, flax 0.10.2 and numpy 2.2.6: older ones do not evaluate without casts
+
+The weights are those of the goldens, and the inputs, too. Of each output, 64 numbers are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from convert.numerics.lift_jax import Lifted, float64, lift
+from support import float64 as recorded
+from support.goldens import checkpoint, golden_io, relative_error
+
+Outputs = Mapping[str, Any]
+Case = tuple[
+    str, Callable[[Any], Outputs], Any, Outputs
+]  # its name, upstream's code, its leaves, and the outputs in float32
+
+
+def gemma() -> Iterator[Case]:
+    import make_gemma3_vision as vision
+    import read_back
+
+    from support.gemma_models import CASES
+
+    read_back.stand_in()
+    from gemma.gm.ckpts import _checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        for case in CASES:
+            path = read_back.train_state(case, Path(folder)) if case == "gemma3-kauldron" else checkpoint(case)
+            model, io = read_back.model(case), golden_io(case)
+
+            def text(params: Any, model: Any = model, io: Any = io) -> Outputs:
+                return {"logits": model.apply({"params": params}, io["tokens"]).logits}
+
+            yield case, text, _checkpoint.load_params(path), io
+    model, io = vision.transformer(), golden_io("gemma3-vision")
+
+    def images(params: Any) -> Outputs:
+        read = {"params": params}
+        _, soft, logits = model.apply(read, io["tokens"], io["images"], method=vision.every_position)
+        return {"soft_tokens": soft, "logits": logits, "text_logits": model.apply(read, io["tokens"]).logits}
+
+    yield "gemma3-vision", images, _checkpoint.load_params(checkpoint("gemma3-vision")), io
+
+
+def gemma_int() -> Iterator[Case]:
+    import make_gemma3_int as made
+    import make_gemma3_vision
+    import orbax.checkpoint as ocp
+
+    make_gemma3_vision._stand_in_for_kauldron()
+    from gemma.gm.nn._quantization import IntWrapper
+
+    for bits in (4, 8):
+        case, wrapper = (
+            f"gemma3-int{bits}",
+            IntWrapper(model=made.transformer(), dtype=jnp.int4 if bits == 4 else jnp.int8),
+        )
+        io = golden_io(case)
+        with ocp.StandardCheckpointer() as checkpointer:
+            params = checkpointer.restore(checkpoint(case).resolve())
+
+        def run(params: Any, wrapper: Any = wrapper, io: Any = io) -> Outputs:
+            return {"logits": wrapper.apply({"params": params}, io["tokens"]).logits}
+
+        yield case, run, params, io
+
+
+def big_vision() -> Iterator[Case]:
+    import make_big_vision as made
+
+    made.stand_in_for_utils()
+    models = {
+        "paligemma1": (made.paligemma_model({"num_kv_heads": 1}, scan=True), made.read_by_paligemma),
+        "siglip": (made.siglip_model(), made.read_by_siglip),
+    }
+    for case, (model, read) in models.items():
+        io, leaves = golden_io(case), np.load(checkpoint(case).with_suffix(".npz"))
+        params = unflatten_dict({name.removeprefix("params/"): leaves[name] for name in leaves.files}, sep="/")
+        yield case, lambda params, model=model, read=read, io=io: read(model, params, io), params, io
+
+
+def flax() -> Iterator[Case]:
+    """One class of each family."""
+    import make_flax_families as made
+
+    from support import flax_families
+
+    made.patched()
+    first = {case.partition(".")[0]: case for case in reversed(flax_families.CASES)}
+    for case in made.cases():
+        if case.name not in first.values():
+            continue
+        model, leaves = made.built(case)
+        given, outputs = flax_families.values(case.name, "in"), flax_families.values(case.name, "out")
+
+        def run(
+            params: Any, case: Any = case, model: Any = model, given: Any = given, outputs: Any = outputs
+        ) -> Outputs:
+            found = made.computed(case, model, params, given)
+            return {name: found[name] for name in outputs}
+
+        yield case.name, run, unflatten_dict(leaves, sep="/"), outputs
+
+
+def keras_hub() -> Iterator[Case]:
+    import make_keras_hub as made
+
+    from support import keras_hub as goldens
+
+    for case, make in made.CASES.items():
+        model, io = make(), dict(np.load(goldens.ROOT / case / "io.npz"))
+        names = [name for name in io if name not in goldens.OUTPUTS.values()]
+        given = io["images"] if case == "vit" else {name: io[name] for name in names}
+        model(given)
+        with tempfile.TemporaryDirectory() as folder:
+            saved = model if case in ("vit", "bert") else model.backbone  # a preset keeps the backbone
+            saved.load_weights(goldens.checkpoint(case, Path(folder)) / "model.weights.h5")
+
+        def run(weights: Any, case: str = case, model: Any = model, given: Any = given) -> Outputs:
+            found, _ = model.stateless_call(*weights, given)
+            found = found if isinstance(found, dict) else {"logits": found}
+            return {name: goldens.seen(case, x) for name, x in found.items()}
+
+        weights = (
+            [np.asarray(x) for x in model.trainable_variables],
+            [np.asarray(x) for x in model.non_trainable_variables],
+        )
+        yield case, run, weights, {name: goldens.seen(case, x) for name, x in io.items() if name in goldens.OUTPUTS.values()}  # fmt: skip
+
+
+def maxtext() -> Iterator[Case]:
+    """Its code reads what a scan has traced: it is traced as a whole, and not run as Python."""
+    import make_maxtext as made
+    from flax import nnx
+
+    for case, (name, _, changes) in made.CASES.items():
+        if case.endswith(("-unscanned", "-tied", "-untied")):
+            continue
+        config = made.pyconfig.initialize_pydantic(made.configured(name, changes))
+        mesh = made.maxtext_utils.get_mesh_from_config(config)
+        io = dict(np.load(made.HERE / case / "io.npz"))
+        with jax.set_mesh(mesh):
+            model = made.model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(0))
+            made.randomize(
+                model,
+                np.random.default_rng(int(hashlib.sha256(case.encode()).hexdigest()[:8], 16)),
+                config.logits_via_embedding,
+            )
+            graph, state = nnx.split(model)
+
+            def run(state: Any, graph: Any = graph, io: Any = io) -> Outputs:
+                model = nnx.merge(graph, state)
+
+                def logits(tokens: Any, **images: Any) -> Any:
+                    where = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+                    return model(
+                        tokens, where, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False, **images
+                    )
+
+                if "images" not in io:
+                    return {"logits": logits(io["tokens"])}
+                pixels = io["images"].astype(np.float32) / 127.5 - 1
+                soft, _ = model.vision_encoder(pixels, deterministic=True)
+                found = {"logits": logits(io["tokens"], encoder_images=pixels)[:, io["kept"]], "soft_tokens": soft[:, :, :: made.KEPT]}  # fmt: skip
+                return found | {"text_logits": logits(io["text_tokens"])}
+
+            yield case, lift(run, staged=True), state, io
+
+
+def main() -> None:
+    """Replaces the cases of a writer, or some of them."""
+    jax.config.update("jax_platforms", "cpu")
+    writer, *wanted = sys.argv[1:]
+    made = {}
+    for case, run, leaves, before in globals()[writer]():
+        if wanted and case not in wanted:
+            continue
+        with float64():
+            exact = jax.tree.map(np.asarray, (run if isinstance(run, Lifted) else lift(run))(leaves))
+        drift = {name: f"{relative_error(before[name], x):.1e}" for name, x in exact.items()}
+        print(f"{case}: float32 is off by {drift}", flush=True)
+        made |= {f"{case}/{name}": x for name, x in exact.items()}
+    recorded.save(writer, made)
+
+
+if __name__ == "__main__":
+    main()
