@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ CASES, values, config, leaves = ALL.names, ALL.values, ALL.config, ALL.leaves
 OWN_RULES = ("dinov2", "gemma", "llama", "mistral")  # families with a rule file of their own, and goldens for it
 GENERIC = tuple(case for case in CASES if case.partition(".")[0] not in OWN_RULES)  # that the rules of all others take
 DIGESTS: dict[str, dict[str, Any]] = json.loads((FOLDER / "DIGEST.json").read_text())
+FROM_FLAX: dict[str, dict[str, Any]] = json.loads((FOLDER / "FROM_FLAX.json").read_text())
+
+
+def digest(tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Return one checksum of names, shapes and bytes."""
+    every = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        every.update(f"{name} {x.dtype} {x.shape} ".encode() + x.tobytes())
+    return every.hexdigest()[:16]
 
 
 def write(case: str, folder: Path, changed: dict[str, np.ndarray[Any, Any]] | None = None, **keys: Any) -> Path:
