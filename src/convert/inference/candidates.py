@@ -12,7 +12,7 @@ import numpy as np
 
 from convert.inference.columns import Columns
 from convert.inference.derivation import Arithmetic, LowRank, Role
-from convert.inference.reordered import terms
+from convert.inference.forms.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.rows import Rows, of_each_expert
 from convert.inference.sites import Meeting, Product, meetings, products, role_of

@@ -74,7 +74,10 @@ class Attention(torch.nn.Module):
 
 def _attention(w: Any, x: Any) -> Any:
     q, k, v = (jnp.einsum("btd,dnh->btnh", x, w[c]) + w[f"b{c}"] for c in "qkv")
-    k, v = (jnp.repeat(a, N // a.shape[2], 2) for a in (k, v))
+    return _attended(q, *(jnp.repeat(a, N // a.shape[2], 2) for a in (k, v)), w)
+
+
+def _attended(q: Any, k: Any, v: Any, w: Any) -> Any:
     p = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H))
     return jnp.einsum("btnh,nhd->btd", jnp.einsum("bnts,bsnh->btnh", p, v), w["o"]) + w["bo"]
 
@@ -105,6 +108,20 @@ def test_rows_of_a_fused_matrix_head_by_head():
     assert grades(found) == {Grade.DERIVED}
     assert rules(found, module)[0] == (
         '- einsum: ...D,DNH->...NH\n  from: "{q,k,v}"\n  bias: "{bq,bk,bv}"\n  linear: {module: a, axes: "(N (1 + 1 + 1) H)D"}'
+    )
+
+
+def test_a_bias_has_the_axes_of_the_result_and_the_rows_another_order():
+    """The source's kernel is heads, then queries, keys and values; the target's rows are the other way round."""
+
+    def split(w: Any, x: Any) -> Any:
+        parts = jnp.moveaxis(jnp.einsum("btd,dnch->btnch", x, w["qkv"]) + w["b"], -2, 0)
+        return _attended(*parts, w)
+
+    module = Attention()
+    found = derive(split, module, {"qkv": (D, N, 3, H), "b": (N, 3, H), "o": (N, H, D), "bo": (D,)})
+    assert rules(found, module)[0] == (
+        '- einsum: ...D,DNCH->...NCH\n  from: qkv\n  bias: b\n  linear: {module: a, axes: "(C N H)D"}'
     )
 
 

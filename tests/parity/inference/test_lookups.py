@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from convert.inference.derivation import Derivation
 from convert.inference.infer import infer
-from support.inferred import WIDTH, rules
+from support.inferred import WIDTH, derive, rules, sources
 
 pytestmark = pytest.mark.slow
 D = WIDTH
@@ -79,3 +80,68 @@ def test_tables_by_ones_and_zeros_are_found() -> None:
 def test_another_row_of_a_table_is_a_difference() -> None:
     found = infer(tagger, Tagger(last=-2).eval(), lambda module, given: module(**given), inputs, SHAPES)
     assert not found.complete and found.differences
+
+
+FIELDS = 4
+STACKED = {"tables": (FIELDS, D, D), "w": (FIELDS * D, D)}
+APART = {**{f"table{k}": (D, D) for k in range(FIELDS)}, "w": (FIELDS * D, D)}
+
+
+def records(seed: int) -> dict[str, Any]:
+    return {"x": np.random.default_rng(seed).integers(0, D, (5, FIELDS))}
+
+
+SOURCES: dict[str, Any] = {
+    "vmap": lambda w, x: jax.vmap(lambda table, ids: table[ids], in_axes=(0, 1), out_axes=1)(w["tables"], x),
+    "second index": lambda w, x: w["tables"][jnp.arange(FIELDS), x],
+    "take_along_axis": lambda w, x: jnp.take_along_axis(w["tables"], x.T[..., None], 1).swapaxes(0, 1),
+    "apart": lambda w, x: jnp.stack([w[f"table{k}"][x[:, k]] for k in range(FIELDS)], 1),
+}
+
+
+class Fields(torch.nn.Module):
+    """A table for each field of a record, in a list or stacked."""
+
+    def __init__(self, stacked: bool = False, fields: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+        super().__init__()
+        self.fields = fields
+        if stacked:
+            self.tables = torch.nn.Parameter(torch.zeros(FIELDS, D, D))
+        else:
+            self.e = torch.nn.ModuleList(torch.nn.Embedding(D, D) for _ in range(FIELDS))
+        self.out = torch.nn.Linear(FIELDS * D, D, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        if hasattr(self, "tables"):
+            rows = self.tables[torch.arange(FIELDS), x[:, list(self.fields)]]
+        else:
+            rows = torch.stack([table(x[:, k]) for table, k in zip(self.e, self.fields, strict=True)], 1)
+        return torch.relu(self.out(rows.flatten(1)))
+
+
+def table_for_each_field(way: str, module: Fields) -> Derivation:
+    def function(w: Any, x: Any) -> Any:
+        return jax.nn.relu(SOURCES[way](w, x).reshape(len(x), -1) @ w["w"])
+
+    return derive(function, module, APART if way == "apart" else STACKED, records)
+
+
+@pytest.mark.parametrize("way", ["vmap", "second index", "take_along_axis"])
+def test_stacked_tables_are_a_list_of_embeddings(way: str) -> None:
+    module = Fields()
+    assert "- from: tables\n  stacked: {i: 0}\n  axes: VD\n  embedding: e.{i}" in rules(
+        table_for_each_field(way, module), module
+    )
+
+
+def test_a_list_of_tables_is_found_in_one_parameter() -> None:
+    found = table_for_each_field("apart", Fields(stacked=True))
+    assert sources(found)["tables"] == tuple(f"table{k}" for k in range(FIELDS))
+    assert found.complete
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_table_that_is_given_another_field_is_a_difference(stacked: bool) -> None:
+    found = table_for_each_field("vmap", Fields(stacked, fields=(0, 1, 2, 2)))
+    (difference,) = found.differences
+    assert not found.complete and "test_lookups.py" in difference.site.where

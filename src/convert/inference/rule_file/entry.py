@@ -154,7 +154,7 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
         flattened = ""
         named.name(inward)
     named.name(outward)
-    inward, outward = (_in_stored_order(part) for part in (inward, outward))
+    inward, outward = _in_stored_order(inward), _as_bias(rule, _in_stored_order(outward))
     y = "".join(named.of[a.of, a.place] for a in outward)
     x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
     weight = leaf_letters(
@@ -240,6 +240,15 @@ def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
     return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
 
 
+def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:
+    """Return the output axes of a linear layer as a bias stores them, which is added to its result; `outward` is in the order of the rows."""
+    bias = dict(rule.layer.sources).get("bias")
+    axes = bias[0].layout.axes if bias is not None else ()
+    if [axis.size for axis in axes] != [axis.size for axis in outward]:
+        return outward
+    return [outward[k] for k in sorted(range(len(axes)), key=lambda k: (axes[k].of, axes[k].place))]
+
+
 def _is_map(axes: Sequence[Axis]) -> bool:
     """Whether the inputs are a map that the source flattens with the channels last, and the target with the channels first."""
     places = [axis.place for axis in axes]
@@ -302,6 +311,8 @@ def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
         if not ordered:
             raise NoWordsError("its axes are permuted, and no equation describes it")
         return stored, ""
+    if len(layer.main) > 1:
+        raise NoWordsError("several leaves lie along a further axis of it")
     return stored, target_axes(layout, named)
 
 
