@@ -11,6 +11,7 @@ from support.decoder import FAULTS
 SAID = {
     "SiLU on the wrong factor": "modules exchanged",
     "RoPE of another base": "RoPE of another base",
+    "key heads repeated in turns": "heads repeated in another order",
     "norm behind the addition": "norm behind the addition, not in front of the layer",
 }
 DECODER = tuple(

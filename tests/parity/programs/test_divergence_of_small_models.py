@@ -49,6 +49,12 @@ def parallel(p: Arrays, x: Any, real: Any) -> Any:
     return x + torch.tanh((rms(x) * p["g"]) @ p["w"]) + (rms(x) * p["h"]) @ p["v"]
 
 
+def hidden(p: Arrays, x: Any, real: Any, of: Any, fill: float, plus: float) -> Any:
+    """A product whose hidden rows are another number, which no output depends on."""
+    y = of.where(real[..., None], of.tanh(x @ p["w"]), fill) @ p["v"] * p["g"]
+    return of.where(real[..., None], of.tanh(y + plus) if plus else of.tanh(y), 0.0)
+
+
 def pooled(x: Any) -> Any:
     return [x[:, 0], x.mean(1)]
 
@@ -182,6 +188,12 @@ TABLE = np.sin(np.arange(12)[:, None] * np.array([1, 0.3, 0.1, 0.03, 0.7, 0.2, 0
 
 
 FAULTS = {
+    "rows that are hidden, beside a missing addition": Fault(
+        lambda p, x, real: hidden(p, x, real, jnp, 5.0, 0.3),
+        lambda p, x, real: hidden(p, x, real, torch, 7.0, 0.0),
+        "operation missing",
+        ("the JAX model adds 0.3",),
+    ),
     "no soft cap at the end": Fault(
         lambda p, x, real: 8 * jnp.tanh((x @ p["w"]) / 8),
         lambda p, x, real: x @ p["w"],

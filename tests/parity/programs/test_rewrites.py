@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from convert.numerics.compare import difference
+from convert.programs.rewrites.copies import copies
 from convert.programs.rewrites.exchange import exchange
 from convert.programs.rewrites.order import order
 from convert.programs.rewrites.residual import residual
 from convert.programs.rewrites.rewrite import Goal, Rewrite
+from convert.programs.rewrites.rows import rows
 from support.small_faults import Arrays, records
 
 
@@ -68,6 +70,23 @@ def blocks(p: Arrays, x: Any, tanh: Any, of: str) -> Any:
         "tanh on the branch": lambda z: z + tanh(branch(z)),
     }
     return places[of](places[of](x))
+
+
+def grouped(p: Arrays, x: Any, of: Any, how: str) -> Any:
+    """Four heads of queries, and two of keys."""
+    q, k = (x @ p["w"]).reshape(3, 10, 4, 2), (x @ p["v"])[..., :4].reshape(3, 10, 2, 2)
+    heads = {"rows": [0, 0, 1, 1], "turns": [0, 1, 0, 1], "first": [0, 0, 0, 0]}[how]
+    k = k[:, :, heads] if how == "first" or of is jnp else k.repeat(1, 1, 2, 1)
+    mixed = of.einsum("bnts,bsnh->btnh", of.tanh(of.einsum("btnh,bsnh->bnts", q, k)), k)
+    return mixed.reshape(3, 10, 8) @ p["v"]
+
+
+def looked_up(p: Arrays, x: Any, of: Any, first: int) -> Any:
+    return of.tanh(x[:, :5] + p["w"][of.arange(5) + first]) @ p["v"]
+
+
+def by_data(p: Arrays, real: Any, more: int) -> Any:
+    return p["w"][real.sum(-1) - 6 + more] @ p["v"]
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
@@ -131,6 +150,24 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
         "function in front of the addition",
         "applies tanh",
     ),
+    "heads in turns": (
+        lambda p, x, real: grouped(p, x, jnp, "rows"),
+        lambda p, x, real: grouped(p, x, torch, "turns"),
+        "heads repeated in another order",
+        "in the order 0, 1, 0, 1",
+    ),
+    "rows of a table, from the third": (
+        lambda p, x, real: looked_up(p, x, jnp, 0),
+        lambda p, x, real: looked_up(p, x, torch, 2),
+        "positions off by 2",
+        "of w, the target takes the rows 2, 3, 4, 5",
+    ),
+    "rows of a table, by data": (
+        lambda p, x, real: by_data(p, real, 0),
+        lambda p, x, real: by_data(p, real, 1),
+        "rows off by one",
+        "of w, the target takes the rows 5, 1, 3",
+    ),
     "ends of the input": (
         lambda p, x, real: ends(p, x, 0),
         lambda p, x, real: ends(p, x, 9),
@@ -144,7 +181,13 @@ def rewritten(right: Callable[..., Any], wrong: Callable[..., Any]) -> Rewrite |
     source, target = records(right, wrong)
     want = source.outputs["y"].array
     goal = Goal("y", lambda got: difference(got, want).relative if got.shape == want.shape else np.inf, 1e-9)
-    return exchange(target, goal) or order(source, target, goal) or residual(target, goal)
+    return (
+        rows(source, target, goal)
+        or copies(target, goal)
+        or exchange(target, goal)
+        or order(source, target, goal)
+        or residual(target, goal)
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -166,3 +209,15 @@ def test_a_norm_that_is_missing_is_on_no_other_side() -> None:
         right = lambda p, x, real, of=there: blocks(p, x, jnp.tanh, of)  # noqa: E731
         wrong = lambda p, x, real, of=here: blocks(p, x, torch.tanh, of)  # noqa: E731
         assert rewritten(right, wrong) is None
+
+
+def test_a_table_with_other_rows_is_not_read_elsewhere() -> None:
+    right = lambda p, x, real: looked_up(p, x, jnp, 0)  # noqa: E731
+    wrong = lambda p, x, real: looked_up({**p, "w": p["w"].flip(0)}, x, torch, 0)  # noqa: E731
+    assert rewritten(right, wrong) is None
+
+
+def test_one_head_for_all_is_no_other_order_of_heads() -> None:
+    right = lambda p, x, real: grouped(p, x, jnp, "rows")  # noqa: E731
+    wrong = lambda p, x, real: grouped(p, x, torch, "first")  # noqa: E731
+    assert rewritten(right, wrong) is None

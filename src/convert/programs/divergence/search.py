@@ -9,7 +9,7 @@ one after another; the one from which known values follow is what the source com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
+from convert.programs.divergence.needed import needed
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.shared_values import SharedValues, same_numbers
 from convert.programs.divergence.trials import Trial, after_in_source, trials
@@ -45,6 +46,7 @@ class Repair:
         got: the target's value.
         want: the source's, laid out as the target's.
         index: number of the entry in the target.
+        change: what is put in.
         layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
         taken: (axis, index) of the elements that the source takes of its value; None for all.
     """
@@ -57,6 +59,7 @@ class Repair:
     got: Array = field(repr=False)
     want: Array = field(repr=False)
     index: int
+    change: Change = field(repr=False)
     layer: Operation | None = None
     taken: tuple[int, int] | None = None
 
@@ -104,8 +107,16 @@ def diverge(
         search = _Search(known, lambda got: error(got) <= enough, tentative)
         found = search.run(error)
         if found is None or found.proven or not search.took_tentative:
-            return found
-    return found
+            break
+    if (
+        found is None
+        or not found.proven
+        or any(not one.change.values and not one.change.operands for one in found.repairs)
+    ):
+        return found
+    at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
+    kept = needed(target, known.goal, at, [one.change for one in found.repairs], error, enough)
+    return replace(found, repairs=tuple(found.repairs[k] for k in kept))
 
 
 class _Search:
@@ -159,7 +170,7 @@ class _Search:
             return None
         source = _few(known.between([part.value for part in parts], known.source_goal))
         got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
-        repair = Repair((), source, (known.goal,), (got,), (want,), got, want.array, last)
+        repair = Repair((), source, (known.goal,), (got,), (want,), got, want.array, last, Change())
         return Divergence((*repairs, repair), 0.0, proven=True)
 
     def repair(self, entry: int, region: set[int]) -> Repair | None:
@@ -263,7 +274,7 @@ class _Search:
         given = tuple(map(known.array, operands))
         got, part = known.array(trial.value), trial.part
         taken = None if part.axis is None else (part.axis, part.index)
-        return Repair(target, source, operands, given, theirs, got, put_in[0], entry, taken=taken)
+        return Repair(target, source, operands, given, theirs, got, put_in[0], entry, change, taken=taken)
 
     def describe_layer(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return what the source computes of the value that a layer is given, and gives the layer."""
@@ -271,7 +282,7 @@ class _Search:
         layer, given = known.target.operations[entry], known.array(trial.value)
         source = _few(known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value))
         put_in = next(iter(change.operands.values()))
-        return Repair((), source, (trial.value,), (given,), (trial.part.value,), given, put_in, entry, layer)
+        return Repair((), source, (trial.value,), (given,), (trial.part.value,), given, put_in, entry, change, layer)
 
     def instead(self, entry: Operation) -> tuple[Operation, ...]:
         """Return what the source computes of the values that an entry is given."""

@@ -1,7 +1,8 @@
 """What the record of a target gives when parts of its code are called otherwise: a hypothesis that restores the output is proven.
 
 `rope` turns queries and keys as the source does, as `rotations` measures it; `norm_order` moves norms to the other side of RoPE, and
-`residual` to the other side of the addition of a residual; `states` gives the states of a recurrence on, `first_states` begins it otherwise,
+`residual` to the other side of the addition of a residual; `rows` takes other rows of a table, and `copies`
+repeats heads in another order; `states` gives the states of a recurrence on, `first_states` begins it otherwise,
 and `gates` moves its gates; `direction` turns loops round;
 `exchange` gives parts of a value for each other, and `order` runs operations of a chain (`segments`) in another order. `factors` moves a
 scale between weights and code, which changes no output. May import `divergence`.

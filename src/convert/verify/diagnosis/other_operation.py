@@ -103,9 +103,12 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
     from convert.programs.divergence.wording import OTHER
     from convert.programs.rewrites.factors import with_factors_of
     from convert.programs.rewrites.rope import PAIRS, rope
+    from convert.programs.rewrites.rows import rows
 
     if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
         return OtherOperation(rewrite)
+    if (taken := rows(source, target, _goal(site, source, name))) is not None:
+        return OtherOperation(_explained(taken))
     turned = list(rope(source, target, _goal(site, source, name)))
     for one, _ in turned:
         if one.error <= site.enough:
@@ -187,12 +190,15 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
 
 def _in_other_places(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what the target's operations restore in another order, or with other parts of the same values."""
+    from convert.programs.rewrites.copies import copies
     from convert.programs.rewrites.exchange import exchange
     from convert.programs.rewrites.order import order
     from convert.programs.rewrites.residual import residual
 
     goal = _goal(site, source, name)
-    return _explained(exchange(target, goal) or order(source, target, goal) or residual(target, goal))
+    return _explained(
+        copies(target, goal) or exchange(target, goal) or order(source, target, goal) or residual(target, goal)
+    )
 
 
 def _goal(site: Site, source: Program, name: str) -> Goal:

@@ -1,0 +1,132 @@
+"""Take the rows of a table that the source takes: positions that begin later, or tokens by other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.programs.divergence.graph import on_the_way
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.layouts import same
+from convert.programs.divergence.tables import off_by
+from convert.programs.divergence.words import places
+from convert.programs.program import Operation, Program, Value
+from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
+
+Array = np.ndarray[Any, np.dtype[Any]]
+OTHER = "other rows of a table"
+FEWEST = 2  # rows of a table, which must all be different
+LISTED = 4  # rows that a sentence lists
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows that an operation takes of a parameter.
+
+    Attributes:
+        table: [rows, features].
+        rows: their numbers, in the shape of the result without its last axis.
+    """
+
+    name: str
+    operation: Operation
+    table: Array
+    rows: Array
+
+
+def rows(source: Program, target: Program, goal: Goal) -> Rewrite | None:
+    """Return the source's rows that restore the output: those of one table, or of all."""
+    program = on_the_way(target, goal.output)
+    theirs, ours = list(_taken(on_the_way(source, goal.output))), list(_taken(program))
+    moved: dict[str, list[tuple[Taken, Array]]] = {}
+    for name in dict.fromkeys(one.name for one in ours):
+        mine = [one for one in ours if one.name == name]
+        others = [one for one in theirs if one.table.shape == mine[0].table.shape and same(one.table, mine[0].table)]
+        for one, other in zip(mine, others, strict=False):
+            wanted = _laid_out(other.rows, one.rows.shape) if len(mine) == len(others) else None
+            if wanted is not None and (wanted != one.rows).any():
+                moved.setdefault(name, []).append((one, wanted))
+    every = [pair for pairs in moved.values() for pair in pairs]
+    for chosen in (*moved.values(), *([every] if len(moved) > 1 else [])):
+        try:
+            made = rerun_with(program, {one.operation: _with(one, wanted) for one, wanted in chosen})
+        except (*FAILS, ConvertError):
+            continue
+        error = goal.error(made.outputs[goal.output].array)
+        if error <= goal.enough:
+            return _rewrite(chosen, error)
+    return None
+
+
+def _with(one: Taken, wanted: Array) -> Operation:
+    result = one.table[wanted].reshape(one.operation.results[0].array.shape)
+    return replace(one.operation, again=lambda x: (result,))
+
+
+def _rewrite(chosen: Sequence[tuple[Taken, Array]], error: float) -> Rewrite:
+    one, wanted = chosen[0]
+    at = places([one.operation])
+    shown = [", ".join(map(str, x.ravel()[:LISTED])) for x in (one.rows, wanted)]
+    said = f"of {one.name}, the target takes the rows {shown[0]}, ...{at}, and the JAX model {shown[1]}, ..."
+    name = OTHER
+    if by := _shift(one.rows, wanted, len(one.table)):
+        are_positions = wanted.ndim > 0 and same(wanted, np.broadcast_to(np.arange(wanted.shape[-1]), wanted.shape))
+        name = off_by(by) if are_positions else f"rows off by {'one' if abs(by) == 1 else abs(by)}"
+    fix = f"take the rows at {line(one.operation)} that the JAX model takes, or correct the reference"
+    return Rewrite(name, f"{said}; the outputs are equal with those", fix, error)
+
+
+def _shift(ours: Array, theirs: Array, n: int) -> int:
+    """Return by how much all numbers are larger, but those that a limit holds back, or that begin anew behind n; 0 if they are not."""
+    values, counts = np.unique(ours - theirs, return_counts=True)
+    by = int(values[counts.argmax()])
+    limit = ours.max() if by > 0 else ours.min()
+    right = ((ours - theirs - by) % n == 0) | (ours == limit)
+    return by if right.all() and 2 * counts.max() > ours.size else 0
+
+
+def _taken(program: Program) -> Iterator[Taken]:
+    """Yield the rows that operations take of parameters, in the order of execution."""
+    producer = {value: one for one in program.operations for value in one.results}
+    names = {value: name for name, value in program.parameters.items()}
+    for operation in program.operations:
+        if kind_of(operation) != "pick":
+            continue
+        table = next((v for operand in operation.operands if (v := _root(operand, producer)) in names), None)
+        if table is None or table.array.ndim != 2 or len(table.array) < FEWEST:
+            continue
+        found = _numbers(table.array, operation.results[0].array)
+        if found is not None:
+            yield Taken(names[table], operation, table.array, found)
+
+
+def _root(value: Value, producer: dict[Value, Operation]) -> Value:
+    while (one := producer.get(value)) is not None and kind_of(one) == LAYOUT and len(one.operands) == 1:
+        value = one.operands[0]
+    return value
+
+
+def _numbers(table: Array, result: Array) -> Array | None:
+    """Return which rows of a table a value consists of; None if it holds others, or rows are equal."""
+    if not result.ndim or result.shape[-1] != table.shape[1]:
+        return None
+    known = {row.tobytes(): k for k, row in enumerate(np.ascontiguousarray(table))}
+    flat = np.ascontiguousarray(result).reshape(-1, table.shape[1])
+    found = [known.get(row.tobytes(), -1) for row in flat]
+    return None if len(known) < len(table) or -1 in found else np.array(found).reshape(result.shape[:-1])
+
+
+def _laid_out(taken: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return numbers in a shape, repeated for each series where it has more; None if they do not fit."""
+    size = int(np.prod(shape))
+    if taken.size == size:
+        return taken.reshape(shape)
+    if taken.size and size % taken.size == 0:
+        return np.tile(taken.ravel(), size // taken.size).reshape(shape)
+    if size and taken.size % size == 0 and (taken.reshape(-1, size) == taken.ravel()[:size]).all():
+        return taken.ravel()[:size].reshape(shape)
+    return None
