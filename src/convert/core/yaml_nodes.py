@@ -272,7 +272,13 @@ def load_yaml(text: str, file: str) -> YamlNode:
         problem = f"YAML 1.1 and 1.2 disagree on whether the character {code} breaks a line"
         raise _not_yaml(_position(text, character.start(), file), problem, f'write it as "{code}", in double quotes')
     try:
-        node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), text, file)
+        try:
+            node = _compose(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), text, file)
+        except yaml.MarkedYAMLError as error:
+            if "nesting depth" not in (error.problem or ""):
+                raise
+            # libyaml 0.2.6 reads ahead and stops at level 1,001 before it gives the first event; PyYAML's own reader gives them
+            node = _compose(yaml.parse(text, Loader=yaml.SafeLoader), text, file)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         character_read = repr(text[mark.index]) if mark.index < len(text) else "the end of the file"
