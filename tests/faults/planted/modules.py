@@ -73,7 +73,7 @@ MODULES: tuple[Fault, ...] = (
         for fault in (
             target("q and k exchanged in the scores", case, "y", "axes exchanged", of_blocks("scored", lambda q, k: torch.einsum("btnh,bsnh->bnts", k, q) / HEAD**0.5)),
             target("no 1/√H in the scores", case, "y", "operation missing", of_blocks("scored", unscaled)),
-            target("key heads in turns, not in groups", case, "y", "elements in another order", of_blocks("grouped", in_turns)),
+            target("key heads in turns, not in groups", case, "y", "heads repeated in another order", of_blocks("grouped", in_turns)),
             target("heads behind their features", case, f"{B}out{IN}", "values in another order", of_blocks("joined", lambda x: x.transpose(2, 3).flatten(2))),
             target("layers in the reverse order", case, "y", "layers in the reverse order", reversed_stack),
             target("LayerScales exchanged", case, f"{B}mlp_norm{IN}", "of another tensor", each("Block", scales_exchanged)),

@@ -51,5 +51,5 @@ REFERENCES = [
     built("`build` returns the module in training mode", partial(in_training, ""), "blocks.0", TRAINING),
     built("`build` returns one dropout in training mode", partial(in_training, "blocks.1.drop"), "blocks.1", TRAINING),
     Fault("names of two boundaries exchanged", CASE, "torch", InReference(saying(names=EXCHANGED)), "model", "blocks.0.norm", "boundary names exchanged"),
-    Fault("the target rotates other pairs, and keys share a leaf with values", CASE, "torch", InTarget(patch=saying(target="half-split pairs")), "model", "blocks.0.o", "another part"),
+    Fault("the target rotates other pairs, and keys share a leaf with values", CASE, "torch", InTarget(patch=saying(target="half-split pairs")), "model", "blocks.0.o", "RoPE of other pairs"),
 ]  # fmt: skip

@@ -545,5 +545,8 @@ def test_the_target_rotates_other_pairs_and_keys_share_a_rule_with_values(
     said.update(target="half-split pairs", boundaries=boundaries)
     level = model(checked(converted))
     assert level.diagnosis is not None
-    assert level.diagnosis["name"] in ("another part", "RoPE pairs still interleaved")  # in the code, or in two rules
+    assert level.diagnosis["name"] in (
+        "RoPE of other pairs",
+        "RoPE pairs still interleaved",
+    )  # in the code, or in two rules
     assert level.diagnosis["error_after"] <= 1e-9

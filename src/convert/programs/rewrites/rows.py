@@ -19,6 +19,7 @@ from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OTHER = "other rows of a table"
+EXCHANGED = "indices exchanged"
 FEWEST = 2  # rows of a table, which must all be different
 LISTED = 4  # rows that a sentence lists
 
@@ -70,6 +71,13 @@ def _with(one: Taken, wanted: Array) -> Operation:
 def _rewrite(chosen: Sequence[tuple[Taken, Array]], error: float) -> Rewrite:
     one, wanted = chosen[0]
     at = places([one.operation])
+    for other, theirs in chosen[1:]:
+        if not (same(other.rows, wanted) and same(theirs, one.rows)):
+            continue
+        said = f"the target takes rows of {one.name} by the indices of {other.name}{places([one.operation, other.operation])}, and the other way round"
+        return Rewrite(
+            EXCHANGED, f"{said}; the outputs are equal with each by its own", "exchange the indices there", error
+        )
     shown = [", ".join(map(str, x.ravel()[:LISTED])) for x in (one.rows, wanted)]
     said = f"of {one.name}, the target takes the rows {shown[0]}, ...{at}, and the JAX model {shown[1]}, ..."
     name = OTHER
