@@ -139,8 +139,7 @@ def _derived(
                 if unseen or sources == [first]:
                     unseen = unshown.notes(sources, _target_runs(target, found, sources), allowed)
         if evidence is not None and any(t.ties for t in found):
-            slopes = partial(proof.derivatives, module, run, masks)
-            found = told_apart(found, target, fresh, error, allowed, slopes)
+            found = told_apart(found, target, fresh, partial(proof.outputs, module, run, masks))
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))

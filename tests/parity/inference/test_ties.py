@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import WIDTH, derive
+from support.inferred import WIDTH, derive, floats
 
 D, N = WIDTH, 4
 SHAPES = {"steps": (D, D), "A_log": (D, N), "read": (D, N), "out": (D, D)}
@@ -42,3 +42,22 @@ def test_decays_that_share_a_step(tells: bool) -> None:
     assert tensor.grade is (Grade.DERIVED if tells else Grade.TIED)
     assert found.complete is tells
     assert all(tie.told_by == "" for tie in tensor.ties), "no input makes them differ"
+
+
+def test_units_that_are_zero_in_different_draws() -> None:
+    """With few rows, each draw has units behind the ReLU that are zero in all of them, and no draw tells all units apart."""
+    units = 128
+    shapes = {"up": (D, units), "down": (units, D)}
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(D, units, bias=False), torch.nn.Linear(units, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.relu(self.a(x)))
+
+    found = derive(lambda w, x: jnp.maximum(x @ w["up"], 0) @ w["down"], Net(), shapes, floats(2, D))
+    assert {tensor.name: tensor.grade for tensor in found.tensors} == dict.fromkeys(
+        ("a.weight", "b.weight"), Grade.DERIVED
+    )

@@ -78,13 +78,7 @@ def error_of(
     Raises:
         UserCodeError: a mask does not fit its output, or excludes all of it.
     """
-    import torch
-
-    from convert.numerics.lift_torch import lifted
-
-    own = _loaded(module, state)
-    with lifted(), torch.no_grad():
-        found = {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
+    found = _outputs(module, run, state, source)
     given = {name: value.array for name, value in source.inputs.items()}
     shapes = {name: value.array.shape for name, value in source.outputs.items()}
     worst, counts = 0.0, dict(require_masks(masks(given), shapes))
@@ -98,37 +92,32 @@ def error_of(
     return worst
 
 
-def derivatives(
+def outputs(
     module: torch.nn.Module,
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
     masks: Masks,
     state: Mapping[str, Array],
     source: Program,
+) -> Array:
+    """Return the elements of the outputs that count, in one row, for weights of the module and the inputs of a run of the source."""
+    found = _outputs(module, run, state, source)
+    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
+    return np.concatenate([_counted(found[name], counts.get(name)).ravel() for name in source.outputs])
+
+
+def _outputs(
+    module: torch.nn.Module,
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    state: Mapping[str, Array],
+    source: Program,
 ) -> dict[str, Array]:
-    """Return the derivative of a random sum of the outputs by each tensor of the module; empty if its code keeps none."""
     import torch
 
     from convert.numerics.lift_torch import lifted
 
     own = _loaded(module, state)
-    by = {name: x.requires_grad_() for name, x in own.state_dict(keep_vars=True).items() if x.is_floating_point()}
-    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
-    rng = np.random.default_rng(0)
-    try:
-        with lifted(), torch.enable_grad():
-            total = torch.zeros((), dtype=torch.float64)
-            for name, value in run(own, _tensors(source)).items():
-                if name in source.outputs:
-                    factor = rng.normal(size=value.shape)
-                    mask = counts.get(name)
-                    kept = np.ones(()) if mask is None else mask.reshape(*mask.shape, *[1] * (factor.ndim - mask.ndim))
-                    total = total + (value.double() * torch.as_tensor(factor * kept)).sum()
-            found = torch.autograd.grad(total, list(by.values()), allow_unused=True)
-    except RuntimeError:  # it computes without derivatives, or changes what they need
-        return {}
-    return {
-        name: np.zeros(x.shape) if of is None else of.numpy() for (name, x), of in zip(by.items(), found, strict=True)
-    }
+    with lifted(), torch.no_grad():
+        return {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
 
 
 def _loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Module:

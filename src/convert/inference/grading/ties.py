@@ -1,17 +1,19 @@
-"""Whether fresh weights and inputs tell columns apart that the first ones made equal: two of them are exchanged, and the outputs must differ.
+"""Whether fresh weights and inputs tell columns apart that the first ones made equal.
 
-A unit that is zero for every row, behind a ReLU, is such a column: the next draw has others.
+A unit that is zero for every row, behind a ReLU, is such a column: the next draw has others. Where a program repeats one number for several
+elements of a parameter, as the steps of Mamba for the elements of ``A_log``, no draw makes the columns differ, and what follows tells the
+elements apart.
 
-Where a program repeats one number for several elements of a parameter, as the steps of Mamba for the elements of ``A_log``, no draw makes
-the columns differ, and what follows tells the elements apart. If an order of them gave the same outputs, the outputs would have the same
-derivative by all elements that change places, at a point where these are equal. Where all derivatives differ, there is no such order.
+The columns are made equal, and one of them is moved. If an order of them gave the same outputs, the outputs would be the same whichever of
+those that change places is moved. Where any two of them give different outputs, in one draw or another, there is no such order.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,17 +26,16 @@ from convert.inference.sites import parameter_operands, products, role_of
 from convert.programs.program import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_COLUMNS = 6  # of a tie; each pair of them is exchanged
-DISTINCT = 1e-9  # relative difference of two derivatives
+MAX_COLUMNS = 256  # of a tie; each of them is one run of the module
+DISTINCT = 1e-9  # difference of two changes, relative to the largest
+ROUNDING = 1e-13  # of the outputs: a smaller change is none
 
 
 def told_apart(
     tensors: Sequence[Tensor],
     target: Program,
     fresh: Sequence[Program],
-    error: Callable[[Sequence[Tensor], Program], float],
-    smallest: float,
-    derivatives: Callable[[Mapping[str, Array], Program], Mapping[str, Array]],
+    outputs: Callable[[Mapping[str, Array], Program], Array],
 ) -> tuple[Tensor, ...]:
     """Return the tensors; those whose ties the fresh draws resolve are derived.
 
@@ -42,22 +43,15 @@ def told_apart(
         tensors: whose outputs were proven to be those of every fresh draw.
         target: the record of the first run.
         fresh: runs of the source with other weights and inputs.
-        error: the relative difference of the outputs that these tensors make from those of a run (`proof.error`).
-        smallest: relative difference of an output that counts.
-        derivatives: of the outputs by each tensor, for weights of the target and a run (`proof.derivatives`).
+        outputs: that weights of the target give for the inputs of a run (`proof.outputs`), in one row.
     """
-
-    def differs(columns: tuple[Array, Array]) -> bool:
-        return any(error(_exchanged(tensors, target, columns), source) > smallest for source in fresh)
-
     known: dict[Any, bool] = {}
     found = []
     for tensor in tensors:
         for tie in tensor.ties:
             if (key := _key(tie)) not in known:
                 columns = _elements(target, tie)
-                few = 1 < len(columns) <= MAX_COLUMNS and all(map(differs, itertools.combinations(columns, 2)))
-                known[key] = few or any(_all_differ(tensors, target, columns, source, derivatives) for source in fresh)
+                known[key] = _all_differ(columns, partial(_changes, tensors, target, columns, outputs), fresh)
         resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
         grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
         found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
@@ -110,45 +104,56 @@ def _elements(target: Program, tie: Tie) -> list[Array]:
     return []
 
 
-def _all_differ(
+def _all_differ(columns: Sequence[Array], changes: Callable[[Array, Program], Array], fresh: Sequence[Program]) -> bool:
+    """Whether any two of the columns change the outputs differently in one of the runs."""
+    if not 1 < len(columns) <= MAX_COLUMNS or len({len(column) for column in columns}) > 1:
+        return False
+    for count in (2, len(columns)):  # most that no run tells apart are all alike, and two of them show it
+        together = [np.arange(count)]
+        for source in fresh:
+            together = [part for group in together for part in _alike(group, changes(group, source))]
+        if together:
+            return False
+    return True
+
+
+def _alike(group: Array, change: Array) -> Iterator[Array]:
+    """Yield the parts of a group whose members change the outputs alike; none for a member that no other is like."""
+    order = np.argsort(change, kind="stable")
+    borders = np.flatnonzero(np.diff(change[order]) > DISTINCT * np.abs(change).max()) + 1
+    yield from (part for part in np.split(group[order], borders) if len(part) > 1)
+
+
+def _changes(
     tensors: Sequence[Tensor],
     target: Program,
     columns: Sequence[Array],
+    outputs: Callable[[Mapping[str, Array], Program], Array],
+    group: Array,
     source: Program,
-    derivatives: Callable[[Mapping[str, Array], Program], Mapping[str, Array]],
-) -> bool:
-    """Whether the derivatives of the outputs by columns differ where the columns are equal, each from each."""
-    if len(columns) < 2 or len({len(column) for column in columns}) > 1:
-        return False
-    state = weights(tensors, source)
+) -> Array:
+    """Return how much the outputs change, projected on one direction, if one column of a group is moved where all are equal."""
     numbers = np.stack(columns)  # [column, element]
-    first = target.first_element
+    first, state = target.first_element, weights(tensors, source)
     flat = np.concatenate([state[name].ravel() for name in first])
     flat[numbers] = flat[numbers].mean(0)
-    for name, start in first.items():
-        state[name] = flat[start : start + state[name].size].reshape(state[name].shape)
-    for tensor in tensors:
-        state |= dict.fromkeys(tensor.also, state[tensor.name])
-    by = derivatives(state, source)
-    if not by:
-        return False
-    every = [by.get(name, np.zeros(state[name].shape)).ravel() for name in first]
-    keys = np.concatenate(every)[numbers] @ np.random.default_rng(0).normal(size=numbers.shape[1])
-    return bool(np.diff(np.sort(keys)).min() > DISTINCT * np.abs(keys).max())
+    rng = np.random.default_rng(0)
+    step = rng.normal(size=numbers.shape[1]) * np.abs(flat[numbers[0]]).mean()
 
+    def made(moved: Array) -> Array:
+        for name, start in first.items():
+            state[name] = moved[start : start + state[name].size].reshape(state[name].shape)
+        for tensor in tensors:
+            state.update(dict.fromkeys(tensor.also, state[tensor.name]))
+        return outputs(state, source)
 
-def _exchanged(tensors: Sequence[Tensor], target: Program, columns: tuple[Array, Array]) -> list[Tensor]:
-    """Return the tensors with the elements of two columns exchanged."""
-    one, two = columns
-    first = target.first_element
+    before = made(flat)
+    direction = rng.normal(size=before.shape)
     found = []
-    for tensor in tensors:
-        size, start = int(np.prod(tensor.shape)), first[tensor.name]
-        moved = np.arange(start, start + size)
-        for here, there in ((one, two), (two, one)):
-            inside = (here >= start) & (here < start + size) & (there >= start) & (there < start + size)
-            moved[here[inside] - start] = there[inside]
-        moved -= start
-        parts = tuple(replace(part, elements=moved[part.elements]) for part in tensor.parts)
-        found.append(replace(tensor, parts=parts))
-    return found
+    for k in group:
+        moved = flat.copy()
+        moved[numbers[k]] += step
+        found.append(direction @ (made(moved) - before))
+    change = np.nan_to_num(np.array(found), posinf=0, neginf=0)
+    change[np.abs(change) < ROUNDING * np.abs(direction) @ np.abs(before)] = 0
+    return change
