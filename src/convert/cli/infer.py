@@ -118,7 +118,7 @@ def infer(
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
-    from convert.inference.pair import JAX_OPTION
+    from convert.inference.pair import JAX_OPTION, whole_numbers
     from convert.inference.rule_file.from_pair import infer_rules
     from convert.inference.shrink import confirm
 
@@ -130,6 +130,7 @@ def infer(
     _refuse_existing(file)
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
     given: Mapping[str, Any] = o.parse_settings(settings)
+    numbers = {} if source is None else whole_numbers(source, root.strip("/"))
     small = _shrunken(shrink or [], reference, to, given, source)
     first = other = None
     if small:
@@ -142,8 +143,9 @@ def infer(
     found = shapes_of(shapes, leaves, root)
     option = REFERENCE_OPTION if reference else JAX_OPTION
     outside = len(found) < len(leaves)
+    names = (file.stem, root.strip("/"))
     rules = infer_rules(
-        pair, described(pair), found, file.stem, root.strip("/"), option=option, outside=outside, seed=seed
+        pair, described(pair), found, *names, option=option, numbers=numbers, outside=outside, seed=seed
     )
     derivation, written = rules.derivation, rules.written
     _write(file, written.text)

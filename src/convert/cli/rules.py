@@ -179,12 +179,13 @@ def _answered(
     from convert.core.user_code import REFERENCE_OPTION
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules
-    from convert.inference.pair import pair_of_reference
+    from convert.inference.pair import pair_of_reference, whole_numbers
     from convert.inference.rule_file.from_pair import infer_rules
 
     pair = pair_of_reference(reference, settings, source)
     shapes = shapes_of(None, leaf_shapes(source), root)
-    rules = infer_rules(pair, described(pair), shapes, name, root, option=REFERENCE_OPTION)
+    numbers = whole_numbers(source, root)
+    rules = infer_rules(pair, described(pair), shapes, name, root, option=REFERENCE_OPTION, numbers=numbers)
     written = rules.written
     known = KnownRules(reference, written.sure, written.left, written.letters)
     text = draft_rules(source, name, root, rules.open_target, known)

@@ -13,6 +13,7 @@ from convert.api import plan_selected
 from convert.checkpoints.source import Source
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
+from convert.core.tensor_spec import numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
@@ -58,6 +59,16 @@ class Pair:
     inputs: Callable[[int], Mapping[str, Array]]
     code: str
     masks: Callable[[Mapping[str, Array]], Mapping[str, Array]] = lambda inputs: {}
+
+
+def whole_numbers(source: Source, root: str = "") -> dict[str, Array]:
+    """Return the leaves below a root that are one integer or truth value each, as Equinox saves the numbers of a configuration."""
+    prefix = f"{root}/" if root else ""
+    return {
+        name.removesuffix("/value").removeprefix(prefix): source.read(name)
+        for name, leaf in source.leaves.items()
+        if name.startswith(prefix) and leaf.spec.shape == () and numpy_dtype(leaf.spec.dtype).kind in "iub"
+    }
 
 
 def pair_of_reference(

@@ -175,8 +175,10 @@ def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[A
     """Evaluate a primitive on other operands; those that were random keys become keys again."""
     with float64():
         arrays = [
-            x if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
-            for x, kind in zip(operands, keys, strict=True)
+            x if kind is None else jax.random.wrap_key_data(x, impl=kind)
+            for x, kind in zip(
+                map(jnp.asarray, operands), keys, strict=True
+            )  # Equinox's primitives take no NumPy arrays
         ]
         return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]
 

@@ -41,6 +41,8 @@ CASES = [
     ("linen", "GRUCell", 2, True), ("linen", "OptimizedLSTMCell", 2, True), ("linen", "LSTMCell", 3, False),
     ("nnx", "OptimizedLSTMCell", 2, True), ("haiku", "LSTM", 3, True), ("equinox", "GRUCell", 2, True),
     ("equinox", "LSTMCell", 2, True), ("keras", "GRU", 2, True), ("keras", "LSTM", 2, True),
+    ("linen", "SimpleCell", 3, True), ("nnx", "SimpleCell", 2, True), ("keras", "SimpleRNN", 2, False),
+    ("keras", "SimpleRNN", 3, True), ("keras", "GRU", 3, True),  # the second layer of Keras' names has a number, the first has none
 ]  # fmt: skip
 NAMES = {"linen": "flax.linen", "nnx": "flax.nnx", "equinox": "equinox.nn", "keras": "keras.layers"}
 SAME_TREE = {"flax.linen.OptimizedLSTMCell": "flax.linen.LSTMCell"}  # the first of the two is named

@@ -60,18 +60,29 @@ def listed_pattern(
     return "".join(text), known
 
 
-def common_pattern(texts: Sequence[str]) -> str | None:
-    """Return one pattern for several: what differs becomes alternatives; None if that has an index."""
+def common_pattern(texts: Sequence[str], *, nested: bool = False) -> str | None:
+    """Return one pattern for several: what differs becomes alternatives; None if that has an index.
+
+    Args:
+        nested: whether an alternative may have several keys of a path.
+    """
     if len(texts) == 1:
         return texts[0]
+    start, middles, end = apart(texts)
+    excluded = r"[{}*\\,]" if nested else r"[{}*\\,/]"
+    if any(re.search(excluded, middle) for middle in middles) or len(set(middles)) < len(middles):
+        return None
+    return f"{start}{{{','.join(middles)}}}{end}"
+
+
+def apart(texts: Sequence[str]) -> tuple[str, list[str], str]:
+    """Return what several names start with, what each has in between, and what they end with, in whole words."""
     parts = [re.findall(r"\{[^{}]*\}|[._/]|[^._/{}]+", text) for text in texts]
     start = _shared(parts, lambda part, k: part[k])
     end = _shared([part[start:] for part in parts], lambda part, k: part[-1 - k])
     middles = ["".join(part[start : len(part) - end]) for part in parts]
-    if any(re.search(r"[{}*\\,/]", middle) for middle in middles) or len(set(middles)) < len(middles):
-        return None
     first = parts[0]
-    return "".join(first[:start]) + "{" + ",".join(middles) + "}" + "".join(first[len(first) - end :] if end else [])
+    return "".join(first[:start]), middles, "".join(first[len(first) - end :] if end else [])
 
 
 def _shared(parts: Sequence[Sequence[str]], at: Callable[[Sequence[str], int], str]) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
@@ -11,9 +14,11 @@ from convert.core.user_code import user_code_errors
 from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation
 from convert.inference.infer import infer
-from convert.inference.pair import Pair
+from convert.inference.pair import Arrays, Pair
 from convert.inference.rule_file.proof import compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +58,7 @@ def infer_rules(
     root: str = "",
     *,
     option: str,
+    numbers: Mapping[str, Array] | None = None,
     outside: bool = False,
     seed: int = 0,
 ) -> InferredRules:
@@ -65,6 +71,7 @@ def infer_rules(
         name: of the model in the file.
         root: of the leaves in the checkpoint.
         option: which names the code, for its errors.
+        numbers: leaves that are no weights; the function is given these values.
         outside: whether the checkpoint has leaves that are not below the root.
         seed: of the weights and inputs.
 
@@ -72,9 +79,24 @@ def infer_rules(
         ConvertError: a program does not run, or the rules are not the derivation: a bug of this package.
         UserCodeError: the code raised an error.
     """
+    numbers = numbers or {}
+    shapes = {leaf: shape for leaf, shape in shapes.items() if leaf not in numbers}
+
+    def function(leaves: Arrays, inputs: Arrays) -> Arrays:
+        return pair.function({**leaves, **numbers}, inputs)
+
     with user_code_errors(pair.code, option):
-        found = infer(pair.function, pair.module, pair.run, pair.inputs, shapes, masks=pair.masks, seed=seed)
-    written = write_rules(found, target, name, root, outside=outside)
+        found = infer(
+            function if numbers else pair.function,
+            pair.module,
+            pair.run,
+            pair.inputs,
+            shapes,
+            masks=pair.masks,
+            seed=seed,
+        )
+    found = replace(found, leaves={**found.leaves, **dict.fromkeys(numbers, ())})
+    written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside)
     if not found.differences:
         _require_same(name, written, found, root)
     return InferredRules(found, target, written)

@@ -1,19 +1,19 @@
-"""Join the layers that one rule describes: numbers become indices, words become alternatives, an axis becomes names."""
+"""Join the layers of one structure that differ in numbers: these become indices, or are listed."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from convert.core.path_pattern import escape_path
+from convert.core.path_pattern import escape_path, parse_pattern
 from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.layer import LayerRule, Source
-from convert.inference.rule_file.layout import Axis, Layout
+from convert.inference.rule_file.layout import Layout
 
 NUMBER = re.compile(r"[0-9]+")
 INDICES = "ijklmnpqstuv"
@@ -74,24 +74,10 @@ class IndexLetters:
         return self._known.setdefault(("#".join(before), count), free[0] if free else shared)
 
 
-def join_layers(layers: Sequence[LayerRule]) -> list[PatternRule]:
-    """Return the rules for layers, in the order of the first layer of each."""
-    letters = IndexLetters()
-    groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
-    for layer in layers:
-        groups[structure(layer)].append(layer)
-    rules = [rule for members in groups.values() for rule in _indexed(members, letters)]
-    rules = _joined(rules, _split_key, _join_split)
-    rules = _joined(rules, _parts_key, _join_parts)
-    rules = _joined(rules, _alternatives_key, _join_alternatives)
-    order = {layer.module: k for k, layer in enumerate(layers)}
-    return sorted(rules, key=lambda rule: order[rule.layer.module])
-
-
 def structure(layer: LayerRule) -> Hashable:
     """Return what the layers of one rule have in common: all but numbers."""
     sources = tuple(
-        (key, tuple((NUMBER.sub("#", s.leaf), _loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
+        (key, tuple((NUMBER.sub("#", s.leaf), loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
     )
     return (
         layer.kind_name,
@@ -105,7 +91,7 @@ def structure(layer: LayerRule) -> Hashable:
     )
 
 
-def _loose(layout: Layout) -> Layout:
+def loose(layout: Layout) -> Layout:
     return replace(layout, fixed=tuple((axis, -1) for axis, _ in layout.fixed))
 
 
@@ -117,24 +103,44 @@ def _each_source(layer: LayerRule) -> list[Source]:
     return [source for _, of in layer.sources for source in of]
 
 
-def _indexed(members: list[LayerRule], letters: IndexLetters) -> Iterator[PatternRule]:
+def indexed_rules(members: list[LayerRule], letters: IndexLetters, leaves: Collection[str]) -> Iterator[PatternRule]:
     """Yield rules with indices for layers that differ in numbers only; as few as explain all numbers."""
-    rule = _with_indices(members, letters)
+    rule = _narrow(members, letters, leaves)
     if rule is not None:
         yield rule
         return
     for slot in _slots(members[0]):
-        apart: dict[int, list[LayerRule]] = defaultdict(list)
+        by_value: dict[int, list[LayerRule]] = defaultdict(list)
         for member in members:
-            apart[_value(member, slot)].append(member)
-        found = [_with_indices(group, letters) for group in apart.values()]
-        if 1 < len(apart) < len(members) and all(rule is not None for rule in found):
+            by_value[_value(member, slot)].append(member)
+        found = [_narrow(group, letters, leaves) for group in by_value.values()]
+        if 1 < len(by_value) < len(members) and all(rule is not None for rule in found):
             yield from (rule for rule in found if rule is not None)
             return
     for member in members:
         alone = _with_indices([member], letters)
         if alone is not None:
             yield alone
+
+
+def _narrow(members: Sequence[LayerRule], letters: IndexLetters, leaves: Collection[str]) -> PatternRule | None:
+    """Return the rule of layers whose numbers are those of indices; numbers are listed where an index would match other leaves."""
+    rule = _with_indices(members, letters)
+    if rule is None or not _matches_others(rule, leaves):
+        return rule
+    positions = range(len(_numbers(members[0].module)))
+    for listed in (*((k,) for k in positions), tuple(positions)):
+        narrow = _with_indices(members, letters, listed)
+        if narrow is not None and not _matches_others(narrow, leaves):
+            return narrow
+    return rule
+
+
+def _matches_others(rule: PatternRule, leaves: Collection[str]) -> bool:
+    """Whether a pattern of a rule matches leaves that the rule does not describe."""
+    below = "/**" if rule.layer.leaves else ""  # a rule for the leaves below a path
+    patterns = [parse_pattern(text + below) for _, text in rule.sources if "{" in text]
+    return any(pattern.match(leaf) for pattern in patterns for leaf in leaves if leaf not in rule.leaves)
 
 
 Slot = tuple[str, int, int]  # "leaf" or "axis" or "module", source, position
@@ -158,8 +164,14 @@ def _value(layer: LayerRule, slot: Slot) -> int:
     return source.layout.fixed[position][1] if what == "axis" else _numbers(source.leaf)[position]
 
 
-def _with_indices(members: Sequence[LayerRule], letters: IndexLetters) -> PatternRule | None:
-    """Return the rule of layers whose numbers are those of indices; None if they are not."""
+def _with_indices(
+    members: Sequence[LayerRule], letters: IndexLetters, listed: Collection[int] = ()
+) -> PatternRule | None:
+    """Return the rule of layers whose numbers are those of indices; None if they are not.
+
+    Args:
+        listed: positions of numbers in the module's name that are listed, and no index.
+    """
     first = members[0]
     columns = [
         tuple(_value(member, ("module", 0, k)) for member in members) for k in range(len(_numbers(first.module)))
@@ -170,7 +182,7 @@ def _with_indices(members: Sequence[LayerRule], letters: IndexLetters) -> Patter
             varying.setdefault(column, k)
     if len(members) != prod(len(set(column)) for column in varying):
         return None
-    whole = _whole_keys(first.module)
+    whole = _whole_keys(first.module) - set(listed)
     ranges = {column: k for column, k in varying.items() if k in whole and _is_range(column, min(column))}
     indices = {letters.named(first.module, k, len(set(column))): column for column, k in ranges.items()}
     indices |= {",".join(map(str, sorted(set(column)))): column for column in varying if column not in ranges}
@@ -197,6 +209,8 @@ def _with_indices(members: Sequence[LayerRule], letters: IndexLetters) -> Patter
         for source in of:
             slots = [("leaf", at, position) for position in range(len(_numbers(source.leaf)))]
             values = [_written(tuple(_value(member, slot) for member in members), indices | digits) for slot in slots]
+            if not _can_be_written(values, indices):
+                return None
             texts.append(_filled(escape_path(source.leaf), values))
             at += 1
         joined = common_pattern([text for text in texts if text is not None]) if None not in texts else None
@@ -227,6 +241,14 @@ def _whole_keys(module: str) -> set[int]:
             found.add(at)
         at += len(_numbers(key))
     return found
+
+
+def _can_be_written(texts: Sequence[str | None], indices: Mapping[str, Numbers]) -> bool:
+    """Whether each index in the path of a leaf has one offset, and is listed once: two lists would be combined."""
+    found = {text for text in texts if text is not None and text.startswith("{")}
+    offsets = [text.strip("{}").partition("+")[0] for text in found if "," not in text]
+    lists = sum(text is not None and "," in text for text in texts)
+    return len(set(offsets)) == len(offsets) and lists <= sum("," in name for name in indices)
 
 
 def _is_range(values: Sequence[int], start: int = 0) -> bool:
@@ -281,137 +303,3 @@ def _as_wide(written: str, number: str) -> str:
     if not number.startswith("0") or re.search("[a-z]", written):
         return written
     return NUMBER.sub(lambda found: found[0].zfill(len(number)), written)
-
-
-def _joined(
-    rules: Sequence[PatternRule],
-    key_of: Callable[[PatternRule], Hashable],
-    join: Callable[[Sequence[PatternRule]], list[PatternRule]],
-) -> list[PatternRule]:
-    groups: dict[Hashable, list[PatternRule]] = defaultdict(list)
-    for rule in rules:
-        groups[key_of(rule)].append(rule)
-    found: list[PatternRule] = []
-    for group in groups.values():
-        found += join(group) if len(group) > 1 else group
-    return found
-
-
-def _common(rule: PatternRule) -> tuple[Hashable, ...]:
-    layer = rule.layer
-    structure = tuple((key, tuple((_loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources)
-    return (
-        layer.kind_name,
-        structure,
-        layer.names,
-        layer.keys,
-        layer.target_keys,
-        layer.geometry,
-        rule.stacked,
-        rule.index_from,
-        rule.split,
-    )
-
-
-def _split_key(rule: PatternRule) -> Hashable:
-    """Return what the rules of the elements of one axis have in common: an activation may be that of the first alone."""
-    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or rule.at != 0)
-    shared = replace(rule, layer=replace(rule.layer, keys=keys))
-    return (*_common(shared), rule.sources, rule.split is None and rule.module)
-
-
-def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
-    """Join the rules whose modules have the elements of one axis."""
-    group = sorted(group, key=lambda rule: rule.at)
-    split = group[0].split
-    module = common_pattern([rule.module for rule in group])
-    if split is None or module is None:
-        return list(group)
-    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
-        return list(group)
-    return [_whole(group, module, group[0].sources)]
-
-
-def _part(source: Source) -> Axis | None:
-    """Return the axis of which a block has some elements alone, one after the other."""
-    found = [axis for axis in source.layout.axes if axis.size < source.layout.leaf_shape[axis.of]]
-    alone = [axis for axis in found if len(source.layout.made_of(axis.of)) == 1]
-    return alone[0] if len(found) == len(alone) == 1 and not alone[0].order else None
-
-
-def _parts_key(rule: PatternRule) -> Hashable:
-    """Return what the rules of the parts of one axis have in common: an activation may be that of the first alone."""
-    part = _part(rule.layer.main[0])
-    if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
-        return rule.module
-    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or part.start)
-    return rule.sources, rule.stacked, rule.index_from, rule.layer.names, keys, rule.layer.target_keys, part.of
-
-
-def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
-    """Join the rules whose modules have the parts of one axis; the parts of the bias are the same."""
-    group = sorted(group, key=_start)
-    found = [[_part(source) for _, (source,) in rule.layer.sources] for rule in group]
-    module = common_pattern([rule.module for rule in group])
-    sizes = tuple(part.size for part, *_ in found if part is not None)
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    if module is None or any(
-        [(p.start, p.size) if p else None for p in row] != [(at, size)] * len(row)
-        for row, at, size in zip(found, starts, sizes, strict=True)
-    ):
-        return list(group)
-    axis = _part(group[0].layer.main[0])
-    if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
-        return list(group)
-    return [replace(_whole(group, module, group[0].sources), parts=(axis.of, sizes))]
-
-
-def _start(rule: PatternRule) -> int:
-    part = _part(rule.layer.main[0])
-    return part.start if part is not None else 0
-
-
-def _size(layer: LayerRule, axis: int) -> int:
-    return layer.main[0].layout.leaf_shape[axis]
-
-
-def _alternatives_key(rule: PatternRule) -> Hashable:
-    if rule.split is not None or len(rule.layer.main) > 1:
-        return rule.module
-    return (*_common(rule), re.findall(r"\{\w+(?:\+\d+)?\}", rule.module).__repr__())
-
-
-def _join_alternatives(group: Sequence[PatternRule]) -> list[PatternRule]:
-    """Join rules whose sources and modules differ in one word each; neighbours in the tree of the target only."""
-    found: list[PatternRule] = []
-    for family in _families(group):
-        module = common_pattern([rule.module for rule in family])
-        sources = [(key, common_pattern([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
-        written = tuple((key, text) for key, text in sources if text is not None)
-        if len(family) == 1 or module is None or len(written) < len(sources):
-            found += family
-        else:
-            found.append(_whole(family, module, written))
-    return found
-
-
-def _families(group: Sequence[PatternRule]) -> Iterable[list[PatternRule]]:
-    """Group rules whose modules have the same parent, and whose leaves have the same path but for one word."""
-    families: dict[Hashable, list[PatternRule]] = defaultdict(list)
-    for rule in group:
-        first = rule.sources[0][1].split("/")
-        families[rule.module.rpartition(".")[0], len(first), tuple(first[:-2])].append(rule)
-    return families.values()
-
-
-def _whole(group: Sequence[PatternRule], module: str, sources: tuple[tuple[str, str], ...]) -> PatternRule:
-    weakest = max((rule.layer.grade for rule in group), key=list(Grade).index)
-    return replace(
-        group[0],
-        layer=replace(group[0].layer, grade=weakest),
-        module=module,
-        sources=sources,
-        at=-1,
-        layers=sum(rule.layers for rule in group),
-        leaves=frozenset().union(*(rule.leaves for rule in group)),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -18,13 +18,15 @@ from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.cut_rows import with_cut_rows
 from convert.inference.rule_file.entry import entry_of
+from convert.inference.rule_file.joined import join_layers
 from convert.inference.rule_file.layer import describe_layers
 from convert.inference.rule_file.letters import NoWordsError
-from convert.inference.rule_file.patterns import NUMBER, PatternRule, indexed, join_layers
+from convert.inference.rule_file.patterns import NUMBER, PatternRule, indexed
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK
 
 UNUSED = "the function computes nothing with it"
+CONFIGURED = "a number of the configuration"
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,13 @@ class WrittenRules:
 
 
 def write_rules(
-    derivation: Derivation, target: TargetModel, name: str = "my-model", root: str = "", *, outside: bool = False
+    derivation: Derivation,
+    target: TargetModel,
+    name: str = "my-model",
+    root: str = "",
+    *,
+    numbers: Collection[str] = (),
+    outside: bool = False,
 ) -> WrittenRules:
     """Print a derivation as a rule file.
 
@@ -60,6 +68,7 @@ def write_rules(
         target: names, shapes and types of the modules.
         name: of the model, for ``model:`` and ``title:``.
         root: of the leaves in the checkpoint.
+        numbers: leaves that are no weights.
         outside: whether the checkpoint has leaves that are not below it.
     """
     layers = describe_layers(derivation, target)
@@ -72,7 +81,7 @@ def write_rules(
     made: set[str] = set()
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
     guesses: dict[int, frozenset[str]] = {}  # position of an entry -> its leaves
-    for rule in join_layers(join_attention(described, derivation, target)):
+    for rule in join_layers(join_attention(described, derivation, target), derivation.leaves):
         try:
             entries.append(entry_of(rule, letters, target))
             made |= rule.leaves
@@ -86,12 +95,12 @@ def write_rules(
     buffers = describe_buffers(derivation, letters)
     entries += buffers.entries
     unwritten |= buffers.open
-    entries += _drops(
-        derivation.dropped, [leaf for leaf in derivation.leaves if leaf not in derivation.dropped], UNUSED
-    )
+    gone = {*derivation.dropped, *numbers}
+    for leaves, why in ((derivation.dropped, UNUSED), (numbers, CONFIGURED)):
+        entries += _drops(leaves, [leaf for leaf in derivation.leaves if leaf not in gone], why)
     if outside:
         entries.append(_drop("/**", f"outside of {root}", rest=True))
-    left = [leaf for leaf in derivation.leaves if leaf not in made and leaf not in derivation.dropped]
+    left = [leaf for leaf in derivation.leaves if leaf not in made and leaf not in gone]
     questions = [_question(leaf, derivation, unwritten) for leaf in left]
     wordless = {leaf for t in derivation.tensors for part in t.parts for leaf in (part.leaf, *part.leaves)} - guessed
     head = [
@@ -135,7 +144,7 @@ def _own_tensor(rule: PatternRule) -> str:
     return next((name for _, name in rule.layer.names), "weight")
 
 
-def _drops(names: Sequence[str], kept: Sequence[str], why: str) -> Iterator[DraftEntry]:
+def _drops(names: Collection[str], kept: Sequence[str], why: str) -> Iterator[DraftEntry]:
     """Yield the rules of leaves that are not needed, those that differ in numbers together."""
     templates = {NUMBER.sub("#", name) for name in kept}
     groups: Mapping[str, list[str]] = defaultdict(list)

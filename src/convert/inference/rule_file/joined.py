@@ -1,0 +1,210 @@
+"""Join the rules that a person writes as one: the elements or parts of one axis, and modules whose names differ in a word."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from convert.core.path_pattern import parse_pattern
+from convert.drafting.like.module_patterns import apart, common_pattern
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.layer import NORMS, LayerRule, Source
+from convert.inference.rule_file.layout import Axis
+from convert.inference.rule_file.patterns import IndexLetters, PatternRule, indexed_rules, loose, structure
+
+
+def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
+    """Return the rules for layers, in the order of the first layer of each.
+
+    Args:
+        leaves: all of the source. An index does not match those that a rule does not describe.
+    """
+    letters = IndexLetters()
+    groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
+    for layer in layers:
+        groups[structure(layer)].append(layer)
+    rules = [rule for members in groups.values() for rule in indexed_rules(members, letters, leaves)]
+    rules = _joined(rules, _split_key, _join_split)
+    rules = _joined(rules, _parts_key, _join_parts)
+    rules = _joined(rules, _alternatives_key, _join_alternatives)
+    rules = _joined(rules, _alternatives_key, _join_alike)
+    order = {layer.module: k for k, layer in enumerate(layers)}
+    return sorted(rules, key=lambda rule: order[rule.layer.module])
+
+
+def _joined(
+    rules: Sequence[PatternRule],
+    key_of: Callable[[PatternRule], Hashable],
+    join: Callable[[Sequence[PatternRule]], list[PatternRule]],
+) -> list[PatternRule]:
+    groups: dict[Hashable, list[PatternRule]] = defaultdict(list)
+    for rule in rules:
+        groups[key_of(rule)].append(rule)
+    found: list[PatternRule] = []
+    for group in groups.values():
+        found += join(group) if len(group) > 1 else group
+    return found
+
+
+def _common(rule: PatternRule) -> tuple[Hashable, ...]:
+    layer = rule.layer
+    structure = tuple((key, tuple((loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources)
+    return (
+        layer.kind_name,
+        structure,
+        layer.names,
+        layer.keys,
+        layer.target_keys,
+        layer.geometry,
+        rule.stacked,
+        rule.index_from,
+        rule.split,
+    )
+
+
+def _split_key(rule: PatternRule) -> Hashable:
+    """Return what the rules of the elements of one axis have in common: an activation may be that of the first alone."""
+    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or rule.at != 0)
+    shared = replace(rule, layer=replace(rule.layer, keys=keys))
+    return (*_common(shared), rule.sources, rule.split is None and rule.module)
+
+
+def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join the rules whose modules have the elements of one axis."""
+    group = sorted(group, key=lambda rule: rule.at)
+    split = group[0].split
+    module = common_pattern([rule.module for rule in group])
+    if split is None or module is None:
+        return list(group)
+    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
+        return list(group)
+    return [_whole(group, module, group[0].sources)]
+
+
+def _part(source: Source) -> Axis | None:
+    """Return the axis of which a block has some elements alone, one after the other."""
+    found = [axis for axis in source.layout.axes if axis.size < source.layout.leaf_shape[axis.of]]
+    alone = [axis for axis in found if len(source.layout.made_of(axis.of)) == 1]
+    return alone[0] if len(found) == len(alone) == 1 and not alone[0].order else None
+
+
+def _parts_key(rule: PatternRule) -> Hashable:
+    """Return what the rules of the parts of one axis have in common: an activation may be that of the first alone."""
+    part = _part(rule.layer.main[0])
+    if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
+        return rule.module
+    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or part.start)
+    return rule.sources, rule.stacked, rule.index_from, rule.layer.names, keys, rule.layer.target_keys, part.of
+
+
+def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join the rules whose modules have the parts of one axis; the parts of the bias are the same."""
+    group = sorted(group, key=_start)
+    found = [[_part(source) for _, (source,) in rule.layer.sources] for rule in group]
+    module = common_pattern([rule.module for rule in group])
+    sizes = tuple(part.size for part, *_ in found if part is not None)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    if module is None or any(
+        [(p.start, p.size) if p else None for p in row] != [(at, size)] * len(row)
+        for row, at, size in zip(found, starts, sizes, strict=True)
+    ):
+        return list(group)
+    axis = _part(group[0].layer.main[0])
+    if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
+        return list(group)
+    return [replace(_whole(group, module, group[0].sources), parts=(axis.of, sizes))]
+
+
+def _start(rule: PatternRule) -> int:
+    part = _part(rule.layer.main[0])
+    return part.start if part is not None else 0
+
+
+def _size(layer: LayerRule, axis: int) -> int:
+    return layer.main[0].layout.leaf_shape[axis]
+
+
+def _alternatives_key(rule: PatternRule) -> Hashable:
+    if rule.split is not None or len(rule.layer.main) > 1:
+        return rule.module
+    return (*_common(rule), re.findall(r"\{\w+(?:\+\d+)?\}", rule.module).__repr__())
+
+
+def _join_alternatives(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join rules whose sources and modules differ in one word each; neighbours in the tree of the target only."""
+    found: list[PatternRule] = []
+    for family in _families(group):
+        module = common_pattern([rule.module for rule in family])
+        sources = [(key, common_pattern([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
+        written = tuple((key, text) for key, text in sources if text is not None)
+        if len(family) == 1 or module is None or len(written) < len(sources):
+            found += family
+        else:
+            found.append(_whole(family, module, written))
+    return found
+
+
+def _families(group: Sequence[PatternRule]) -> Iterable[list[PatternRule]]:
+    """Group rules whose modules have the same parent, and whose leaves have the same path but for one word."""
+    families: dict[Hashable, list[PatternRule]] = defaultdict(list)
+    for rule in group:
+        first = rule.sources[0][1].split("/")
+        families[rule.module.rpartition(".")[0], len(first), tuple(first[:-2])].append(rule)
+    return families.values()
+
+
+def _join_alike(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Join rules whose sources and modules differ in one place each: ``{self,encoder}_attn/{q,v}_proj``."""
+    left, found = list(group), []
+    while left:
+        together = [left.pop(0)]
+        whole = together[0]
+        for other in list(left):
+            joined = _as_one([*together, other])
+            if joined is not None:
+                whole = joined
+                together.append(other)
+                left.remove(other)
+        found.append(whole)
+    return found
+
+
+def _as_one(group: Sequence[PatternRule]) -> PatternRule | None:
+    """Return one rule for several that are parts of one layer, or norms in places that differ in one word; None if there is none."""
+    modules = [rule.module for rule in group]
+    sources = [[text for _, text in of] for of in zip(*(rule.sources for rule in group), strict=True)]
+    start, words, _ = apart(modules)
+    inside = "{" in start or (group[0].layer.kind_name in NORMS and not any("." in word for word in words))
+    found = [common_pattern(texts, nested=True) for texts in (modules, *sources)]
+    patterns = [text for text in found if text is not None]
+    if not inside or len(patterns) < len(found):
+        return None
+    members = [tuple(made) for rule in group for made in _spelled([rule.module, *(text for _, text in rule.sources)])]
+    if not members or sorted(members) != sorted(_spelled(patterns)):
+        return None
+    module, *written = patterns
+    return _whole(group, module, tuple(zip((key for key, _ in group[0].sources), written, strict=True)))
+
+
+def _spelled(patterns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the paths of patterns, for each choice of alternatives, where all have the same number of these; indices are 0."""
+    parsed = [parse_pattern(text) for text in patterns]
+    if len({len(pattern.groups) for pattern in parsed}) > 1:
+        return []
+    indices = dict.fromkeys((name for pattern in parsed for name in pattern.indices), 0)
+    return [tuple(pattern.fill(indices, choices) for pattern in parsed) for choices in parsed[0].all_choices()]
+
+
+def _whole(group: Sequence[PatternRule], module: str, sources: tuple[tuple[str, str], ...]) -> PatternRule:
+    weakest = max((rule.layer.grade for rule in group), key=list(Grade).index)
+    return replace(
+        group[0],
+        layer=replace(group[0].layer, grade=weakest),
+        module=module,
+        sources=sources,
+        at=-1,
+        layers=sum(rule.layers for rule in group),
+        leaves=frozenset().union(*(rule.leaves for rule in group)),
+    )
