@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -498,24 +499,35 @@ def test_a_tensor_that_the_module_never_uses_is_open_and_said_to_be_unread(run: 
     assert "open: second.weight: no operation of the target reads it" in said
 
 
+EXAMPLE = {  # folder: the script, its arguments, the reference, options; the first argument that has a dot or is `ckpt` is the checkpoint
+    "own-model": ("model_jax", ("ckpt", "io.npz"), "reference", ("--set=D=12", "--set=i=3")),
+    "nnx": ("model_jax", ("ckpt",), "reference", ("--set=V=11", "--set=F=14", "--set=i=2")),
+    "conv-net": ("model_jax", ("ckpt.npz",), "reference", ()),
+    "formats/flax": ("flax_model", ("msgpack", "model.msgpack", "io.npz"), "flax", ("--set=D=6", "--root=params")),
+    "formats/equinox": ("equinox_model", ("model.eqx", "io.npz"), "equinox", ("--set=D=6",)),
+    "formats/keras": ("keras_model", ("model.weights.h5", "io.npz"), "keras", ("--set=D=6",)),
+    "cde": ("model_jax", ("model.eqx", "paths.npz"), "cubic", ()),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("example", "checkpoint", "settings"),
-    [("own-model", "ckpt", ("D=12", "i=3")), ("nnx", "ckpt", ("V=11", "F=14", "i=2")), ("conv-net", "ckpt.npz", ())],
-)
-def test_the_examples_give_the_bytes_of_their_rules(
-    run: Run, folder: Path, example: str, checkpoint: str, settings: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("example", EXAMPLE)
+def test_the_examples_give_the_bytes_of_their_rules(run: Run, folder: Path, example: str) -> None:
     from safetensors.numpy import load_file
 
-    for file in (EXAMPLES / example).glob("*.*"):
+    name, _, form = example.partition("/")
+    script, arguments, reference, options = EXAMPLE[example]
+    for file in (EXAMPLES / name).glob("*.*"):
         shutil.copy(file, folder)
-    from model_jax import main  # type: ignore[import-not-found]
-
-    main(checkpoint, *["io.npz"] * (example == "own-model"))
-    run("infer", checkpoint, "mine.yaml", "--reference", "reference:reference", *(f"--set={text}" for text in settings))
-    for rules, out in (("mine.yaml", "inferred.safetensors"), ("rules.yaml", "shipped.safetensors")):
-        run(rules, checkpoint, out)
+    importlib.import_module(script).main(*arguments)
+    checkpoint = next(argument for argument in arguments if argument == "ckpt" or "." in argument)
+    names: tuple[str, ...] = ()
+    if checkpoint.endswith(".eqx"):
+        Path("skeleton.json").write_text(run("skeleton", f"{script}:make")[0])
+        names = ("--skeleton", "skeleton.json")
+    run("infer", checkpoint, "mine.yaml", "--reference", f"reference:{reference}", *options, *names)
+    for rules, out in (("./mine.yaml", "inferred.safetensors"), (f"./{form or 'rules'}.yaml", "shipped.safetensors")):
+        run(rules, checkpoint, out, *names)
     inferred, shipped = load_file("inferred.safetensors"), load_file("shipped.safetensors")
     assert inferred.keys() == shipped.keys()
     assert all(inferred[name].tobytes() == shipped[name].tobytes() for name in shipped)
