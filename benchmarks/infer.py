@@ -35,8 +35,12 @@ REFERENCES = {
     "timesfm": "convert.references.timesfm.timesfm_2p5:reference",
     "gemma": "convert.references.gemma.text:reference",
 }
-PROGRAM = "import sys; from convert.cli.app import run; code = run(); sys.exit(code if code != 2 else 0)"
-# 2 says that columns are tied: those of TimesFM's masks.
+PROGRAM = """from convert.core.system import process
+process.tune()
+from convert.cli.app import run
+code = run()
+process.end(code if code != 2 else 0)
+"""  # as `convert.cli.program` runs a command; 2 says that columns are tied: those of TimesFM's masks
 TIMESFM = {  # names and shapes of the published tree, without the layers' axis
     **{f"tokenizer/{name}/kernel": shape for name, shape in
        {"hidden_layer": (64, 32), "output_layer": (32, 32), "residual_layer": (64, 32)}.items()},

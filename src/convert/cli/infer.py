@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -117,12 +116,13 @@ def infer(
     """
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
+    from convert.core.system import process
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
     from convert.inference.pair import JAX_OPTION, whole_numbers
     from convert.inference.rule_file.from_pair import infer_rules
     from convert.inference.shrink import confirm
 
-    gc.set_threshold(20_000)  # a record keeps what it makes: a collection goes through all of it, and finds nothing
+    process.tune()  # a record keeps what it makes: a collection goes through all of it, and finds nothing
     if len(paths) != (1 if shapes else 2):
         expected = "FILE" if shapes else "CKPT FILE"
         raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))

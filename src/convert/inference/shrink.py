@@ -128,6 +128,7 @@ def confirm(text: str, pair: Pair, shapes: Shapes, root: str, seed: int) -> floa
         ConvertError: the rules do not fit leaves of these sizes, or a side does not run.
     """
     from convert.programs.record_jax import record_jax
+    from convert.programs.record_torch import few_threads
 
     given = require_inputs(pair.inputs(seed))
     source = Draws(shapes).run(seed, lambda weights: record_jax(pair.function, weights, given, twice=False))
@@ -137,4 +138,5 @@ def confirm(text: str, pair: Pair, shapes: Shapes, root: str, seed: int) -> floa
     own = {name: tensor.data_ptr() for name, tensor in pair.module.state_dict().items()}
     known = {own[name]: array for name, array in state.items() if name in own}
     tied = {name: known[at] for name, at in own.items() if name not in state and at in known}
-    return error_of(pair.module, pair.run, pair.masks, state | tied, source)
+    with few_threads(pair.module):
+        return error_of(pair.module, pair.run, pair.masks, state | tied, source)
