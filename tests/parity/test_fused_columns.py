@@ -1,4 +1,4 @@
-"""The last axis of one tensor from several leaves: element by element, as in the experts of GPT-OSS, or one after the other."""
+"""An axis of one tensor from several leaves: element by element, as in the experts of GPT-OSS, or one after the other, as in Gemma 4's."""
 
 from __future__ import annotations
 
@@ -35,17 +35,27 @@ RULES = """
   axes: EF
   stacked: {i: 1}
   parameter: {name: "layers.{i}.gate_up_bias", axes: "E(F + F)"}
+- from: middle/{gate,up}
+  axes: EDF
+  stacked: {i: 1}
+  parameter: {name: "layers.{i}.middle", axes: "E(F + F)D"}
 - from: thirds/{a,b,c}
   axes: FD
   parameter: {name: thirds, axes: "D(F (1 + 1 + 1))"}
 """
-SHAPES = {"experts/gate": (E, LAYERS, D, F), "experts/gate_bias": (E, LAYERS, F), "thirds/a": (F, D)}
+SHAPES = {
+    "experts/gate": (E, LAYERS, D, F),
+    "experts/gate_bias": (E, LAYERS, F),
+    "middle/gate": (E, LAYERS, D, F),
+    "thirds/a": (F, D),
+}
 
 
 @pytest.fixture(scope="module")
 def leaves() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     names = {**SHAPES, "experts/up": SHAPES["experts/gate"], "experts/up_bias": SHAPES["experts/gate_bias"]}
+    names |= {"middle/up": SHAPES["middle/gate"]}
     names |= {f"thirds/{x}": SHAPES["thirds/a"] for x in "bc"}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in names.items()}
 
@@ -118,7 +128,7 @@ def test_leaves_in_each_others_columns_are_found_without_the_plan(plan: Plan, tm
     ("old", "new", "told"),
     [
         ("ED(F (1 + 1))", "ED(F (1 + 1 + 1))", "has 3 parts, and the rule has 2 for it"),
-        ("ED(F (1 + 1))", "E(D + D)F", "a sum that is neither the first axis nor the last"),
+        ("ED(F (1 + 1))", "E(D (1 + 1))F", "alternate one by one along the last axis"),
         ("ED(F (1 + 1))", "E(F (1 + 1))", "have the letters E F for a part, and the leaf has E D F"),
         ("ED(F (1 + 1))", "E(D (F + F))", "alternate one by one"),
         ("ED(F (1 + 1))", "(E (1 + 1))DF", "for a `linear` target"),

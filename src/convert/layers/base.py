@@ -83,6 +83,10 @@ class Rule:
         """Add the indices of the target that are computed from these indices of the source."""
         return {**indices, **{name: numbering.value(indices) for name, numbering in self.index_from.items()}}
 
+    def holds(self, indices: Mapping[str, int]) -> bool:
+        """Whether the layer with these indices of the source is one of the rule's, as far as they tell."""
+        return all(n.holds(n.value(indices)) for n in self.index_from.values() if n.positions and n.is_known(indices))
+
     @property
     def lead(self) -> str:
         """Role of the first leaves: ``weight``, but for a norm without a scale."""
@@ -147,7 +151,7 @@ class Part:
         stored: names and sizes of all axes of the leaf, as stored, including the axes in `split_axes`.
         split_axes: names of the axes along which the leaf is split (stacked layers, several targets), in the order of `layout`.
         rule: the rule that makes it, with the path variants of this tree.
-        axis: the axis of the output that `rows` refers to: 0, or -1 where leaves are concatenated along the last axis, or alternate there.
+        axis: the axis of the output that `rows` refers to; -1 is the last one, along which leaves may also alternate.
         opening: number of the first operations, which select a layer, open composite axes, and select an element.
         taken: letters of the axes of which it is one element, and the element.
         every: distance of two of its elements along that axis; above 1, the parts of a tensor alternate.
@@ -184,7 +188,7 @@ class Part:
         if self.rows is None:
             return whole
         taken = slice(*self.rows, self.every)
-        return whole[taken] if self.axis == 0 else whole[..., taken]
+        return whole[..., taken] if self.axis < 0 else whole[(*[slice(None)] * self.axis, taken)]
 
     def to_dict(self) -> dict[str, Any]:
         return {

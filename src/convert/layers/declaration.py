@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from convert.core.axis_groups import AxisGroup
+from convert.core.axis_groups import AxisGroup, AxisNames
 from convert.core.einsum import Projection
 from convert.core.fields import Key, Record
 from convert.core.ops import Op
@@ -76,7 +76,7 @@ class Declaration(ABC):
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
             axes=named.opened if named is not None else None,
             rows=rows,
-            along=0 if named is None or rows is None or named.letters[0] == letter else -1,
+            along=0 if named is None or rows is None else _axis_of(letter, named),
             has=values.get("parameters"),
             zeros_before=values.get("zeros_before", {}),
         )
@@ -270,3 +270,9 @@ class Declaration(ABC):
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         """Return the full name of the target tensor."""
         return f"{path}.{layer.names.get(role, role)}"
+
+
+def _axis_of(letter: str, names: AxisNames) -> int:
+    """Return the number of the axis with this letter; -1 of the last one."""
+    axis = list(names.letters).index(letter)
+    return -1 if 0 < axis == len(names.letters) - 1 else axis

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convert.core.axis_groups import AxisNames, parse_axis_names
+from convert.core.axis_groups import parse_axis_names
 from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
@@ -135,22 +135,9 @@ def module_target(**extra: Key) -> Record:
     )
 
 
-def parse_target_axes(text: str) -> AxisNames:
-    """Parse the axes of a target tensor, such as ``.TD``, ``(C N H)D`` or ``(N (1 + 1 + 1) H)D``; a dot is an axis of size 1.
-
-    Raises:
-        ValueError: as `parse_axis_names`, or a sum of parts that is neither the first axis nor the last.
-    """
-    names = parse_axis_names(text)
-    ends = (names.letters[0], names.letters[-1])
-    if any(group.letters is None and letter not in ends for letter, group in names.groups.items()):
-        raise ValueError(f"{text!r} has a sum that is neither the first axis nor the last; these can have parts")
-    return names
-
-
 TARGET_AXES = Key(
-    Scalar(str, "axis letters such as FD.. or .TD", parse_target_axes),
-    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Of a linear target, (N (1 + 1 + 1) H) are rows with several parts, such as queries, keys and values head by head; of a parameter, ED(F (1 + 1)) is a last axis in which the elements of two leaves alternate. Default: as the kind of layer has them.",
+    Scalar(str, "axis letters such as FD.. or .TD", parse_axis_names),
+    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Of a linear target, (N (1 + 1 + 1) H) are rows with several parts, such as queries, keys and values head by head; of a parameter, ED(F (1 + 1)) is a last axis in which the elements of two leaves alternate, and in E(F + F)D one leaf follows the other. Default: as the kind of layer has them.",
 )
 TENSOR_TARGET = Record({"name": Key(PATTERN, "Full name of the tensor in the state_dict.", required=True)}, "a target")
 

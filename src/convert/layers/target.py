@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,8 +44,8 @@ class TargetLayer:
         packed_in: the torch.nn.MultiheadAttention that this projection is part of, where the rule is an `attention`.
         tied: of an embedding: the other names of the table.
         axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
-        rows: what the first axis is made of, where it has several parts, from several leaves or parts of one; or the last axis.
-        along: the axis that `rows` is about: 0 or -1.
+        rows: what the first axis is made of, where it has several parts, from several leaves or parts of one; or another axis.
+        along: the axis that `rows` is about; the last one is -1.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
         zeros_before: of a parameter: letter of an axis -> elements in front of it that the source lacks and that are zeros.
@@ -69,11 +69,12 @@ class TargetLayer:
     zeros_before: Mapping[str, int] = field(default_factory=dict)
 
     def of_part(self, k: int) -> TargetLayer:
-        """Return the layer of one part: of the rows, of one element of the axes around the parts; of the last axis, of all."""
+        """Return the layer of one part: of the rows, of one element of the axes around the parts; of another axis, of all."""
         if self.rows is None or self.axes is None:
             return self
         if self.along:
-            letters = (*self.axes[:-1], self.rows.terms[k])
+            at = self.along % len(self.axes)
+            letters = (*self.axes[:at], self.rows.terms[k], *self.axes[at + 1 :])
             return replace(self, axes=letters, rows=None, along=0, piece=(k, len(self.rows.parts)))
         letters = (self.rows.parts[k] + self.rows.after, *self.axes[1:])
         return replace(self, axes=letters, rows=None, part=None, piece=(k, len(self.rows.parts)))
@@ -107,20 +108,37 @@ class Numbering:
         counts: number of values of each index but the first, in this tree; empty until the tree is known.
         offset: number of values that come before.
         period: number of values of the last index that the rules declare; None: the tree has it.
+        positions: which values of the last index the source has, in its order; a source with one of them need not have the index.
+            Of a single index, only these values, counted in periods, are the rule's. Empty: all.
     """
 
     order: tuple[str, ...]
     counts: tuple[int, ...] = ()
     offset: int = 0
     period: int | None = None
+    positions: tuple[int, ...] = ()
 
     def value(self, indices: Mapping[str, int]) -> int:
         """Return the index of the target."""
         first, *rest = self.order
         number = indices[first]
         for name, count in zip(rest, self.counts, strict=True):
-            number = number * count + indices[name]
+            number = number * count + self._digit(name, indices)
         return number + self.offset
+
+    def _digit(self, name: str, indices: Mapping[str, int]) -> int:
+        own = self.positions if name == self.order[-1] else ()
+        k = indices.get(name, 0) if own else indices[name]
+        return own[k] if k < len(own) else k
+
+    def holds(self, number: int) -> bool:
+        """Whether the source has this value of the target's index, as far as its positions tell."""
+        return not self.positions or self.period is None or (number - self.offset) % self.period in self.positions
+
+    def is_known(self, indices: Collection[str]) -> bool:
+        """Whether these indices of the source give that of the target."""
+        needed = self.order[:-1] if len(self.positions) == 1 and len(self.order) > 1 else self.order
+        return len(self.counts) == len(self.order) - 1 and all(name in indices for name in needed)
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             for name, match in find(pattern):
                 if (name in claims and rest) or (name in of_pairs and rule.kind.drop_reason is not None):
                     continue  # a pair is merged, or dropped, with its weight
+                if rule.index_from and not rule.holds(dict(match.indices)):
+                    continue
                 if name in claims:
                     rivals.setdefault(name, [claims[name]]).append(rule)
                 else:
@@ -233,7 +235,7 @@ def _layers(
     """List the layers that one leaf holds."""
     indices = dict(zip(rule.sources[role].indices, values, strict=True))
     stacks = {name: axis for name, axis in rule.stacked.items() if name in numbering.order and 0 <= axis < len(shape)}
-    if any(name not in indices and name not in stacks for name in numbering.order):
+    if not numbering.is_known({*indices, *stacks}):
         return  # a leaf without the stacked axis is reported when the rule is compiled
     for elements in itertools.product(*(range(shape[axis]) for axis in stacks.values())):
         yield numbering.value({**indices, **dict(zip(stacks, elements, strict=True))})

@@ -14,7 +14,7 @@ from convert.core.path_index import path_template
 from convert.core.path_pattern import Pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
-from convert.layers import Rule
+from convert.layers import Numbering, Rule
 from convert.layers.base import Matched
 from convert.layers.embedding.embedding import TIES
 from convert.rules.file import LayerTypes, RuleFile
@@ -184,6 +184,7 @@ def _missing(facts: MatchFacts) -> Iterator[Finding]:
         for role, pattern in rule.sources.items():
             values = (sorted(layers if name == index else facts.domain.get(name, ())) for name in pattern.indices)
             keys = [(key, choices) for key in itertools.product(*values) for choices in pattern.all_choices()]
+            keys = [key for key in keys if rule.holds(dict(zip(pattern.indices, key[0], strict=True)))]
             missing = [key for key in keys if key not in found.leaves[role] and not _replaced(facts, rule, key[0])]
             if found.leaves[role] or role not in rule.kind.may_lack:
                 yield from _missing_of_role(facts, found, role, missing, expects_some=bool(keys))
@@ -261,6 +262,10 @@ def _beyond_period(facts: MatchFacts) -> Iterator[Finding]:
     for found in facts.matched:
         for name, numbering in found.rule.index_from.items():
             last = numbering.order[-1]
+            if last == name:
+                continue  # counted by itself
+            if numbering.positions and last in found.rule.stacked:
+                yield from _beyond_positions(facts, found, numbering)
             for role, of_role in found.leaves.items():
                 indices = found.rule.sources[role].indices
                 seen = [dict(zip(indices, values, strict=True)).get(last, 0) for values, _ in of_role]
@@ -273,6 +278,25 @@ def _beyond_period(facts: MatchFacts) -> Iterator[Finding]:
                         path=facts.full(found.rule.sources[role]),
                         fix="the checkpoint is of another model",
                     )
+
+
+def _beyond_positions(facts: MatchFacts, found: Matched, numbering: Numbering) -> Iterator[Finding]:
+    """Find leaves that stack another number of layers than the path has positions in a unit."""
+    last, expected = numbering.order[-1], len(numbering.positions)
+    axis = found.rule.stacked[last]
+    for of_role in found.leaves.values():
+        for leaf in of_role.values():
+            spec = facts.leaves[leaf].spec
+            if axis < len(spec.shape) and spec.shape[axis] != expected:
+                yield Finding(
+                    "layers-missing",
+                    f"axis {axis} of this leaf stacks {{{last}}}",
+                    rule=found.rule.at.line_only,
+                    path=leaf,
+                    expected=f"{expected} layers of each unit of {numbering.period}",
+                    got=f"{spec.shape[axis]}: {spec}",
+                    fix="the checkpoint is of another model",
+                )
 
 
 def _gaps_of_numbered(facts: MatchFacts) -> Iterator[Finding]:
@@ -305,12 +329,17 @@ def _missing_numbers(facts: MatchFacts) -> Iterator[Finding]:
     """Find rules whose leaves lack layers that leaves of other rules have; rules that lack the same are one finding."""
     every = _every_number(facts)
     of_rule: dict[tuple[Position, str, str], set[int]] = defaultdict(set)  # over the path variants of one rule
+    of_others: dict[tuple[Position, str, str], set[int]] = {}  # layers at positions that the rule does not have
     for given in facts.numbers:
-        of_rule[given.matched.rule.at, given.name, given.role] |= given.numbers
+        key, numbering = (given.matched.rule.at, given.name, given.role), given.matched.rule.index_from[given.name]
+        of_rule[key] |= given.numbers
+        others = {k for k in every[given.name] if not numbering.holds(k)}
+        of_others[key] = of_others.get(key, others) & others
     lacking: dict[tuple[str, tuple[int, ...]], list[tuple[Rule, str]]] = defaultdict(list)
     for given in facts.numbers:
         rule, name = given.matched.rule, given.name
-        missing = tuple(sorted(every[name] - of_rule.pop((rule.at, name, given.role), every[name])))
+        key = (rule.at, name, given.role)
+        missing = tuple(sorted(every[name] - of_others[key] - of_rule.pop(key, every[name])))
         if missing and not rule.optional and (rule.absent_if is None or len(missing) < len(every[name])):
             lacking[name, missing].append((rule, facts.full(rule.sources[given.role])))
     for (name, missing), rules in lacking.items():

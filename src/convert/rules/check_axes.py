@@ -88,21 +88,23 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
 
 
 def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
-    """Check that the leaves of a rule are the parts of a target's last axis.
+    """Check that the leaves of a rule are the parts of an axis of the target that is not the first.
 
     Raises:
         ValueError: they are not.
     """
     if rule.kind_name != "parameter" or rule.kind.parts:
-        raise ValueError(f"{columns} of the target's last axis is a sum; that is for a `parameter` whose leaves have no sum themselves")  # fmt: skip
-    if columns.before and any(columns.parts) | bool(columns.after):
-        raise ValueError(f"{columns} of the target's last axis: elements of leaves alternate one by one, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
+        raise ValueError(f"{columns} of the target's axes is a sum; that is for a `parameter` whose leaves have no sum themselves")  # fmt: skip
+    if columns.before and (layer.along != -1 or any(columns.parts) or columns.after):
+        raise ValueError(f"{columns} of the target's axes: elements of leaves alternate one by one along the last axis, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
     leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
     if leaves != len(columns.parts):
-        raise ValueError(f"{columns} of the target's last axis has {len(columns.parts)} parts, and the rule has {leaves} for it: list them in `from`, as {{a,b}}")  # fmt: skip
+        raise ValueError(f"{columns} of the target's axes has {len(columns.parts)} parts, and the rule has {leaves} for it: list them in `from`, as {{a,b}}")  # fmt: skip
     for letters, _ in rule.kind.weight_axes or [("", "")]:
         for term in columns.terms:
-            made = "".join((*(layer.axes or ())[:-1], term))
+            axes = list(layer.axes or ())
+            axes[layer.along] = term
+            made = "".join(axes)
             if sorted(made) != sorted(letters):
                 raise ValueError(f"the target's `axes` have the letters {' '.join(made)} for a part, and the leaf has {' '.join(letters) or 'unnamed axes; give the rule `axes`'}")  # fmt: skip
 

@@ -13,6 +13,7 @@ from convert.rules.check_axes import users_of_sizes
 from convert.rules.check_layouts import choices_have_such_variants, layouts_are_of_these_rules
 from convert.rules.file import RuleFile, references
 from convert.rules.names_used import braces, facts_of, indices_of, letters_of
+from convert.rules.path_variants import VariantPath
 from convert.rules.placeholders import ASK
 
 
@@ -156,6 +157,13 @@ def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:
                 )
 
 
+def _are_positions(path: VariantPath) -> bool:
+    places = set(path.positions)
+    return isinstance(path.period, str) or (
+        len(places) == len(path.positions) and places <= set(range(path.period or 0))
+    )
+
+
 def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
     for variants in rules.path_variants:
         paths = [path for variant in variants.variants[1:] for path in variant]
@@ -169,7 +177,7 @@ def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
             continue
         for path in paths:
             counted = set(path.order) if path.order else set(variants.indices)
-            if path.indices != counted or len(set(path.order)) < len(path.order):
+            if path.indices | path.left_out != counted or len(set(path.order)) < len(path.order):
                 yield Finding(
                     "rule-path-variants",
                     f"{path.path} does not have the indices that {variants.written} is counted by",
@@ -178,7 +186,15 @@ def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
                     got=braces(path.indices),
                     fix="list in `order` the indices of the path and of `stacked`, each once",
                 )
-            if path.period is not None and not path.order:
+            if path.positions and not _are_positions(path):
+                yield Finding(
+                    "rule-path-variants",
+                    f"`positions` of {path.path}",
+                    rule=str(variants.at),
+                    expected="a `period`, and different positions in it",
+                    got=f"{list(path.positions)} of {path.period}",
+                )
+            if path.period is not None and not path.order and not path.positions:
                 problem = f"{path.path} has a `period` and no `order`"
                 yield Finding("rule-path-variants", problem, rule=str(variants.at), fix="add `order`: the period is that of its last index")  # fmt: skip
             if isinstance(path.period, str):

@@ -28,17 +28,24 @@ class VariantPath:
         order: the indices that number the layers, the slowest first; empty if the path has the index itself.
         period: number of values of the last index in `order`, or the name of a fact that could not be resolved to one;
             None: as many as the tree has.
+        positions: which values of the last index the path has; a path with one of them need not have the index. Empty: all.
     """
 
     path: str
     stacked: Mapping[str, int]
     order: tuple[str, ...] = ()
     period: int | str | None = None
+    positions: tuple[int, ...] = ()
 
     @property
     def indices(self) -> set[str]:
         """Indices of the path and of stacked axes."""
         return set(parse_pattern(self.path).indices) | set(self.stacked)
+
+    @property
+    def left_out(self) -> set[str]:
+        """Index that the path need not have, as it has one value."""
+        return set(self.order[-1:]) - self.indices if len(self.positions) == 1 and len(self.order) > 1 else set()
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,10 @@ def _rewrite_part(rule: Rule, variants: PathVariants, paths: tuple[VariantPath, 
         sources = {role: _replace_part(pattern, variants.written, path.path) for role, pattern in patterns.items()}
         absent_if = sources.pop("absent_if", None)
         index_from = dict(rule.index_from)
-        if variants.index and path.order:
+        if variants.index and (path.order or path.positions):
             assert not isinstance(path.period, str), "periods of a valid rule file are numbers"
-            index_from[variants.index] = Numbering(path.order, period=path.period)
+            order = path.order or (variants.index,)
+            index_from[variants.index] = Numbering(order, period=path.period, positions=path.positions)
         stacked = {**rule.stacked, **path.stacked}
         yield replace(rule, sources=sources, absent_if=absent_if, stacked=stacked, index_from=index_from)
 
@@ -184,7 +192,12 @@ def resolve_path_variants(
 
 def _matched(rules: Sequence[Rule], find: Find) -> set[str]:
     return {
-        name for rule in rules if rule.kind.drop_reason is None for p in rule.sources.values() for name, _ in find(p)
+        name
+        for rule in rules
+        if rule.kind.drop_reason is None
+        for p in rule.sources.values()
+        for name, match in find(p)
+        if rule.holds(dict(match.indices))
     }
 
 
@@ -213,7 +226,12 @@ def _index_counts(rules: Sequence[Rule], specs: Mapping[str, TensorSpec], find: 
     pieces = (piece for rule in rules for p in rule.sources.values() for piece in p.pieces)
     counts |= {piece.name: len(piece.words) for piece in pieces if isinstance(piece, Index) and piece.words}
     # The last of the alternating layers may be missing from a tree; its other layers keep their numbers.
-    return counts | {n.order[-1]: n.period for rule in rules for n in rule.index_from.values() if n.period is not None}
+    return counts | {
+        n.order[-1]: n.period
+        for rule in rules
+        for n in rule.index_from.values()
+        if n.period is not None and len(n.order) > 1
+    }
 
 
 def _filled(
@@ -223,9 +241,12 @@ def _filled(
     counts: Mapping[str, int],
     before: dict[tuple[int, int, str, str], dict[tuple[str, ...], int]],
 ) -> Numbering:
-    """Fill in a numbering. A rule that was rewritten for several paths occurs several times; each continues the count."""
+    """Fill in a numbering. A rule that was rewritten for several paths occurs several times; each continues the count.
+
+    Paths with other positions of the same units count from the same layer on.
+    """
     earlier = before.setdefault((rule.at.line, rule.at.column, rule.at.file, index), {})
-    offset = sum(earlier.values())
+    offset = sum(size for order, size in earlier.items() if not numbering.positions or order != numbering.order)
     size = 1
     for name in numbering.order:
         size *= counts.get(name, 0)

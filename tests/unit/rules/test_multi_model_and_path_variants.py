@@ -227,6 +227,67 @@ def test_an_index_spelt_in_words_counts_within_a_unit() -> None:
     assert error.value.code == "rule-index-mismatch" and error.value.findings[0].got == "v"
 
 
+POSITIONS = """model: units
+title: units
+targets: {torch: {loads: Torch}}
+path_variants:
+  layers_{i}:
+  - - &local {path: units/local, stacked: {s: 0, p: 1}, order: [s, p], period: 3, positions: [0, 1]}
+    - &global {path: units/global, stacked: {s: 0}, order: [s, p], period: 3, positions: [2]}
+  local_{i}: [*local, {path: "layers_{i}", period: 3, positions: [0, 1]}]
+  global_{i}: [*global, {path: "layers_{i}", period: 3, positions: [2]}]
+"""
+OF_UNITS = """
+- from: layers_{i}/scale
+  parameter: layers.{i}.scale
+- einsum: ...D,DF->...F
+  from: local_{i}/kernel
+  linear: layers.{i}
+- einsum: ...D,DG->...G
+  from: global_{i}/kernel
+  linear: layers.{i}
+"""
+
+
+def unit_trees() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Two units of three layers, the third of which is wider: layer by layer, and stacked as MaxText's Gemma 4."""
+    rng = np.random.default_rng(3)
+    single: dict[str, np.ndarray] = {}
+    for i in range(6):
+        single[f"layers_{i}/kernel"] = rng.standard_normal((4, 7 if i % 3 == 2 else 5)).astype(np.float32)
+        single[f"layers_{i}/scale"] = rng.standard_normal(4).astype(np.float32)
+    stacked = {}
+    for leaf in ("kernel", "scale"):
+        stacked[f"units/local/{leaf}"] = np.stack([np.stack([single[f"layers_{3 * s + p}/{leaf}"] for p in (0, 1)]) for s in (0, 1)])  # fmt: skip
+        stacked[f"units/global/{leaf}"] = np.stack([single[f"layers_{3 * s + 2}/{leaf}"] for s in (0, 1)])
+    return single, stacked
+
+
+def test_paths_hold_positions_of_a_unit() -> None:
+    single, stacked = unit_trees()
+    for tree in (single, stacked):
+        made = run(make_plan(rule_file(OF_UNITS, POSITIONS), MemorySource(tree)))
+        assert len(made) == 12
+        for i in range(6):
+            assert np.array_equal(made[f"layers.{i}.weight"], single[f"layers_{i}/kernel"].T)
+            assert np.array_equal(made[f"layers.{i}.scale"], single[f"layers_{i}/scale"])
+
+
+def test_trees_without_a_position_are_refused() -> None:
+    single, stacked = unit_trees()
+    for k in (3, 5):
+        tree = {name: x for name, x in single.items() if name != f"layers_{k}/kernel"}
+        with pytest.raises(convert.PlanError) as refused:
+            make_plan(rule_file(OF_UNITS, POSITIONS), MemorySource(tree))
+        assert any(f.code in ("leaf-missing", "layers-missing") and str(k) in str(f) for f in refused.value.findings)
+    wide = {name: np.concatenate([x, x[:, :1]], 1) if "local" in name else x for name, x in stacked.items()}
+    with pytest.raises(convert.PlanError) as refused:
+        make_plan(rule_file(OF_UNITS, POSITIONS), MemorySource(wide))
+    assert any(f.code == "layers-missing" and "2 layers of each unit of 3" in str(f) for f in refused.value.findings)
+    with pytest.raises(convert.RuleError, match="different positions"):
+        rule_file(OF_UNITS, POSITIONS.replace("positions: [0, 1]", "positions: [0, 3]"))
+
+
 # ---- tensors that several rules make
 
 JOINED = """

@@ -246,7 +246,8 @@ class Compiler:
                         fix="give them one dtype with `dtype:`, or write them as separate tensors",
                     )
                 )
-        shape = (*others[0], row) if layer.along else (row, *others[0])
+        axis = layer.along % max(1, len(specs[0].shape))
+        shape = (*others[0][:axis], row, *others[0][axis:])
         whole = specs[0] if not row else TensorSpec(shape, specs[0].dtype)
         loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
         return Step(
@@ -299,8 +300,8 @@ class Compiler:
 
 
 def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """Return a shape without its first axis, or, for -1, its last."""
-    return shape[:-1] if axis else shape[1:]
+    """Return a shape without this axis; -1 is the last one."""
+    return (*shape[:axis], *shape[axis + 1 :]) if axis >= 0 else shape[:axis]
 
 
 def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:

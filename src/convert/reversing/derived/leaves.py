@@ -200,12 +200,16 @@ def _offsets(rules: Sequence[Rule], counts: Mapping[str, int]) -> dict[int, dict
     found: dict[int, dict[str, _Run]] = {}
     for several in places.values():
         done: dict[str, int] = {}
+        units: dict[tuple[str, tuple[str, ...]], _Run] = {}  # paths with other positions of the same units
         for k in several:
             runs = found.setdefault(k, {})
             for index, numbering in rules[k].index_from.items():
+                if numbering.positions and (index, numbering.order) in units:
+                    runs[index] = units[index, numbering.order]
+                    continue
                 start, unit = done.get(index, 0), math.prod(_inner(rules[k], numbering))
                 limit = None if k == several[-1] else (counts.get(index, 0) - start) // unit
-                runs[index] = _Run(start, limit)
+                runs[index] = units[index, numbering.order] = _Run(start, limit)
                 done[index] = start + (limit or 0) * unit
     return found
 
@@ -243,8 +247,12 @@ def _source_indices(rule: Rule, values: dict[str, int], runs: Mapping[str, _Run]
         if name not in values:
             raise ValueError(f"no name of a tensor has {{{name}}}")
         number = values[name] - run.offset
+        if not numbering.holds(number):
+            return None
         for inner, count in reversed(list(zip(numbering.order[1:], _inner(rule, numbering), strict=True))):
-            number, indices[inner] = divmod(number, count)
+            number, place = divmod(number, count)
+            own = numbering.positions if inner == numbering.order[-1] else ()
+            indices[inner] = own.index(place) if own else place
         indices[numbering.order[0]] = number
         if number < 0 or (run.limit is not None and number >= run.limit):
             return None

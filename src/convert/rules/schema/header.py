@@ -261,6 +261,11 @@ _VARIANT_PATH = Record(
             Scalar((int, str), "a number, or a reference to a fact that repeats, such as $pattern", _parse_period),
             "Number of values of the last index in `order`, or $name of a fact that repeats a list. Default: as many as the tree has.",
         ),
+        "positions": Key(
+            ListOf(INTEGER),
+            "Which of the `period` values of the last index this path has: [5] of a path for each sixth layer, which need not have the index. Default: all.",
+            example="[0, 1, 2]",
+        ),
     },
     "a path variant",
 )
@@ -298,7 +303,13 @@ class Variant(Field):
             return (VariantPath(PATTERN.read(node).text, {}),)
         values = _VARIANT_PATH.read(node)
         return (
-            VariantPath(values["path"].text, values.get("stacked", {}), values.get("order", ()), values.get("period")),
+            VariantPath(
+                values["path"].text,
+                values.get("stacked", {}),
+                values.get("order", ()),
+                values.get("period"),
+                tuple(values.get("positions", ())),
+            ),
         )
 
     def schema(self) -> dict[str, Any]:
