@@ -22,6 +22,7 @@ import shutil
 import sys
 import tempfile
 import types
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,11 @@ import orbax.checkpoint as ocp
 from absl import flags
 from flax import nnx
 from maxtext.checkpoint_conversion import to_huggingface
+from maxtext.checkpoint_conversion.utils import hf_model_configs
 from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
 from maxtext.multimodal.processor_gemma3 import GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, GEMMA_TOKEN_PLACEHOLDER
+from maxtext.multimodal.processor_gemma4 import GEMMA4_TOKEN_PLACEHOLDER
 from maxtext.utils import maxtext_utils, model_creation_utils
 from safetensors.numpy import load_file
 
@@ -96,7 +99,46 @@ IMAGES = {  # 32 x 32 patches, which VisionExit averages to 256 tokens: publishe
     "max_target_length": 544,
     "sliding_window_size": 260,  # longer than an image, as published: a shorter one cuts images in transformers, and not in MaxText
 }
-BEGIN, END, KEPT = 5, 6, 4  # tokens before and after an image; every KEPT-th position of an image is recorded
+GEMMA4 = {
+    "base_emb_dim": 12,
+    "base_num_query_heads": 6,
+    "base_num_kv_heads": 3,
+    "base_mlp_dim": 20,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "global_num_kv_heads": 2,
+    "vocab_size": VOCABULARY,
+    "sliding_window_size": 4,
+}
+GEMMA4_EXPERTS = EXPERTS | {
+    "num_experts": 5,
+    "base_moe_mlp_dim": 24,
+}  # rows of 16 bytes, which torch's grouped product needs
+PER_LAYER = (
+    GEMMA4
+    | UNSCANNED
+    | {"global_num_kv_heads": 0, "hidden_size_per_layer_input": 7, "vocab_size_per_layer_input": VOCABULARY}
+)
+GEMMA4_IMAGES = {  # 6 x 9 patches, 3 x 3 of which are a token
+    "use_multimodal": True,
+    "image_size_for_vit": [12, 18],
+    "patch_size_for_vit": 2,
+    "conv_stride_for_vit": 2,
+    "hidden_size_for_vit": 24,
+    "intermediate_size_for_vit": 28,
+    "num_hidden_layers_for_vit": 3,
+    "num_attention_heads_for_vit": 3,
+    "vision_output_length": 6,
+    "num_position_embeddings_for_vit": 11,
+    "remat_policy_for_vit": "none",
+    "max_target_length": 32,
+    "sliding_window_size": 7,
+}
+BEGIN, END, KEPT = (
+    5,
+    6,
+    4,
+)  # tokens before and after an image; every KEPT-th position of an image of 256 tokens is recorded
 
 
 def layers(number: int) -> dict[str, int]:
@@ -114,6 +156,14 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("gemma3-4b", "params", TINY | WINDOW | layers(14)),
     "gemma3-unscanned": ("gemma3-4b", "params", TINY | WINDOW | layers(7) | UNSCANNED),
     "gemma3-vision": ("gemma3-4b", "params", TINY | layers(10) | IMAGES),
+    "gemma4": ("gemma4-31b", "params", GEMMA4 | layers(12)),
+    "gemma4-unscanned": ("gemma4-31b", "nnx-sft", GEMMA4 | layers(12) | UNSCANNED),
+    "gemma4-moe": ("gemma4-26b", "params", GEMMA4 | GEMMA4_EXPERTS | layers(12)),
+    "gemma4-moe-unscanned": ("gemma4-26b", "nnx-rl", GEMMA4 | GEMMA4_EXPERTS | layers(6) | UNSCANNED),
+    "gemma4-e": ("gemma4-e2b", "params", PER_LAYER | layers(10) | {"num_kv_shared_layers": 4}),
+    "gemma4-e-4b": ("gemma4-e4b", "params", PER_LAYER | layers(12) | {"num_kv_shared_layers": 5}),
+    "gemma4-vision": ("gemma4-31b", "params", GEMMA4 | layers(12) | GEMMA4_IMAGES),
+    "gemma4-moe-vision": ("gemma4-26b", "params", GEMMA4 | GEMMA4_EXPERTS | layers(6) | UNSCANNED | GEMMA4_IMAGES),
     "qwen2.5": ("qwen2.5-7b", "params", SMALL | HEADS | layers(3)),
     "qwen2.5-tied": ("qwen2.5-1.5b", "params", SMALL | HEADS | layers(2) | UNSCANNED),
     "qwen3": ("qwen3-0.6b", "params", SMALL | layers(3)),
@@ -140,16 +190,33 @@ def configured(model: str, changes: dict[str, Any]) -> list[str]:
     return ["golden", str(base), *(f"{key}={json.dumps(x) if isinstance(x, list) else x}" for key, x in keys.items())]
 
 
-def randomize(model: nnx.Module, rng: np.random.Generator, tied: bool) -> None:
+def randomize(model: nnx.Module, rng: np.random.Generator, config: Any) -> None:
     """Upstream's initial values, and normal numbers on top: biases and norm scales, which are 0 or 1 there, are not.
 
     DeepSeek 3's bias of experts is a variable that is no `Param`. A tied table gets values that bfloat16 holds: `attend_on_embedding`
-    rounds it to bfloat16 for the logits, in every dtype.
+    rounds it to bfloat16 for the logits, in every dtype. Gemma 4 does not divide its scores by sqrt(H): its query norms do, as in trained weights.
     """
     leaves = nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.RngState)))
     for path, leaf in sorted(leaves, key=lambda item: tuple(map(str, item[0]))):
         drawn = jnp.asarray(leaf[...] + NOISE * rng.standard_normal(leaf[...].shape, np.float32))
-        leaf[...] = drawn.astype(jnp.bfloat16).astype(jnp.float32) if tied and path[-1] == "embedding" else drawn
+        if path[-1] == "embedding" and config.logits_via_embedding:
+            drawn = drawn.astype(jnp.bfloat16).astype(jnp.float32)
+        if "query_norm" in path and config.model_name.startswith("gemma4"):
+            drawn = drawn / np.float32(drawn.shape[0] ** 0.5)
+        leaf[...] = drawn
+
+
+def placeholders(config: Any) -> tuple[int, int, int]:
+    """Return the token of an image's places, their number, and that of which one is recorded."""
+    if config.model_name.startswith("gemma4"):
+        return GEMMA4_TOKEN_PLACEHOLDER, config.vision_output_length, 1
+    return GEMMA_TOKEN_PLACEHOLDER, GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, KEPT
+
+
+def seen(images: np.ndarray, config: Any) -> np.ndarray:
+    """Return the colours as MaxText's processor gives them to the tower: from -1 to 1, of Gemma 4 from 0 to 1."""
+    x = images.astype(np.float32)
+    return x / np.float32(255) if config.model_name.startswith("gemma4") else x / np.float32(127.5) - 1
 
 
 def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -164,18 +231,18 @@ def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[s
     tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
     if not config.use_multimodal:
         return {"tokens": tokens, "logits": logits(tokens)}
-    side = config.image_size_for_vit
-    images = rng.integers(0, 256, (1, 2, side, side, 3), np.uint8)
-    pixels = images.astype(np.float32) / 127.5 - 1
-    image = [BEGIN, *[GEMMA_TOKEN_PLACEHOLDER] * GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, END]
+    placeholder, of_image, every = placeholders(config)
+    images = rng.integers(0, 256, (1, 2, *np.broadcast_to(config.image_size_for_vit, 2), 3), np.uint8)
+    pixels = seen(images, config)
+    image = [BEGIN, *[placeholder] * of_image, END]
     expanded = np.array([[*tokens[0, :4], *image, *tokens[0, 4:7], *image, *tokens[0, 7:]]], np.int32)
-    kept = np.flatnonzero((expanded[0] != GEMMA_TOKEN_PLACEHOLDER) | (np.arange(expanded.shape[1]) % KEPT == 0))
+    kept = np.flatnonzero((expanded[0] != placeholder) | (np.arange(expanded.shape[1]) % every == 0))
     soft, _ = model.vision_encoder(pixels, deterministic=True)
     return {
         "tokens": expanded,
         "images": images,
         "kept": kept,
-        "soft_tokens": np.asarray(soft)[:, :, ::KEPT],
+        "soft_tokens": np.asarray(soft)[:, :, ::every],
         "logits": logits(expanded, encoder_images=pixels)[:, kept],
         "text_tokens": tokens,
         "text_logits": logits(tokens),
@@ -189,6 +256,30 @@ def size_tower(known: Any, config: Any) -> None:
             setattr(known.vision_config, key, getattr(config, f"{key}_for_vit"))
 
 
+def sized_gemma4(config: Any) -> Any:
+    """Return Gemma 4 of MaxText's table with the sizes of the case: transformers has those of heads for each layer, which the flag does not set."""
+    known = deepcopy(getattr(hf_model_configs, f"{config.model_name.replace('-', '_')}_dict"))
+    text = known["text_config"]
+    text["layer_types"] = text["layer_types"][: config.num_decoder_layers]
+    text |= {
+        "num_hidden_layers": config.num_decoder_layers,
+        "head_dim": config.head_dim,
+        "num_key_value_heads": config.num_kv_heads,
+        "global_head_dim": config.global_head_dim,
+        "num_global_key_value_heads": config.global_num_kv_heads or None,
+        "num_kv_shared_layers": config.num_kv_shared_layers,
+        "hidden_size_per_layer_input": config.hidden_size_per_layer_input,
+        "vocab_size_per_layer_input": config.vocab_size_per_layer_input,
+    }
+    if config.use_multimodal:
+        tower = known["vision_config"]
+        tower |= {key: getattr(config, f"{key}_for_vit") for key in tower if hasattr(config, f"{key}_for_vit")}
+        tower["head_dim"] = tower["hidden_size"] // tower["num_attention_heads"]
+        tower["num_key_value_heads"] = tower["num_attention_heads"]
+        tower["position_embedding_size"] = config.num_position_embeddings_for_vit
+    return to_huggingface.HF_MODEL_CONFIGS[config.model_name].__class__(**known)
+
+
 def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
     """Save as MaxText does; return the directory of the items.
 
@@ -196,6 +287,7 @@ def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
     what post-training leaves: the state of the nnx modules itself, for reinforcement learning below `base`.
     """
     if form.startswith("nnx"):
+        nnx.pop(model, nnx.Intermediate)  # losses of the experts, which training takes out as well
         state = nnx.state(model)
         with ocp.PyTreeCheckpointer() as saver:
             saver.save(folder, {"base": state} if form == "nnx-rl" else state)
@@ -221,7 +313,9 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
         to_huggingface.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
         to_huggingface.AutoProcessor = to_huggingface.AutoTokenizer
         hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name]
-        if config.use_multimodal:
+        if config.model_name.startswith("gemma4"):
+            to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_gemma4(config)
+        elif config.use_multimodal:
             size_tower(hf, config)
         if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum
             hf.qk_head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
@@ -245,7 +339,7 @@ def write(case: str) -> None:
     rng = np.random.default_rng(int(hashlib.sha256(case.encode()).hexdigest()[:8], 16))
     with jax.set_mesh(mesh):
         model = model_creation_utils.from_config(config, mesh=mesh, rngs=nnx.Rngs(0))
-        randomize(model, rng, config.logits_via_embedding)
+        randomize(model, rng, config)
         said = computed(model, config, rng)
         folder = HERE / case
         shutil.rmtree(folder, ignore_errors=True)

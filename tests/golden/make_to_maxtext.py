@@ -28,10 +28,10 @@ import jax
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
-from make_maxtext import CASES, DIGITS, HERE, configured, pyconfig, size_tower, to_huggingface
+from make_maxtext import CASES, DIGITS, HERE, configured, pyconfig, size_tower, sized_gemma4, to_huggingface
 from maxtext.checkpoint_conversion import to_maxtext
 from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
-from maxtext.multimodal import processor_gemma3
+from maxtext.multimodal import processor_gemma3, processor_gemma4
 from safetensors.numpy import load_file, save_file
 
 DTYPES = ("bfloat16", "float32")
@@ -53,9 +53,13 @@ def names(mapped: Any) -> Iterator[str]:
 def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     """Write a directory of the case's sizes, and put its `config.json` into MaxText's table."""
     config = pyconfig.initialize_pydantic(argv)
-    known = deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])
+    gemma4 = name.startswith("gemma4")
+    known = sized_gemma4(config) if gemma4 else deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])
     to_huggingface._validate_or_update_architecture(known, config, override=True)
-    if config.use_multimodal:
+    if config.use_multimodal and gemma4:
+        height, width = config.image_size_for_vit
+        processor_gemma4.GEMMA4_IMAGE_HEIGHT, processor_gemma4.GEMMA4_IMAGE_WIDTH = height, width
+    elif config.use_multimodal:
         size_tower(known, config)
         processor_gemma3.GEMMA_DEFAULT_IMAGE_SIZE = config.image_size_for_vit  # of the image that initializes the model
     sized = getattr(known, "text_config", known)

@@ -29,9 +29,8 @@ def written_back(case: str, folder: Path) -> Path:
     tensors, out = maxtext.converted(case, folder / "tensors"), folder / "ckpt"
     file = tensors / "model.safetensors"
     save_file(load_file(file), file, metadata={"format": "pt"})
-    unscanned = case.endswith(("-unscanned", "-tied", "-untied"))
     try:
-        convert.convert_back(maxtext.rules(case), tensors, out, layout="UNSCANNED" if unscanned else "SCANNED")
+        convert.convert_back(maxtext.rules(case), tensors, out, layout=maxtext.layout(case))
     except convert.PlanError:
         convert.convert_back(
             maxtext.rules(case), tensors, out, maxtext.checkpoint(case), settings=maxtext.settings(case)

@@ -36,7 +36,24 @@ WITHOUT_PEER = {
 
 @pytest.mark.parametrize("case", maxtext.CASES)
 def test_transformers_computes_what_maxtext_recorded(case: str, tmp_path: Path) -> None:
-    assert maxtext.error(case, maxtext.converted(case, tmp_path / "out")) < maxtext.BOUND
+    assert maxtext.error(case, maxtext.converted(case, tmp_path / "out")) < maxtext.bound(case)
+
+
+GEMMA_4 = [case for case in maxtext.CASES if case.startswith("gemma4")]
+
+
+@pytest.mark.parametrize("case", GEMMA_4)
+def test_gemma_4_computes_the_same_in_float64(case: str, tmp_path: Path) -> None:
+    """In float32 both codes drift. In float64, the table over sqrt(D), rounded once, is all that remains.
+
+    Some constants of the router (1/sqrt(D)) and of E2B and E4B (1/sqrt(2), sqrt(P), 1/sqrt(D)) are rounded to float32 in MaxText's trace.
+    """
+    out, plan = maxtext.converted(case, tmp_path / "out"), maxtext_plan(case)
+    (leaf,) = (name for name in plan.source.leaves if name.removesuffix("/value").endswith("token_embedder/embedding"))
+    assert maxtext.exact_error(case, out) < 1e-6
+    assert maxtext.error_of_exact_table(case, out, plan.source.read(leaf)) < (
+        5e-7 if "-e" in case or "-moe" in case else 1e-12
+    )
 
 
 @pytest.mark.parametrize("case", maxtext.CASES)
@@ -150,6 +167,13 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
     ("MultiHeadDotProductAttention_0/{query,key,value}/kernel", "MultiHeadDotProductAttention_0/{key,query,value}/kernel", "of another tensor"),
     ("MultiHeadDotProductAttention_0/{query,key,value}/bias", "MultiHeadDotProductAttention_0/{query,value,key}/bias", "of another tensor"),
     ("...AB,ABW->...W", "...BA,ABW->...W", "axes of a head swapped"),
+    ("prescaled_by: sqrt(D)", "", "prescale not removed"),
+    ("positions: [0, 1, 2, 3, 4]}", "positions: [1, 0, 2, 3, 4]}", "of another layer"),
+    ("std_{bias,scale}\n", "std_{scale,bias}\n", "of another tensor"),
+    ("{j}/attention/{query,key,value}", "{j}/attention/{key,query,value}", "of another tensor"),
+    ("{post_feedforward_layernorm_1,pre_feedforward_layernorm_2,post_feedforward_layernorm_2}/scale", "{pre_feedforward_layernorm_2,post_feedforward_layernorm_1,post_feedforward_layernorm_2}/scale", "of another tensor"),
+    ("self_attention/{query,key}_norm/scale", "self_attention/{key,query}_norm/scale", "of another tensor"),
+    ("{input,post_attention,pre_feedforward,post_feedforward}_layernorm", "{post_attention,input,pre_feedforward,post_feedforward}_layernorm", "of another tensor"),
     ('weight: mm_input_projection_weight, einsum: "...W,WD->...D"', "weight: mm_input_projection_weight", "transposed"),
 )  # fmt: skip
 
@@ -181,7 +205,7 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
             diagnosis = "columns in the order"
         assert report.verdict.value == "failed" and diagnosis in said, (family, old, said)
         planted += 1
-    assert planted >= (10 if family == "gemma3-vision" else 2)
+    assert planted >= (10 if family == "gemma3-vision" else 5 if family.startswith("gemma4") else 2)
 
 
 @pytest.mark.parametrize("case", FAMILIES)

@@ -135,7 +135,7 @@ LAYOUTS = {  # of the goldens whose tree is not the usual one
     "paligemma2": "UNSCANNED",
     "vit": "LINEN",
     "t5x-umt5-unscanned": "UNSCANNED",
-    **{f"maxtext-{case}": "UNSCANNED" for case in maxtext.CASES if case.endswith(("-unscanned", "-tied", "-untied"))},
+    **{f"maxtext-{case}": maxtext.layout(case) for case in maxtext.CASES},
 }
 FACTORS = {  # without a checkpoint, float32 tensors of these do not tell their leaves: a factor is no power of two
     *("t5x-umt5", "t5x-umt5-unscanned"),

@@ -24,8 +24,18 @@ pytestmark = pytest.mark.slow
 
 EMBEDDING = "token_embedder/embedding"
 DTYPES = ("bfloat16", "float32")  # `--save_dtype`; the tensors are bfloat16
-# A factor rounds: sqrt(8) of the queries, sqrt(12) of Gemma 3's table. bfloat16 leaves do not tell their tensors.
-FACTORS = ("llama3.1", "gemma2", "gemma3", "gemma3-vision")
+# A factor rounds: sqrt(8) of the queries, sqrt(12) of the tables of Gemma 3 and 4. bfloat16 leaves do not tell their tensors.
+FACTORS = (
+    "llama3.1",
+    "gemma2",
+    "gemma3",
+    "gemma3-vision",
+    "gemma4",
+    "gemma4-moe",
+    "gemma4-vision",
+    "gemma4-moe-vision",
+    "gemma4-e",
+)
 ERRORS = {  # of to_maxtext: no entry in its tables; a bias that they lack; scanned experts stacked on the wrong axis
     "llama3": "KeyError: 'llama3-8b'",
     "mistral": "KeyError: 'mistral-7b'",
@@ -64,12 +74,11 @@ def _drawn(name: str, shape: list[int]) -> np.ndarray:
 
 def back(case: str, folder: Path, dtype: str) -> dict[str, np.ndarray]:
     """Convert the directory back, and restore the checkpoint with Orbax."""
-    unscanned = case.endswith(("-unscanned", "-tied", "-untied"))
     convert.convert_back(
         maxtext.rules(case),
         given(case, folder / "in"),
         folder / "out",
-        layout="UNSCANNED" if unscanned else "SCANNED",
+        layout=maxtext.layout(case),
         dtype=None if dtype == "bfloat16" else dtype,
     )
     tree = ocp.StandardCheckpointer().restore(folder / "out")["params"]["params"]

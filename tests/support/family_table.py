@@ -73,8 +73,7 @@ def _maxtext(case: str, folder: Path) -> Measured:
     from support import maxtext
 
     out = maxtext.converted(case, folder / "out")
-    exact = _in_float64("maxtext", case, lambda: maxtext.load(out), partial(maxtext.outputs, case))
-    return Measured(maxtext.error(case, out), exact, maxtext.checkpoint(case), out)
+    return Measured(maxtext.error(case, out), maxtext.exact_error(case, out), maxtext.checkpoint(case), out)
 
 
 def _keras(case: str, folder: Path) -> Measured:

@@ -12,6 +12,8 @@ import torch
 from safetensors.numpy import load_file
 
 import convert
+from convert.numerics.lift_torch import lifted
+from support import float64
 from support.gemma_models import load
 from support.goldens import relative_error
 from support.paths import GOLDEN
@@ -19,14 +21,21 @@ from support.paths import GOLDEN
 ROOT = GOLDEN / "maxtext"
 CASES = tuple(sorted(path.name for path in ROOT.iterdir()))
 BOUND = 2e-6
-PLACEHOLDER = 262144  # the token at each position of an image
+PLACEHOLDER, GEMMA4_PLACEHOLDER = 262144, 258880  # the token at each position of an image
+PATCH = 2  # of Gemma 4's images
 # The tree of Llama 3, 3.1 and Mistral is the same: the user chooses. Of the others, the tree decides.
 NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
 
 
 def family(case: str) -> str:
     """Return the case without its variant."""
-    return case.removesuffix("-unscanned").removesuffix("-tied").removesuffix("-untied")
+    return case.removesuffix("-unscanned").removesuffix("-tied").removesuffix("-untied").removesuffix("-4b")
+
+
+def layout(case: str) -> str:
+    """Return the layout of the golden's tree."""
+    unscanned = ("-unscanned", "-tied", "-untied", "gemma4-e", "gemma4-e-4b", "gemma4-moe-vision")
+    return "UNSCANNED" if case.endswith(unscanned) else "SCANNED"
 
 
 def rules(case: str) -> str:
@@ -51,6 +60,14 @@ def settings(case: str) -> dict[str, Any]:
         case "gemma3-vision":
             window = {"sliding_window": 260, "context_length": 1024}
             return window | {"vocab_size": 40, "query_pre_attn_scalar": 8, "rope_factor_global": 8.0}
+        case "gemma4" | "gemma4-moe" | "gemma4-vision" | "gemma4-moe-vision" as name:
+            said |= {"vocab_size": 40, "sliding_window": 7 if name.endswith("vision") else 4}
+            return said | ({"experts_per_token": 2} if "moe" in name else {})
+        case "gemma4-e":
+            layers, shared, unit = (12, 5, 6) if case == "gemma4-e-4b" else (10, 4, 5)
+            pattern = (["sliding_attention"] * (unit - 1) + ["full_attention"]) * (layers // unit)
+            wide = {"double_wide_mlp": case == "gemma4-e", "kv_shared_layers": shared, "attention_pattern": pattern}
+            return said | wide | {"vocab_size": 40, "sliding_window": 4}
         case "olmo3":
             yarn = {"rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}
             return yarn | {"sliding_window": 4, "eos_token_id": 1, "pad_token_id": 1}
@@ -68,6 +85,25 @@ def converted(case: str, out: Path, **options: Any) -> Path:
     """Convert the golden to a directory."""
     convert.convert(rules(case), checkpoint(case), out, settings=settings(case), **options)
     return out
+
+
+def bound(case: str) -> float:
+    """Return how far the class may be off in float32. Gemma 4 does not divide its scores: both codes drift more, and float64 tells."""
+    return 5e-5 if case.startswith("gemma4") else BOUND
+
+
+def exact_error(case: str, out: Path) -> float:
+    """Return the relative error of the class in float64 with casts removed, against MaxText's code in float64 with casts removed."""
+    with lifted():
+        return float64.error("maxtext", case, outputs(case, load(out).double()))
+
+
+def error_of_exact_table(case: str, out: Path, table: np.ndarray) -> float:
+    """Return that error with the leaf of a table over sqrt(D) in float64, where the file has it rounded to float32."""
+    with lifted():
+        model = load(out).double()
+        model.get_input_embeddings().weight.data.copy_(torch.tensor(table.astype(np.float64) / table.shape[1] ** 0.5))
+        return float64.error("maxtext", case, outputs(case, model))
 
 
 def error(case: str, out: Path) -> float:
@@ -92,8 +128,14 @@ def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
         with torch.no_grad():
             return {"logits": model(**given).logits.numpy()}
     given["pixel_values"] = given["pixel_values"].to(model.dtype)
+    of_image = [given[name] for name in ("pixel_values", "image_position_ids") if name in given]
     with torch.no_grad():
-        soft = model.model.get_image_features(given["pixel_values"]).pooler_output.numpy()
+        soft = model.model.get_image_features(*of_image).pooler_output
+        soft = (
+            (torch.stack(soft) if isinstance(soft, tuple) else soft)
+            .reshape(len(io["images"][0]), -1, soft[0].shape[-1])
+            .numpy()
+        )
         text = model(torch.tensor(io["text_tokens"], dtype=torch.long)).logits.numpy()
         every = soft.shape[1] // io["soft_tokens"].shape[2]
         return {"logits": model(**given).logits.numpy(), "soft_tokens": soft[None, :, ::every], "text_logits": text}
@@ -105,9 +147,27 @@ def inputs(case: str) -> dict[str, np.ndarray]:
     tokens = io["tokens"].astype(np.int64)
     if "images" not in io:
         return {"input_ids": tokens}
+    if family(case).startswith("gemma4"):
+        image = (tokens == GEMMA4_PLACEHOLDER).astype(np.int64)
+        return {
+            "input_ids": tokens,
+            "mm_token_type_ids": image,
+            "logits_to_keep": io["kept"],
+            **_patches(io["images"][0]),
+        }
     pixels = io["images"][0].transpose(0, 3, 1, 2).astype(np.float32) / np.float32(127.5) - 1
     image = (tokens == PLACEHOLDER).astype(np.int64)
     return {"input_ids": tokens, "pixel_values": pixels, "token_type_ids": image, "logits_to_keep": io["kept"]}
+
+
+def _patches(images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the patches of images, row by row, colours from 0 to 1, and their places (across, down)."""
+    count, height, width, colours = images.shape
+    down, across = height // PATCH, width // PATCH
+    apart = images.reshape(count, down, PATCH, across, PATCH, colours).transpose(0, 1, 3, 2, 4, 5)
+    places = np.stack(np.meshgrid(np.arange(across), np.arange(down)), -1).reshape(1, -1, 2)
+    patches = apart.reshape(count, down * across, -1).astype(np.float32) / np.float32(255)
+    return {"pixel_values": patches, "image_position_ids": np.repeat(places, count, 0)}
 
 
 def digest(x: np.ndarray) -> list[Any]:
@@ -126,6 +186,8 @@ def peer(case: str) -> dict[str, list[Any]]:
     Of that model, it has the names of published files, which transformers translates as it loads them.
     """
     made = json.loads((ROOT / case / "peer.json").read_text())
+    if family(case).startswith("gemma4") and "vision" in case:
+        return made
     if family(case) == "gemma3-vision":
         return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}
     return {name.replace("model.language_model.", "model."): x for name, x in made.items()}

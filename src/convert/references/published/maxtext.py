@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convert.references.published import gemma
+from convert.references.published import gemma, gemma4
 from convert.references.published.entry import Every, OneOf, Published, by_letter, known_contexts
 
 _LLAMA = "meta-llama/llama-models models/llama3/args.py and its params.json files"
@@ -52,6 +52,8 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "maxtext-gemma2": gemma.MODELS["gemma2"],
     "maxtext-gemma3": gemma.MODELS["gemma3"],
     "maxtext-gemma3-vision": gemma.MODELS["gemma3_vision"],
+    **dict.fromkeys(("maxtext-gemma4", "maxtext-gemma4-moe", "maxtext-gemma4-e"), gemma4.MODELS["gemma4"]),
+    **dict.fromkeys(("maxtext-gemma4-vision", "maxtext-gemma4-moe-vision"), gemma4.MODELS["gemma4_vision"]),
     "tunix-gemma3": gemma.MODELS["gemma3"],
     "maxtext-llama3": (*_LLAMA_3, *(Published({"context_length": 8192}, _LLAMA, sizes) for sizes in _LLAMA_SIZES)),
     "maxtext-llama3.1": (
