@@ -42,36 +42,30 @@ def published(name: str) -> SpecsOnly:
     """The tree of a published size: the golden's names, the axes of its leaves at other sizes, and more layers."""
     case, sizes = SIZES[name]
     layers, unit, shared = LAYERS[name.partition(",")[0]]
-    golden_layers, golden_shared = (12 if case == "gemma4-e-4b" else 10, 5 if case == "gemma4-e-4b" else 4)
+    golden_layers = 12 if case == "gemma4-e-4b" else 10
     axes = {part.leaf: [x for x, _ in part.stored] for step in plan_of(case).steps for part in step.parts}
     specs: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def add(leaf: str, own: Mapping[str, int]) -> None:
-        kept = {"p": 5, ".": 1} | sizes | own
-        shape = [kept[x] if x in kept else 1 for x in axes[leaf]]
-        specs[added] = (tuple(shape), "bfloat16")
+    def add(leaf: str, like: str, own: Mapping[str, int]) -> None:
+        kept = {"p": 5} | sizes | own
+        specs[leaf] = (tuple(kept.get(x, 1) for x in axes[like]), "bfloat16")
 
     for leaf in axes:
         number = re.search(r"decoder/layers_(\d+)/", leaf)
         tower = re.search(r"/layer_(\d+)/", leaf)
         if tower:
             for j in range(TOWER["j"]) if tower[1] == "0" else ():
-                added = leaf.replace("/layer_0/", f"/layer_{j}/")
-                add(leaf, {})
+                add(leaf.replace("/layer_0/", f"/layer_{j}/"), leaf, {})
         elif number:
             for i in range(layers):
                 last, lacks = i % unit == unit - 1, i >= layers - shared
                 alike = (golden_layers - (1 if last else 2)) if lacks else (unit - 1 if last else 0)
                 if int(number[1]) == alike:
                     wide = {"F": 2 * sizes["F"]} if lacks and name == "4-e2b" else {}
-                    added = leaf.replace(f"layers_{alike}/", f"layers_{i}/")
-                    add(
-                        leaf,
-                        wide | ({"H": 512 if last else 256} if golden_shared and case.startswith("gemma4-e") else {}),
-                    )
+                    heads = {"H": 512 if last else 256} if case.startswith("gemma4-e") else {}
+                    add(leaf.replace(f"layers_{alike}/", f"layers_{i}/"), leaf, wide | heads)
         else:
-            added = leaf
-            add(leaf, {})
+            add(leaf, leaf, {})
     return SpecsOnly(specs)
 
 

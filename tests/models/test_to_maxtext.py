@@ -59,7 +59,7 @@ def given(case: str, folder: Path) -> Path:
     """Write the directory, with the names of the text model's own class where MaxText takes those of the model with images."""
     made = peer(case)
     config, drawn = made["config"], {name: _drawn(name, shape) for name, shape in made["tensors"].items()}
-    if case in ("gemma3", "gemma3-unscanned"):
+    if case.startswith(("gemma3", "gemma4")) and "vision" not in case:
         config = config["text_config"]
         drawn = {name.replace("model.language_model.", "model."): x for name, x in drawn.items()}
     folder.mkdir()
