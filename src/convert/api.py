@@ -15,9 +15,9 @@ from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import plan_match
 from convert.planning.rule_match import RuleMatch
-from convert.planning.select_rules import explain, pick, score, suggest_relative
+from convert.planning.select_rules import explain, select, suggest_relative
 from convert.rules.file import RuleFile
-from convert.rules.library import available_rules, find_rules
+from convert.rules.library import available_rules, find_rules, rules_of_type
 from convert.writing.execute import Event, Result, execute
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def select_rules(model: str | RuleFile, checkpoint: str | Path | Source, options
     """
     candidates = (model,) if isinstance(model, RuleFile) else find_rules(model, _rules_dir(options))
     source = _open(checkpoint, candidates, options)
-    choice = pick(score(candidates, source, options))
+    of_more_classes = rules_of_type(model, _rules_dir(options)) if isinstance(model, str) else ()
+    choice = select(candidates, of_more_classes, source, options)
     if not isinstance(choice, RuleMatch):
         raise explain(choice)
     return choice

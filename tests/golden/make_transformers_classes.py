@@ -63,6 +63,13 @@ REFUSES = {
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
     "VisionTextDualEncoderModel": {"text_config.model_type": [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]},
 }  # fmt: skip
+REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
+    "gpt2": {
+        "scale_attn_weights": [[False], "the flax class scales the scores of its attention"],
+        "scale_attn_by_inverse_layer_idx": [[True], "the flax class does not divide by the number of the layer"],
+    },
+    "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
+}
 SKIPPED = re.compile(
     r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|bias|masked_bias|relative_position_index)$"
 )
@@ -148,6 +155,19 @@ def build(cls: Any, config: Any) -> Any:
     config.num_labels = 2  # question answering has no other number
     with torch.device("meta"):
         return cls(config)
+
+
+def fixed_widths(cls: Any, config: Any) -> dict[str, int]:
+    """Return the outputs of each layer that has one or two of them whatever the number of classes is."""
+    config = copy.deepcopy(config)
+    config.num_labels = 3
+    try:
+        with torch.device("meta"):
+            model = cls(config)
+    except (AssertionError, ValueError):
+        return {}  # the class takes no other number
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {name: module.out_features for name, module in linear.items() if module.out_features < 3}
 
 
 def fact_of(cls: Any, config: Any, name: str) -> str | None:
@@ -243,7 +263,8 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "facts": facts,
         "tied": dict(sorted(tied.items())),
         "counts": counts,
-        "refuses": REFUSES.get(name, {}),
+        "refuses": REFUSES_OF_TYPE.get(configs[0].model_type, {}) | REFUSES.get(name, {}),
+        **({"widths": widths} if (widths := fixed_widths(cls, configs[0])) else {}),
         "when": {f"Parameter {x}": WHEN[last] for x in parameters if (last := x.rpartition(".")[2]) in WHEN},
         "modules": {word: listed[word] for word in sorted(listed) if listed[word]},
     }  # fmt: skip

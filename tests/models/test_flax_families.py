@@ -10,6 +10,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,51 @@ def test_the_page_has_a_row_of_every_family() -> None:
     for cases in families.values():
         row = rows[flax_families.config(cases[0])["model_type"]]
         assert all(flax_table.shown(case) in row for case in cases)
+
+
+@pytest.mark.parametrize(
+    "family",
+    slow_but(["bert", "clip", "gpt2", "whisper"], sorted({case.partition(".")[0] for case in flax_families.CASES})),
+)
+def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path) -> None:
+    """Rules of a name that do not know a class leave it to the rules of all families."""
+    for case in flax_families.CASES:
+        stated = flax_families.config(case)
+        if case.partition(".")[0] != family:
+            continue
+        named = re.sub("_(text|vision)_model$", "", stated["model_type"])
+        plan = convert.plan_conversion(named, flax_families.specs(case, tmp_path / case))
+        (name,) = stated["architectures"]
+        assert plan.config is not None and plan.config["architectures"] in (
+            [name],
+            [name.replace("ForCausalLM", "LMHeadModel")],
+        )
+        if family == "bert":
+            known = case.endswith(
+                ("bert.BertModel", "ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")
+            )
+            assert (plan.rules.model != "flax_transformers") is known
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "told"),
+    [
+        ("gpt2.cross", {"scale_attn_weights": False}, "scales the scores"),
+        ("gpt2.cross", {"scale_attn_by_inverse_layer_idx": True}, "does not divide by the number of the layer"),
+        ("whisper.WhisperModel", {"scale_embedding": True}, "does not scale its embeddings"),
+        ("encoder_decoder", {"decoder": {"scale_attn_weights": False}}, "scales the scores"),
+        ("bert.BertForTokenClassification", {"architectures": ["BertForMultipleChoice"]}, "has 1 outputs in classifier, and the tree has 5"),
+    ],
+)  # fmt: skip
+def test_keys_and_sizes_of_another_model_are_refused(
+    case: str, keys: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    parts = {
+        key: {**flax_families.config(case)[key], **value} for key, value in keys.items() if isinstance(value, dict)
+    }
+    source = flax_families.specs(case, tmp_path / "source", **{**keys, **parts})
+    with pytest.raises(convert.PlanError, match=told):
+        convert.plan_conversion(FAMILY, source)
 
 
 def case_of(family: str) -> str:

@@ -276,12 +276,9 @@ def of_class(case: str, folder: Path, architectures: Any, **more: Any) -> Path:
         ("bert-classification", "BertForMultipleChoice", "BertForSequenceClassification"),
         ("bert-classification", "FlaxBertForMultipleChoice", "BertForSequenceClassification"),
         ("bert", "BertForPreTraining", "BertForMaskedLM"),  # the tree has no head for pairs of sentences
-        ("bert", "BertLMHeadModel", "BertForMaskedLM"),
         ("bert-model", "BertForTokenClassification", "BertModel"),
-        ("gpt2-model", "GPT2LMHeadModel", "GPT2Model"),
         ("gpt2", "GPT2ForSequenceClassification", "GPT2LMHeadModel"),
         ("t5-v1.1", "T5Model", "T5ForConditionalGeneration"),
-        ("whisper", "WhisperModel", "WhisperForConditionalGeneration"),
     ],
 )
 def test_a_class_that_the_rules_do_not_write_is_refused(case: str, claimed: str, expected: str, tmp_path: Path) -> None:
@@ -291,6 +288,16 @@ def test_a_class_that_the_rules_do_not_write_is_refused(case: str, claimed: str,
     finding = next(finding for finding in refused.value.findings if finding.code == "config-conflict")
     assert (finding.expected, finding.got) == (expected, claimed.removeprefix("Flax"))
     assert expected in finding.fix and "convert rules list" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [("bert", "BertLMHeadModel"), ("gpt2-model", "GPT2LMHeadModel"), ("whisper", "WhisperModel")],
+)
+def test_a_class_with_the_same_tree_is_left_to_the_rules_of_all_families(case: str, named: str, tmp_path: Path) -> None:
+    source, out = of_class(case, tmp_path / "source", [named]), tmp_path / "out"
+    convert.convert(case.split("-")[0], source, out)
+    assert type(load(out)).__name__ == named
 
 
 def test_a_list_with_another_class_is_refused(tmp_path: Path) -> None:

@@ -46,10 +46,12 @@ class DrawnCases:
         with np.load(self.folder / f"{case}.npz") as stored:
             return {name.partition("/")[2]: stored[name] for name in stored.files if name.startswith(f"{kind}/")}
 
-    def leaves(self, case: str) -> dict[str, Array]:
+    def shapes(self, case: str) -> dict[str, tuple[int, ...]]:
         with np.load(self.folder / f"{case}.npz") as stored:
-            shapes = json.loads(str(stored["leaves"]))
-        return {name: drawn(f"{case}/{name}", tuple(shape)) for name, shape in shapes.items()}
+            return {name: tuple(shape) for name, shape in json.loads(str(stored["leaves"])).items()}
+
+    def leaves(self, case: str) -> dict[str, Array]:
+        return {name: drawn(f"{case}/{name}", shape) for name, shape in self.shapes(case).items()}
 
     def save(
         self, case: str, config: Mapping[str, Any], leaves: Mapping[str, Array], inputs: Mapping[str, Array],

@@ -13,6 +13,7 @@ from flax import serialization
 from flax.traverse_util import unflatten_dict
 
 from support.drawn_cases import DrawnCases
+from support.goldens import SpecsOnly
 from support.paths import GOLDEN
 
 FOLDER = GOLDEN / "flax-families"
@@ -39,3 +40,13 @@ def write(case: str, folder: Path, changed: dict[str, np.ndarray[Any, Any]] | No
     (folder / "flax_model.msgpack").write_bytes(serialization.to_bytes(tree))
     (folder / "config.json").write_text(json.dumps(config(case) | keys))
     return folder
+
+
+def specs(case: str, folder: Path, **keys: Any) -> SpecsOnly:
+    """Write `config.json` of a case, and return the leaves beside it without their values: enough to plan."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stated = config(case) | keys
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
+    found = SpecsOnly({name: (shape, "float32") for name, shape in ALL.shapes(case).items()})
+    found.path = folder
+    return found

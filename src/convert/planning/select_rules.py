@@ -11,7 +11,7 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
-from convert.planning.facts.architectures import loaded_classes, names_class
+from convert.planning.facts.architectures import class_conflict, loaded_classes, names_class
 from convert.planning.facts.settings import settable
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
@@ -69,6 +69,29 @@ def own_options(candidates: Sequence[RuleFile], options: ConversionOptions) -> d
         )
         for model, names in known.items()
     }
+
+
+def select(
+    candidates: Sequence[RuleFile],
+    of_more_classes: Sequence[RuleFile],
+    source: Source,
+    options: ConversionOptions = DEFAULTS,
+) -> RuleMatch | Ambiguous | NoMatch:
+    """Pick among the candidates. Where they know neither tree nor class, take rules of more classes if these fit."""
+    choice = pick(score(candidates, source, options))
+    if not of_more_classes or not _of_another_class(choice):
+        return choice
+    return next((match for match in score(of_more_classes, source, options) if _fits(match)), choice)
+
+
+def _of_another_class(choice: RuleMatch | Ambiguous | NoMatch) -> bool:
+    """Whether the tree, or the class that the sidecar names, is not that of the rules; a wrong value alone is no other class."""
+    if isinstance(choice, Ambiguous):
+        return False
+    match = choice.nearest if isinstance(choice, NoMatch) else choice
+    if match.target not in match.rules.targets:
+        return False
+    return bool(match.coverage.findings) or any(class_conflict(match.rules, match.target, match.sized[0].sidecar))
 
 
 def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:

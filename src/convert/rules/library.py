@@ -103,7 +103,14 @@ def _for_type(rules: RuleFile, model: str) -> RuleFile | None:
     types = rules.sidecar.supported.get(TYPE, ()) if rules.sidecar is not None and rules.modules is not None else ()
     if rules.sidecar is None or model not in types:
         return None
-    return replace(rules, sidecar=replace(rules.sidecar, supported={**rules.sidecar.supported, TYPE: (model,)}))
+    own = tuple(one for one in types if one == model or str(one).startswith(f"{model}_"))  # clip: clip_text_model, too
+    return replace(rules, sidecar=replace(rules.sidecar, supported={**rules.sidecar.supported, TYPE: own}))
+
+
+def rules_of_type(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
+    """Return the rules of several types of models, for the type MODEL: they know more classes than the rules of that name."""
+    known = () if is_path(model) else _available(extra, model)
+    return tuple(one for rules in known if (one := _for_type(rules, model)) is not None)
 
 
 def _is_file(name: str) -> bool:
@@ -131,7 +138,7 @@ def named_rules(model: str, extra: Path | None = None) -> tuple[RuleFile, ...]:
     named = tuple(rules for rules in known if rules.model == model) or tuple(r for r in known if model in r.families)
     if named:
         return named
-    if named := tuple(one for rules in known if (one := _for_type(rules, model)) is not None):
+    if named := rules_of_type(model, extra):
         return named
     if _is_file(model):
         problem = "it is a file, but a rule file is named by a path with / or ending in .yaml"

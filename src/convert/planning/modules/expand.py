@@ -167,6 +167,7 @@ def _expanded(
         *lost,
         *_other_counts(rules, listed, patterns),
         *_other_values(rules, listed),
+        *_other_widths(rules, of, listed, claimed, source, root),
     )
     asked = {getattr(rule.kind, "epsilon", None) for rule in rules.rules if rule.each}  # each module has its own
     facts = {name: value for name, value in rules.facts.items() if name not in asked}
@@ -304,3 +305,20 @@ def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> It
                     f"the {_file(rules)} of the checkpoint has {key} = {stated}, and the tree has {count} layers in {'.'.join(place)}",
                     fix="one of the two is of another checkpoint",
                 )
+
+
+def _other_widths(
+    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, claimed: Mapping[Name, Found], source: Source, root: str
+) -> Iterator[Finding]:
+    """Report that a layer has another number of outputs than the class has in every configuration."""
+    for name, width in listed.widths.items():
+        one = claimed.get(tuple(name.split(".")))
+        leaf = "/".join((*([root] if root else []), *one.path, "kernel")) if one else ""
+        if leaf in source.leaves and (stated := source.leaves[leaf].spec.shape[-1]) != width:
+            yield Finding(
+                "config-conflict",
+                f"{listed.package} `{listed.loads}` has {width} outputs in {name}, and the tree has {stated}",
+                rule=rules.path,
+                path=leaf,
+                fix=f"`{of.key}` of {_file(rules)} names another class than that of the checkpoint",
+            )

@@ -57,6 +57,7 @@ class ModuleList:
         counts: name before a number -> key of config.json, and the number of layers that it states.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
         unread: key of config.json that the source's code does not read -> the value that it computes with.
+        widths: layer -> the number of its outputs, which no configuration changes.
         notes: what the class computes otherwise than the source's code.
     """
 
@@ -70,6 +71,7 @@ class ModuleList:
     counts: Mapping[Name, tuple[str, int]]
     refused: Mapping[str, tuple[Any, str]]
     unread: Mapping[str, Any]
+    widths: Mapping[str, int]
     notes: tuple[str, ...]
 
 
@@ -115,6 +117,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         found.counts,
         found.refused,
         entry.get("unread", {}),
+        entry.get("widths", {}),
         tuple(entry.get("notes", ())),
     )
 
