@@ -14,9 +14,12 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 import convert
-from convert.planning.tokenizer.files import MAX_BYTES
-from convert.planning.tokenizer.processors import PROCESSORS
+from convert.core.errors import OptionError
+from convert.planning.tokenizer.files import MAX_BYTES, TokenizerFiles, merged_generation
+from convert.planning.tokenizer.processors import PROCESSORS, missing_processor
+from convert.rules.library import available_rules
 from convert.writing.written import MAX_JSON
+from support import flax_families
 from support.command_line import Run
 from support.goldens import checkpoint
 from support.paths import GOLDEN
@@ -70,21 +73,52 @@ def test_tokenizer_and_licence_lie_beside_the_weights(beside: Path, run: Run, tm
 
 def test_generation_settings_are_added_or_contradict(beside: Path, run: Run, tmp_path: Path) -> None:
     given = beside / "generation_config.json"
-    given.write_text('{"transformers_version": "4", "do_sample": true, "eos_token_id": 3}')
+    given.write_text('{"transformers_version": "4", "do_sample": true, "eos_token_id": 60}')
     checkpoint_of = tmp_path / "ckpt"
     checkpoint_of.mkdir()
     for name in ("flax_model.msgpack", "config.json"):
         (checkpoint_of / name).write_bytes((GPT2 / name).read_bytes())
     run("gpt2", checkpoint_of, tmp_path / "first", "--tokenizer", beside)
-    assert json.loads((tmp_path / "first" / given.name).read_text()) == {"do_sample": True, "eos_token_id": 3}
-    (checkpoint_of / given.name).write_text('{"eos_token_id": [3], "top_k": 7}')
+    assert json.loads((tmp_path / "first" / given.name).read_text()) == {"do_sample": True, "eos_token_id": 60}
+    (checkpoint_of / given.name).write_text('{"eos_token_id": [60], "top_k": 7}')
     run("gpt2", checkpoint_of, tmp_path / "second", "--tokenizer", beside)
-    assert json.loads((tmp_path / "second" / given.name).read_text()) == {"do_sample": True, "eos_token_id": [3], "top_k": 7}  # fmt: skip
+    assert json.loads((tmp_path / "second" / given.name).read_text()) == {"do_sample": True, "eos_token_id": [60], "top_k": 7}  # fmt: skip
     (checkpoint_of / given.name).write_text('{"eos_token_id": 4}')
     _, said = run("gpt2", checkpoint_of, tmp_path / "third", "--tokenizer", beside, code=2)
     assert "error[config-conflict]" in said and "eos_token_id in the generation_config.json of --tokenizer" in said
-    assert "expected 4, as the rules or the files next to the checkpoint state, got 3" in said
+    assert "expected 4, as the rules or the files next to the checkpoint state, got 60" in said
     assert not (tmp_path / "third").exists()
+
+
+@pytest.mark.parametrize(
+    ("case", "key"),
+    [
+        ("t5.T5ForConditionalGeneration", "decoder_start_token_id"),
+        ("bart.BartForConditionalGeneration", "forced_eos_token_id"),
+        ("whisper.untied", "eos_token_id"),
+        ("encoder_decoder", "bos_token_id"),  # of its decoder
+    ],
+)
+def test_ids_in_config_json_are_contradicted(case: str, key: str, beside: Path, run: Run, tmp_path: Path) -> None:
+    source = flax_families.write(case, tmp_path / "source")
+    stated = flax_families.config(case)
+    value = {**stated.get("decoder", {}), **stated}[key]
+    given = beside / "generation_config.json"
+    given.write_text(json.dumps({key: value + 1}))
+    _, said = run("flax-transformers", source, tmp_path / "out", "--tokenizer", beside, code=2)
+    assert "error[config-conflict]" in said and f"{key} in the generation_config.json of --tokenizer" in said
+    assert f"expected {value}, as the rules or the files next to the checkpoint state, got {value + 1}" in said
+    assert not (tmp_path / "out").exists()
+    given.write_text(json.dumps({key: [value, value + 1]}))  # a further end of the text is no contradiction
+    run("flax-transformers", source, tmp_path / "out", "--tokenizer", beside)
+
+
+def test_ids_of_the_source_count_where_the_output_has_none() -> None:
+    given = TokenizerFiles("beside", {}, {"eos_token_id": 3}, "")
+    assert merged_generation(None, given, {"eos_token_id": None}, {"bos_token_id": 1}) == {"eos_token_id": 3}
+    with pytest.raises(OptionError, match="expected 2"):
+        merged_generation(None, given, {}, {"eos_token_id": 2})
+    assert merged_generation({"eos_token_id": 3}, given, {"eos_token_id": 2}) == {"eos_token_id": 3}
 
 
 def test_what_cannot_be_copied_is_refused_before_anything_is_written(beside: Path, run: Run, tmp_path: Path) -> None:
@@ -153,15 +187,48 @@ def test_a_missing_processor_is_named(beside: Path, run: Run, tmp_path: Path) ->
     assert "PaliGemmaProcessor" in str(paligemma.config_notes)
 
 
-def test_the_processors_are_those_of_transformers() -> None:
+def test_every_target_of_images_or_sound_has_its_processor() -> None:
+    """transformers' own tables say for which of the shipped targets there is one."""
     spec = find_spec("transformers.models.auto.video_processing_auto")  # imports torchvision: read, not run
     assert spec is not None and spec.origin is not None
     videos = dict(re.findall(r'\("(\w+)", \{"torchvision": "(\w+)"\}\)', Path(spec.origin).read_text()))
 
-    def of(model: str) -> str | None:
-        image = IMAGE_PROCESSOR_MAPPING_NAMES.get(model, {}).get("torchvision")
-        video = videos.get(model_type_to_module_name(model))
-        return PROCESSOR_MAPPING_NAMES.get(model) or image or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model) or video
+    def image(model: str) -> str | None:
+        return IMAGE_PROCESSOR_MAPPING_NAMES.get(model, {}).get("torchvision")
 
-    assert {model: of(model) for model in PROCESSORS} == PROCESSORS
+    def of(model: str) -> str | None:
+        video = videos.get(model_type_to_module_name(model))
+        part = image(model.removesuffix("_vision_model")) if model.endswith("_vision_model") else None
+        return PROCESSOR_MAPPING_NAMES.get(model) or image(model) or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model) or part or video  # fmt: skip
+
+    shipped = available_rules()
+    stated = {t.config["model_type"] for rules in shipped for t in rules.targets.values() if "model_type" in t.config}
+    stated |= {one for rules in shipped if rules.sidecar for one in rules.sidecar.supported.get("model_type", ())}
+    assert {model: name for model in stated if (name := of(model))} == PROCESSORS
     assert MAX_BYTES <= MAX_JSON  # `convert verify` reads what was copied
+
+
+def test_targets_of_other_packages_name_theirs() -> None:
+    targets = [(name, target) for rules in available_rules() for name, target in rules.targets.items()]
+    for name, target in targets:
+        if name == "lerobot":
+            assert "make_pre_post_processors" in str(missing_processor(target.config, None))
+        elif name == "timm":  # it makes its transform of what config.json states
+            assert {"mean", "std", "input_size"} <= target.config["pretrained_cfg"].keys()
+    assert {"lerobot", "timm"} <= {name for name, _ in targets}
+
+
+@pytest.mark.parametrize(
+    ("case", "processor"),
+    [
+        ("clip.vision", "CLIPImageProcessor"),
+        ("vision_encoder_decoder", "ViTImageProcessor"),
+        ("speech_encoder_decoder", "Wav2Vec2Processor"),
+        ("encoder_decoder", None),
+        ("clip.text", None),
+    ],
+)
+def test_the_encoder_takes_the_inputs(case: str, processor: str | None, tmp_path: Path) -> None:
+    plan = convert.plan_conversion("flax-transformers", flax_families.specs(case, tmp_path / "source"))
+    named = [note for note in plan.config_notes if "inputs are made by" in note]
+    assert [processor in note for note in named] == [True] if processor else named == []

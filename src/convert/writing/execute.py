@@ -279,8 +279,9 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
 
 def _extra_files(plan: Plan) -> dict[str, bytes]:
     """Return the further files of an output directory, by name."""
-    given, generation = plan.tokenizer, plan.generation_config
-    files = {"config.json": plan.config, GENERATION: merged_generation(generation, given) if given else generation}
+    given, config, own = plan.tokenizer, plan.config, plan.generation_config
+    generation = merged_generation(own, given, config or {}, plan.sidecar.config) if given else own
+    files = {"config.json": config, GENERATION: generation}
     written = {
         name: (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
         for name, content in files.items()

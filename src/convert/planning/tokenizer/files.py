@@ -116,13 +116,29 @@ def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFi
     return TokenizerFiles(str(folder), files, generation, _stated_licence(card))
 
 
-def merged_generation(planned: Mapping[str, Any] | None, given: TokenizerFiles) -> Mapping[str, Any] | None:
+def merged_generation(
+    planned: Mapping[str, Any] | None, given: TokenizerFiles, *configs: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
     """Return the output's ``generation_config.json``: what the plan has, and the other keys of the given one.
+
+    Args:
+        planned: contents of the plan's own file; None without one.
+        given: the files of ``--tokenizer``.
+        configs: ``config.json`` of the output and of the checkpoint. Without a file of their own, the ids of tokens stand there.
 
     Raises:
         OptionError: both have a key, with two values.
     """
     ours, theirs = planned or {}, given.generation or {}
+    stated = {key: value for config in reversed(configs) for key, value in _token_ids(config).items()}
+    other = {key: value for key, value in ours.items() if key in theirs and _as_list(theirs[key]) != _as_list(value)}
+    other |= {
+        key: value
+        for key, value in stated.items()
+        if key not in ours
+        and theirs.get(key) is not None
+        and any(one not in _as_list(theirs[key]) for one in _as_list(value))
+    }
     findings = [
         Finding(
             "config-conflict",
@@ -132,14 +148,22 @@ def merged_generation(planned: Mapping[str, Any] | None, given: TokenizerFiles) 
             got=json.dumps(theirs[key]),
             fix=f"correct one of them; a fact of the rules is set with --set {key}={json.dumps(theirs[key])}",
         )
-        for key, value in ours.items()
-        if key in theirs and _as_list(theirs[key]) != _as_list(value)
+        for key, value in other.items()
     ]
     if findings:
         raise OptionError(*findings)
     if planned is None and given.generation is None:
         return None
     return {**{key: value for key, value in theirs.items() if key != "transformers_version"}, **ours}
+
+
+def _token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ids of tokens that a ``config.json`` states, and those of the part that writes text where it states none."""
+    found: dict[str, Any] = {}
+    for part in (config.get("text_config"), config.get("decoder"), config):
+        if isinstance(part, Mapping):
+            found |= {key: value for key, value in part.items() if key.endswith("_token_id") and value is not None}
+    return found
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -10,8 +10,8 @@ from convert.planning.tokenizer.files import TokenizerFiles
 # `model_type` in config.json -> the class, as AutoProcessor, AutoImageProcessor and AutoFeatureExtractor of transformers 5.23 choose it.
 PROCESSORS = {
     "beit": "BeitImageProcessor",
-    "blip": "BlipProcessor",
     "clip": "CLIPProcessor",
+    "clip_vision_model": "CLIPImageProcessor",
     "dinov2": "BitImageProcessor",
     "gemma3": "Gemma3Processor",
     "gemma4": "Gemma4Processor",
@@ -19,9 +19,12 @@ PROCESSORS = {
     "owlvit": "OwlViTProcessor",
     "paligemma": "PaliGemmaProcessor",
     "pi0": "PI0Processor",
+    "pix2struct": "Pix2StructProcessor",
     "regnet": "ConvNextImageProcessor",
     "resnet": "ConvNextImageProcessor",
     "siglip": "SiglipProcessor",
+    "siglip2": "Siglip2Processor",
+    "tipsv2_vision_model": "Tipsv2ImageProcessor",
     "videoprism": "VideoPrismProcessor",
     "videoprism_vision_model": "LlavaOnevisionVideoProcessor",
     "vision-text-dual-encoder": "VisionTextDualEncoderProcessor",
@@ -31,10 +34,19 @@ PROCESSORS = {
     "whisper": "WhisperProcessor",
 }
 
+LEROBOT = ("pi0", "pi05")  # `type` in config.json of lerobot's policies
+
 
 def missing_processor(config: Mapping[str, Any], given: TokenizerFiles | None) -> str | None:
     """Return a note that names the processor of a class, where its files are not copied; None where nothing is missing."""
-    name = PROCESSORS.get(str(config.get("model_type")))
+    if config.get("type") in LEROBOT:
+        return (
+            "inputs are made by lerobot's policy_preprocessor.json, with the statistics of the data, which is not in this "
+            "directory: make it with lerobot's `make_pre_post_processors`"
+        )
+    encoder = config.get("encoder")  # of an encoder-decoder, which has no processor of its own
+    parts = (config, encoder if isinstance(encoder, Mapping) else {})
+    name = next((PROCESSORS[of] for part in parts if (of := str(part.get("model_type"))) in PROCESSORS), None)
     if name is None or (given is not None and given.has_processor):
         return None
     missing = (
