@@ -181,8 +181,9 @@ def test_what_are_no_dimension_numbers(text: str, message: str) -> None:
             "feature_group_count out",
         ),
         (
-            "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: '{a,b}/w'\n  conv: m",
-            "r.yaml:5:3: a convolution's leaf becomes one tensor; it can be neither fused nor split",
+            "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  feature_group_count: 2\n  from: '{a,b}/w'\n  conv: m",
+            "r.yaml:5:3: the leaf of a convolution is not split; several leaves may be its output channels, one after the "
+            "other, where it has no groups and the target no `axes` or `dimension_numbers`",
         ),
         (
             "- dimension_numbers: NWC,WIO->NWC\n  axes: KIE\n  from: w\n"

@@ -4,7 +4,7 @@
 `infer` runs both with random weights (`draws`). `search` replays the target (`replay`). Where an operation needs a parameter (`sites`),
 ``proposals`` propose the parameters of the source that meet the same data (`columns`), those of a recurrent cell all at once; the
 operations that follow refute wrong ones.
-``forms`` gives both programs one form first: sums, lookups, constants that parameters meet. `factors` finds folded factors.
+``forms`` gives both programs one form first: sums, sums of products, lookups, constants that parameters meet. `factors` finds folded factors.
 ``grading`` finds alternatives that give the same outputs, proves the result with fresh weights, and names the operation where the
 programs differ. `derivation` holds the result: for each tensor its parts, their evidence and a grade. `facts` reads what no weight
 holds, and ``rule_file`` writes the rules. No names are compared.

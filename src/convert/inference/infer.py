@@ -13,6 +13,7 @@ from convert.inference.derivation import Derivation, Difference, Grade, Proof, T
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
 from convert.inference.forms.as_data import constants_as_data, learned_inputs, parameters_as_data
+from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.sums import constants_last
 from convert.inference.grading import proof, unshown
@@ -99,7 +100,7 @@ def _derived(
     runs = _Runs(function, Draws(shapes))
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
-    target = _in_one_form(record_torch(module, run, given))
+    target = _in_one_form(record_torch(module, run, given), keep=False)
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
@@ -157,8 +158,8 @@ def _derived(
     return made, again and any(t.grade is Grade.TIED for t in found)
 
 
-def _in_one_form(program: Program) -> Program:
-    return constants_last(constants_as_data(table_by_table(program)))
+def _in_one_form(program: Program, *, keep: bool) -> Program:
+    return constants_last(constants_as_data(sums_as_products(table_by_table(program), keep=keep)))
 
 
 def _target_runs(target: Program, tensors: Sequence[Tensor], sources: Sequence[Program]) -> list[Program]:
@@ -190,7 +191,7 @@ class _Runs:
             twice = not self._records
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
-        return _in_one_form(made)
+        return _in_one_form(made, keep=True)
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,6 +153,36 @@ def _flash_attention(
     return out, out.new_zeros(0)  # inference reads no more of the sums of the softmax
 
 
+def _embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    if padding_idx >= 0 or mode > 1:  # of mode 2, the largest
+        return NotImplemented
+    ends = [*offsets.tolist(), *([] if include_last_offset else [len(indices)])]
+    sizes = [end - start for start, end in itertools.pairwise(ends)]
+    rows = aten.embedding(weight, indices)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if sizes and len(set(sizes)) == 1 and sizes[0]:
+        rows = rows.view(len(sizes), sizes[0], -1)
+        bags = rows.squeeze(1) if sizes[0] == 1 else rows.sum(1)
+    else:
+        bag = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        bags = rows.new_zeros(len(sizes), weight.shape[1]).index_add(0, bag, rows)
+    counts = torch.tensor(sizes)
+    if mode == 1:
+        bags = bags / counts.clamp(min=1).unsqueeze(-1).to(bags.dtype)
+    return bags, offsets.new_zeros(0), counts, offsets.new_zeros(0)
+
+
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Return what takes an operator apart; it may return `NotImplemented`."""
@@ -165,6 +196,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.addcmul.default: _added(aten.mul),
         aten.addcdiv.default: _added(aten.div),
         aten.convolution.default: _convolution,
+        aten._embedding_bag.default: _embedding_bag,
+        aten._embedding_bag_forward_only.default: _embedding_bag,
         aten.native_layer_norm.default: _layer_norm,
         aten.native_group_norm.default: _group_norm,
         aten._fused_rms_norm.default: _rms_norm,

@@ -18,7 +18,8 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = {"add": np.add, "add_any": np.add, "mul": np.multiply}
-MAX_TERMS = 5
+MAX_TERMS = 5  # of a longer sum, each parameter meets each other term alone
+MAX_LONG = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ def terms(program: Program) -> Iterator[Term]:
         result = operation.results[0] if operation.results else None
         if operation.name in KINDS and result is not None and result.data and result not in inner:
             leaves = list(_flattened(program, index, inner, made))
-            if 2 < len(leaves) <= MAX_TERMS:
+            if 2 < len(leaves) <= MAX_LONG:
                 yield from _orders(program, leaves, KINDS[operation.name])
 
 
@@ -79,7 +80,7 @@ def _orders(program: Program, leaves: list[tuple[int, int]], join: Any) -> Itera
         if not values[k].of_parameters:
             continue
         others = [value for j, value in enumerate(values) if j != k]
-        for count in range(1, len(others) + 1):
+        for count in range(1, len(others) + 1) if len(leaves) <= MAX_TERMS else (1,):
             for chosen in itertools.combinations(others, count):
                 if any(value.data for value in chosen):
                     data = reduce(join, [value.array for value in chosen])

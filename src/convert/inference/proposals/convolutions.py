@@ -17,6 +17,7 @@ from convert.inference.columns import columns_of, pair
 from convert.inference.derivation import Role
 from convert.inference.proposals import products
 from convert.inference.proposals.elementwise import anywhere
+from convert.inference.sites import Meeting, Product
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,6 +29,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     x = context.replay.value(operation.operands[1 - side])
     transposed, groups = bool(operation.settings.get("transposed")), int(operation.settings.get("groups", 1))
     channels = columns_of(x, _along(x.ndim, 1, x.shape[1]))
+    kernels: list[tuple[Product, Meeting, tuple[int, ...]]] = []
     for meeting in context.near_first(context.source.same_data(Role.CONVOLUTION, x, context.tolerance)):
         if meeting.operation.name != "conv_general_dilated" or len(meeting.operations) > 1:
             continue
@@ -42,6 +44,10 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         order = pairing.numbers
         for how, cut in _kernels(stack, order, groups, transposed):
             value, places, *numbers = cut
+            tied = tuple(pairing.tied.tolist())
+            if groups == 1 and numbers and value.shape[2:] == weight.array.shape[2:]:
+                places_, value_, *numbers_ = (_matrix(a, transposed) for a in (places, value, *numbers))
+                kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
             if value.shape != weight.array.shape or not numbers or not context.free(numbers[0]):
                 continue
             found = context.fitted(
@@ -53,7 +59,18 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 places,
             )
             if found is not None:
-                yield Candidate(found, f"channels of the data{how}", ("convolution", how), tuple(pairing.tied.tolist()))
+                yield Candidate(found, f"channels of the data{how}", ("convolution", how), tied)
+    if kernels and weight.elements:
+        yield from products.of_parts(
+            context,
+            [
+                kernel
+                for kernel in kernels
+                if len(kernel[0].value) == weight.array.size // _out(weight.array, transposed)
+            ],
+            [_matrix(numbers, transposed) for numbers in weight.elements],
+            lambda part: _matrix(context.replay.value(weight), transposed)[:, part],
+        )
     yield from products.propose(context, operation, side)
     if groups == x.shape[1] == len(weight.array) and not transposed:
         shifted = _shifted(x, weight.array.shape[2:], operation)
@@ -61,6 +78,16 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         for data in (shifted, shifted[:, :, *kept]):
             rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
             yield from anywhere(context, weight.elements, rows, Role.SCALE)
+
+
+def _out(kernel: Array, transposed: bool) -> int:
+    return int(kernel.shape[1 if transposed else 0])
+
+
+def _matrix(kernel: Array, transposed: bool) -> Array:
+    """Return a kernel, O I spatial or I O spatial, as [I taps, O]."""
+    found: Array = np.moveaxis(kernel, 1 if transposed else 0, -1)
+    return found.reshape(-1, found.shape[-1])
 
 
 def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:

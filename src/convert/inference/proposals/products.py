@@ -105,6 +105,30 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         yield from low_rank.propose(context, target)
 
 
+def of_parts(
+    context: Context, kernels: Sequence[tuple[Product, Meeting, tuple[int, ...]]], numbers: Sequence[Array], read: Any
+) -> Iterator[Candidate]:
+    """Yield proposals for a matrix of which leaves fill some columns each, or which is some columns of a leaf.
+
+    Args:
+        kernels: matrices of the source whose rows are in the target's order, with the columns of the data that are tied.
+        numbers: numbers of the target's elements, [I, O].
+        read: returns some columns of the target's matrix.
+    """
+    out = numbers[0].shape[1]
+    atoms = []
+    for product, meeting, tied in kernels:
+        rows = np.arange(len(product.value))
+        for order, columns, _ in _orders(product.value.shape[1:], out, context.level):
+            if len(columns) <= out and context.free(product.numbers[0][:, columns]):
+                atoms.append(_Atom(product, meeting, rows, order, columns, tied))
+    for atom in atoms:
+        if len(atom.columns) == out < atom.product.value.shape[1]:
+            yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
+    for chosen in _fillings(atoms, out, context.level):
+        yield from _candidate(context, chosen, numbers, read)
+
+
 def _candidate(
     context: Context, chosen: Sequence[tuple[_Atom, Any]], numbers: Sequence[Array], read: Any
 ) -> Iterator[Candidate]:

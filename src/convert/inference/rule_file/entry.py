@@ -174,6 +174,9 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
     axes = ""
     if not is_map and [tuple(group) for group in groups] != wanted:
         axes = target_axes(layout, named)
+        if len(rule.layer.main) > 1:  # leaves below each other
+            end = axes.index(")") + 1 if axes.startswith("(") else 1
+            axes = f"({' + '.join([axes[:end].strip('()')] * len(rule.layer.main))}){axes[end:]}"
         for axis in (axis for axis in layout.axes if axis.place):  # no other leaf need have it
             letters.fixed.add(named.of[axis.of, axis.place])
     rope = {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)}
@@ -302,9 +305,9 @@ def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
     stored = leaf_letters(layout, named, stacked)
     if beside > 1:
         axes = target_axes(layout, named)
-        if len(axes) != 2:
-            raise NoWordsError("leaves that stand side by side in its columns have more than two axes")
-        return stored, f"{axes[0]}({' + '.join(axes[1] * beside)})"
+        if not axes[-1].isalpha():
+            raise NoWordsError("leaves that stand side by side have no axis of their own there")
+        return stored, f"{axes[:-1]}({' + '.join(axes[-1] * beside)})"
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
         return stored, ""
     if layer.kind_name in (*NORMS, "embedding"):

@@ -12,20 +12,21 @@ from convert.drafting.like.module_patterns import apart, common_pattern
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.layer import NORMS, LayerRule, Source
 from convert.inference.rule_file.layout import Axis
-from convert.inference.rule_file.patterns import IndexLetters, PatternRule, indexed_rules, loose, structure
+from convert.inference.rule_file.patterns import IndexLetters, PatternRule, indexed_rules, leaves_of, loose, structure
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
     """Return the rules for layers, in the order of the first layer of each.
 
     Args:
-        leaves: all of the source. An index does not match those that a rule does not describe.
+        leaves: of the source, beside those of the layers. An index does not match those that a rule does not describe.
     """
+    every = {*leaves, *(leaf for layer in layers for leaf in leaves_of(layer))}
     letters = IndexLetters()
     groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
     for layer in layers:
         groups[structure(layer)].append(layer)
-    rules = [rule for members in groups.values() for rule in indexed_rules(members, letters, leaves)]
+    rules = [rule for members in groups.values() for rule in indexed_rules(members, letters, every)]
     rules = _joined(rules, _split_key, _join_split)
     rules = _joined(rules, _parts_key, _join_parts)
     rules = _joined(rules, _alternatives_key, _join_alternatives)
@@ -65,9 +66,8 @@ def _common(rule: PatternRule) -> tuple[Hashable, ...]:
 
 
 def _split_key(rule: PatternRule) -> Hashable:
-    """Return what the rules of the elements of one axis have in common: an activation may be that of the first alone."""
-    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or rule.at != 0)
-    shared = replace(rule, layer=replace(rule.layer, keys=keys))
+    """Return what the rules of the elements of one axis have in common."""
+    shared = replace(rule, layer=replace(rule.layer, keys=_without_activation(rule)))
     return (*_common(shared), rule.sources, rule.split is None and rule.module)
 
 
@@ -78,7 +78,7 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
     module = common_pattern([rule.module for rule in group])
     if split is None or module is None:
         return list(group)
-    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
+    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))) or not _of_all_or_first(group):
         return list(group)
     return [_whole(group, module, group[0].sources)]
 
@@ -91,12 +91,22 @@ def _part(source: Source) -> Axis | None:
 
 
 def _parts_key(rule: PatternRule) -> Hashable:
-    """Return what the rules of the parts of one axis have in common: an activation may be that of the first alone."""
+    """Return what the rules of the parts of one axis have in common."""
     part = _part(rule.layer.main[0])
     if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
         return rule.module
-    keys = tuple(item for item in rule.layer.keys if item[0] != "activation" or part.start)
-    return rule.sources, rule.stacked, rule.index_from, rule.layer.names, keys, rule.layer.target_keys, part.of
+    keys, layer = _without_activation(rule), rule.layer
+    return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of
+
+
+def _without_activation(rule: PatternRule) -> tuple[tuple[str, str], ...]:
+    return tuple(item for item in rule.layer.keys if item[0] != "activation")
+
+
+def _of_all_or_first(group: Sequence[PatternRule]) -> bool:
+    """Whether all of the rules have one activation, or none but the first has one."""
+    first, *others = (dict(rule.layer.keys).get("activation") for rule in group)
+    return set(others) in ({first}, {None})
 
 
 def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
@@ -112,7 +122,7 @@ def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
     ):
         return list(group)
     axis = _part(group[0].layer.main[0])
-    if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
+    if axis is None or not _of_all_or_first(group) or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
         return list(group)
     return [replace(_whole(group, module, group[0].sources), parts=(axis.of, sizes))]
 

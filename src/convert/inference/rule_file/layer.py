@@ -233,6 +233,10 @@ def _describe(
     first = tensors.get("weight", next(iter(tensors.values())))
     if lacking := [tensor for tensor in tensors.values() if not tensor.parts]:
         return min(lacking, key=lambda tensor: tensor.unread).lack
+    for tensor in tensors.values():
+        known = sum(len(part.elements) for part in tensor.parts)
+        if known + tensor.unseen < (size := int(np.prod(tensor.shape))) and tensor.grade is Grade.OPEN:
+            return f"{size - known} of its {size} elements meet nothing but zeros, so that no output shows them"
     others: tuple[str, ...] | None = None
     words = low_rank_words(first, derivation.leaves) if first.parts else None
     if words is not None and words.base is not None:

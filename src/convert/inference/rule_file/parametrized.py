@@ -115,22 +115,32 @@ def below_each_other(tensor: Tensor, count: int, head: int) -> Tensor:
 
 
 def side_by_side(tensor: Tensor) -> int:
-    """Return how many leaves stand side by side in the columns of a matrix, each as wide; 0 if they do not."""
-    if len(tensor.shape) != 2 or len(tensor.parts) < 2 or tensor.shape[1] % len(tensor.parts):
+    """Return how many leaves stand side by side along the last axis of a tensor, each as wide; 0 if they do not."""
+    leaves: dict[str, list[Array]] = {}
+    for part in tensor.parts:
+        leaves.setdefault(part.leaf, []).append(part.elements)
+    if len(leaves) == 1 and len(tensor.shape) > 2:  # the taps of a kernel, found one by one
         return 0
-    places = np.arange(int(np.prod(tensor.shape))).reshape(tensor.shape)
-    blocks = np.split(places, len(tensor.parts), axis=1)
-    parts = sorted(tensor.parts, key=lambda part: int(part.elements.min()))
-    same = all(np.array_equal(np.sort(p.elements), b.ravel()) for p, b in zip(parts, blocks, strict=True))
-    return len(parts) if same else 0
+    whole = [np.concatenate(of) for of in leaves.values()]  # of a leaf that was found head by head
+    return _beside(tensor, [part.elements for part in tensor.parts]) or _beside(tensor, whole)
+
+
+def _beside(tensor: Tensor, blocks: list[Array]) -> int:
+    count = len(blocks)
+    if len(tensor.shape) < 2 or count < 2 or tensor.shape[-1] % count:
+        return 0
+    places = np.arange(int(np.prod(tensor.shape))).reshape(-1, tensor.shape[-1])
+    blocks = sorted(blocks, key=lambda elements: int(elements.min()))
+    wanted = np.split(places, count, axis=1)
+    return count if all(np.array_equal(np.sort(x), y.ravel()) for x, y in zip(blocks, wanted, strict=True)) else 0
 
 
 def one_below_another(tensor: Tensor, count: int) -> Tensor:
-    """Return a matrix whose leaves stand side by side with its leaves below each other."""
-    rows, width = tensor.shape[0], tensor.shape[1] // count
-    place = np.arange(int(np.prod(tensor.shape))).reshape(count, rows, width).swapaxes(0, 1).ravel()
+    """Return a tensor whose leaves stand side by side with its leaves below each other."""
+    first, *between, width = tensor.shape
+    place = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, width // count).swapaxes(0, 1).ravel()
     parts = tuple(replace(part, elements=place[part.elements]) for part in tensor.parts)
-    return replace(tensor, shape=(count * rows, width), parts=parts)
+    return replace(tensor, shape=(count * first, *between, width // count), parts=parts)
 
 
 def by_parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

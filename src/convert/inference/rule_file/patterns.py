@@ -99,6 +99,11 @@ def _numbers(text: str) -> Numbers:
     return tuple(int(number) for number in NUMBER.findall(text))
 
 
+def leaves_of(layer: LayerRule) -> Sequence[str]:
+    """Return the leaves that a layer is made of."""
+    return layer.leaves or [source.leaf for source in _each_source(layer)]
+
+
 def _each_source(layer: LayerRule) -> list[Source]:
     return [source for _, of in layer.sources for source in of]
 
@@ -124,7 +129,10 @@ def indexed_rules(members: list[LayerRule], letters: IndexLetters, leaves: Colle
 
 
 def _narrow(members: Sequence[LayerRule], letters: IndexLetters, leaves: Collection[str]) -> PatternRule | None:
-    """Return the rule of layers whose numbers are those of indices; numbers are listed where an index would match other leaves."""
+    """Return the rule of layers whose numbers are those of indices; numbers are listed where an index would match other leaves.
+
+    None: the numbers are those of no indices, or cannot be listed (those of fused leaves: the list would be parts of the tensor).
+    """
     rule = _with_indices(members, letters)
     if rule is None or not _matches_others(rule, leaves):
         return rule
@@ -133,7 +141,7 @@ def _narrow(members: Sequence[LayerRule], letters: IndexLetters, leaves: Collect
         narrow = _with_indices(members, letters, listed)
         if narrow is not None and not _matches_others(narrow, leaves):
             return narrow
-    return rule
+    return rule if len(members) == 1 else None
 
 
 def _matches_others(rule: PatternRule, leaves: Collection[str]) -> bool:
@@ -214,8 +222,9 @@ def _with_indices(
             texts.append(_filled(escape_path(source.leaf), values))
             at += 1
         joined = common_pattern([text for text in texts if text is not None]) if None not in texts else None
-        if joined is None:
-            return None
+        last = "" if joined is None else joined[joined.rfind("{") :].partition("}")[0]
+        if joined is None or (len(of) > 1 and "," in last and last in str(texts[0])):
+            return None  # the last alternatives of a fused target are its parts, and not a list of numbers
         sources.append((key, joined))
     module = _filled(first.module, [_written(column, indices) for column in columns])
     assert module is not None, "each number of the module is constant or an index"
@@ -229,7 +238,7 @@ def _with_indices(
         None if split is None else split[0],
         -1 if split is None else split[1],
         len(members),
-        frozenset(leaf for member in members for leaf in member.leaves or [s.leaf for s in _each_source(member)]),
+        frozenset(leaf for member in members for leaf in leaves_of(member)),
     )
 
 

@@ -296,6 +296,7 @@ class Convolution(Convolving):
         "activation": ACTIVATION,
         **NORMALIZED,
     }
+    fuses: ClassVar[bool] = True
     target: ClassVar[Record] = module_target(
         dimension_numbers=Key(
             DIMENSIONS,
@@ -330,8 +331,12 @@ class Convolution(Convolving):
         return draft_conv(context, layer, main, bias)
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
-        if len(layer.path.groups) != len(source.groups):
-            raise ValueError("a convolution's leaf becomes one tensor; it can be neither fused nor split")
+        fused = len(source.groups) > len(layer.path.groups)
+        if len(layer.path.groups) > len(source.groups) or (fused and not self._has_blocks(layer)):
+            raise ValueError(
+                "the leaf of a convolution is not split; several leaves may be its output channels, one after the other, "
+                "where it has no groups and the target no `axes` or `dimension_numbers`"
+            )
         if layer.axes is not None and self.weight_standardization is not None:
             raise ValueError("a target with `axes:` takes no weight standardization; leave one of the two out")
         own = layer.computes
@@ -339,6 +344,11 @@ class Convolution(Convolving):
             raise ValueError(
                 f"{own.text} of the target and {self.numbers.text} of the source differ in more than the order of axes"
             )
+
+    def _has_blocks(self, layer: TargetLayer) -> bool:
+        """Whether leaves can be blocks of the target's output channels, one after the other."""
+        plain = self.feature_group_count == 1 and self.numbers.outputs == "O" and not self.numbers.depthwise
+        return plain and layer.axes is None and layer.computes is None and self.weight_standardization is None
 
     def inner_axes(
         self, role: str, letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]

@@ -1,0 +1,88 @@
+"""Write ``(x * w).sum(axis)`` as the product that it is: an attention vector of a graph network, the scores of a pooling layer.
+
+One program multiplies element by element and adds up, the other takes a matrix product, or one for each head.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from convert.programs.program import Array, Operation, Program, Value
+
+SUMS = ("sum", "reduce_sum")
+REPEATS = ("broadcast_in_dim", "expand")
+
+
+def sums_as_products(program: Program, *, keep: bool) -> Program:
+    """Return the program with a product in place of a sum over what two values multiplied give.
+
+    Args:
+        keep: whether the values that are added up stay values of the program.
+    """
+    uses = Counter(operand for operation in program.operations for operand in operation.operands)
+    uses.update(program.outputs.values())
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    operations: list[Operation] = []
+    joined: set[Operation] = set()
+    for operation in program.operations:
+        product = _product(operation, made_by)
+        operations += product or [operation]
+        if product and uses[operation.operands[0]] == 1 and not keep:
+            joined.add(made_by[operation.operands[0]])
+    return replace(program, operations=tuple(x for x in operations if x not in joined))
+
+
+def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+    """Return the operations that take the place of a sum; none if it adds up no product, or over axes of one operand alone."""
+    times = made_by.get(total.operands[0]) if total.name in SUMS and total.operands else None
+    if times is None or times.name != "mul" or len(times.operands) != 2 or not times.results[0].data:
+        return []
+    shape = times.results[0].array.shape
+    axes = _axes(total, len(shape))
+    kept = [_kept(x, shape, made_by) for x in times.operands]
+    if not axes or not all(set(axes) <= set(of) for of in kept) or total.results[0].array.dtype.kind != "f":
+        return []
+    batch = tuple(k for k in range(len(shape)) if k not in axes and all(k in of for of in kept))
+    steps, operands = [], []
+    for x, of in zip(times.operands, kept, strict=True):
+        step = _without_repeats(times, x, len(shape), of)
+        steps.append(step)
+        operands.append(step.results[0])
+    (result,) = total.results
+
+    def again(arrays: Sequence[Array]) -> list[Array]:
+        return [np.asarray((arrays[0] * arrays[1]).sum(axes)).reshape(result.array.shape)]
+
+    numbers = ((axes, axes), (batch, batch))
+    made = replace(total, name="dot_general", operands=tuple(operands), settings={"dimension_numbers": numbers})
+    return [*steps, replace(made, again=again)]
+
+
+def _axes(total: Operation, rank: int) -> tuple[int, ...]:
+    said = total.settings.get("axes", total.settings.get("dim"))
+    return tuple(range(rank)) if said is None else tuple(sorted(int(k) % rank for k in np.ravel(said)))
+
+
+def _kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -> list[int]:
+    """Return the axes of the product along which a value is not repeated."""
+    array = value.elements[0] if value.elements else value.array
+    made = made_by.get(value)
+    may_repeat = bool(value.elements) or (made is not None and made.name in REPEATS)
+    first = len(shape) - array.ndim
+    return [
+        first + k
+        for k in range(array.ndim)
+        if array.shape[k] == shape[first + k] > 1 and not (may_repeat and (array == array.take([0], k)).all())
+    ]
+
+
+def _without_repeats(like: Operation, value: Value, rank: int, kept: Sequence[int]) -> Operation:
+    """Return the operation that gives a value with one place along each axis along which it is repeated, and all axes."""
+    first = rank - value.array.ndim
+    index = (None,) * first + tuple(slice(None) if first + k in kept else slice(1) for k in range(value.array.ndim))
+    short = replace(value, array=value.array[index], elements=tuple(numbers[index] for numbers in value.elements))
+    return replace(like, name="slice", operands=(value,), results=(short,), settings={}, again=lambda x: [x[0][index]])
