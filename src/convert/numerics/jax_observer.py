@@ -19,6 +19,7 @@ class Step:
         lifted: whether it was evaluated in float64 throughout.
         source: what the jaxprs around it say of its place in the code, the outermost first; empty when running code bound it.
         evaluate: evaluates a primitive with parameters on arguments; returns the results, and whether in float64 throughout.
+        place: what the observer returned for the primitive of which a loop repeats this one; None of another.
     """
 
     primitive: Any
@@ -28,6 +29,7 @@ class Step:
     lifted: bool
     source: tuple[Any, ...]
     evaluate: Callable[[Any, Mapping[str, Any], Sequence[Any]], tuple[list[Any], bool]]
+    place: Any = None
 
 
 class Observer(Protocol):
@@ -36,8 +38,8 @@ class Observer(Protocol):
     def begin(self, arguments: Sequence[Any]) -> None:
         """The evaluation begins, with these arrays; what it received before was given up."""
 
-    def step(self, step: Step) -> None:
-        """A primitive was evaluated, which is neither a call, a loop nor a branch."""
+    def step(self, step: Step) -> Any:
+        """A primitive was evaluated, which is neither a call, a loop nor a branch; return what a repetition needs of its place."""
 
     def choice(self, value: Any) -> None:
-        """This value chose a branch, or whether a loop goes on."""
+        """This value chose a branch, or whether a loop goes on; in the eager mode, it became a Python truth value or index."""

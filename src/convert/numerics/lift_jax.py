@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.experimental
@@ -35,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from convert.numerics import numpy_primitives
+from convert.numerics import loops, numpy_primitives
 from convert.numerics.jax_observer import Observer, Step
 
 try:  # JAX's own hook to interpret primitives; without it, only the staged mode is available
@@ -132,12 +133,14 @@ class _Lifter:
         observer: receives each primitive that is evaluated.
         unlifted: primitives and constants with rounded values.
         source: where the jaxprs that are being evaluated record that they stand, the outermost first.
+        tapes: of the iterations of loops that are running as Python.
     """
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = observer
         self.unlifted: set[str] = set()
         self.source: tuple[Any, ...] = ()
+        self.tapes: list[loops.Tape] = []
 
     def constant(self, x: Any) -> Any:
         """Lift a value that no lifted primitive returned: an argument of a primitive, or a literal or constant of a jaxpr."""
@@ -162,13 +165,27 @@ class _Lifter:
             return list({"scan": self.scan, "while": self.loop, "cond": self.branch}[name](params, ins))
         if name == "reduce_precision":
             return [ins[0]]
+        return self.applied(primitive, ins, params, self.source)
+
+    def applied(
+        self, primitive: Any, ins: Sequence[Any], params: Mapping[str, Any], source: tuple[Any, ...], place: Any = None
+    ) -> list[Any]:
+        """Evaluate a primitive that is neither a call, a loop nor a branch, and tell the observer and the tapes of it."""
         out, lifted = self.evaluate(primitive, params, ins)
         if not lifted:
-            self.unlifted.add(name)
+            self.unlifted.add(primitive.name)
         out = [_as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
         if self.observer:
-            self.observer.step(Step(primitive, ins, params, out, lifted, self.source, self.evaluate))
+            step = Step(primitive, ins, params, out, lifted, source, self.evaluate, place)
+            place = self.observer.step(step)
+            for tape in self.tapes:
+                tape.steps.append((step, place))
         return out
+
+    def repeat(self, step: Step, place: Any, operands: Sequence[Any]) -> list[Any]:
+        """Evaluate the primitive of a step on other operands."""
+        with _set_current_trace(_eval_trace):
+            return self.applied(step.primitive, operands, step.params, step.source, place)
 
     def evaluate(self, primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> tuple[list[Any], bool]:
         """Return the results of a primitive in float64, and whether no narrower dtype was needed."""
@@ -312,6 +329,8 @@ class _Lifter:
         """Return the value by which a loop or branch chooses, and tell the observer of it."""
         if self.observer:
             self.observer.choice(value)
+        for tape in self.tapes:
+            tape.chose = True
         return np.asarray(value)
 
 
@@ -366,12 +385,14 @@ class Lifted:
         function: the function to evaluate.
         staged: whether the last call used the staged mode; set it to True to use no other.
         observer: receives what a call evaluates.
+        repeats: as `lift` takes it.
         unlifted: primitives and constants of the last call that still gave narrower floats; their values are rounded.
     """
 
     function: Callable[..., Any]
     staged: bool = False
     observer: Observer | None = None
+    repeats: bool = False
     unlifted: tuple[str, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
@@ -404,7 +425,13 @@ class Lifted:
 
     def _eager(self, args: Any) -> Any:
         lifter = self._lifter(args)
-        with jax.disable_jit(), _without_checkpoints(), _set_current_trace(_Eager(lifter)):
+        with ExitStack() as stack:
+            if self.observer:
+                stack.enter_context(loops.choices_observed(lifter.chosen))
+            if self.repeats:
+                stack.enter_context(mock.patch.object(jax.lax, "scan", loops.repeating(jax.lax.scan, lifter)))
+            for context in (jax.disable_jit(), _without_checkpoints(), _set_current_trace(_Eager(lifter))):
+                stack.enter_context(context)
             out = self.function(*args)
             out = jax.tree.map(lambda x: lifter.constant(jnp.asarray(x)), out)
         self.unlifted = tuple(sorted(lifter.unlifted))
@@ -439,12 +466,16 @@ def _without_checkpoints() -> Iterator[None]:
             setattr(jax, name, checkpoint)
 
 
-def lift(function: Callable[..., Any], *, staged: bool = False, observer: Observer | None = None) -> Lifted:
+def lift(
+    function: Callable[..., Any], *, staged: bool = False, observer: Observer | None = None, repeats: bool = False
+) -> Lifted:
     """Replace every float32, bfloat16 and float16 in a function by float64.
 
     Args:
         function: traceable by JAX, from pytrees of arrays to a pytree of arrays.
         staged: evaluate the jaxpr instead of running the function as Python; see the docstring of the module.
         observer: receives what a call evaluates.
+        repeats: whether the eager mode repeats the primitives of a loop's first iterations, in place of its Python code (`loops`).
+            Only with an observer, and only for a function that JAX traces: its code has no other effect.
     """
-    return Lifted(function, staged, observer)
+    return Lifted(function, staged, observer, repeats)

@@ -23,10 +23,10 @@ def traces_alike(function: Callable[..., Any], *args: Any) -> bool:
     """
     # JAX keeps the trace of a function that it knows: each is a new one.
     one, other = (jax.make_jaxpr(lambda *xs: function(*xs))(*args) for _ in range(2))
-    return not one.effects and _same(one, other)
+    return not one.effects and same(one, other)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether two values within a program are the same."""
     if one is other:
         return True
@@ -35,13 +35,13 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float):
         return one == other or (one != one and other != other)  # two NaN are the same
     if isinstance(one, core.ClosedJaxpr):
-        return _same(list(one.consts), list(other.consts)) and _same(one.jaxpr, other.jaxpr)
+        return same(list(one.consts), list(other.consts)) and same(one.jaxpr, other.jaxpr)
     if isinstance(one, core.Jaxpr):
         return _same_body(one, other)
     if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
     if hasattr(one, "shape") and hasattr(one, "dtype"):
         # NaN and random keys are not: the runs are compared then.
         return bool(one.dtype == other.dtype) and np.array_equal(one, other)
@@ -65,12 +65,12 @@ def _same_body(one: core.Jaxpr, other: core.Jaxpr) -> bool:
     for a, b in zip(one.eqns, other.eqns, strict=True):
         if a.primitive is not b.primitive or "callback" in a.primitive.name or len(a.outvars) != len(b.outvars):
             return False
-        if not _same([*map(operand, a.invars)], [*map(operand, b.invars)]) or not _same(_params(a), _params(b)):
+        if not same([*map(operand, a.invars)], [*map(operand, b.invars)]) or not same(_params(a), _params(b)):
             return False
         number |= {
             var: len(number) + k for k, pair in enumerate(zip(a.outvars, b.outvars, strict=True)) for var in pair
         }
-    return _same([*map(operand, one.outvars)], [*map(operand, other.outvars)])
+    return same([*map(operand, one.outvars)], [*map(operand, other.outvars)])
 
 
 def _params(equation: Any) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +40,8 @@ def record_jax(
     """Run a function in float64 and record each operation.
 
     The function runs as Python where it can (`convert.numerics.lift_jax`). Calls such as ``jit`` are replaced by what they contain,
-    loops are unrolled, and of branches the one that these values choose is recorded.
+    loops are unrolled, and of branches the one that these values choose is recorded. Further iterations of `jax.lax.scan` repeat
+    the primitives of the first ones (`convert.numerics.loops`).
 
     Args:
         function: (parameters, inputs) -> the outputs by name, as `convert.Reference.jax`.
@@ -66,8 +65,8 @@ def record_jax(
             order[:] = made
             return made
 
-        lifted = lift(in_order, observer=recorder)
-        with _choices_observed(recorder), around_modules(recorder.within, every_method=True):
+        lifted = lift(in_order, observer=recorder, repeats=True)
+        with around_modules(recorder.within, every_method=True):
             made = lifted(*arrays)
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
@@ -124,7 +123,7 @@ class _Recorder:
     def choice(self, value: Any) -> None:
         self.path_taken |= not self.value(value).constant
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Step) -> tuple[str, str] | None:
         name = step.primitive.name
         if any(hasattr(jax.typeof(x), "inner_aval") for x in step.results):  # a reference to an array that changes
             raise ConvertError(
@@ -139,7 +138,7 @@ class _Recorder:
         if name in _SAME and all(map(_same_kind, step.operands, step.results)):
             for array, value in zip(step.results, operands, strict=True):
                 self.known[id(array)] = array, value
-            return
+            return None
         if (not step.lifted or name in _OPAQUE) and name not in self.opaque:
             self.opaque = (*self.opaque, name)
         data = any(operand.data for operand in operands)
@@ -152,10 +151,9 @@ class _Recorder:
         results = tuple(Value(array, data, leaves, part) for array, part in zip(arrays, elements, strict=True))
         for array, value in zip(step.results, results, strict=True):
             self.known[id(array)] = array, value
-        where = _where(step, sys._getframe())
-        self.operations.append(
-            Operation(name, operands, results, step.params, again, where, _module(step) or self.module)
-        )
+        where, module = step.place or (_where(step, sys._getframe()), _module(step) or self.module)
+        self.operations.append(Operation(name, operands, results, step.params, again, where, module))
+        return where, module
 
 
 class _Unheard:
@@ -221,26 +219,6 @@ def _wide(x: Any) -> Array:
 
 def _same_kind(x: Any, y: Any) -> bool:
     return np.shape(x) == np.shape(y) and getattr(x, "dtype", None) == getattr(y, "dtype", None)
-
-
-@contextmanager
-def _choices_observed(recorder: _Recorder) -> Iterator[None]:
-    """Tell the recorder which arrays become a Python truth value or index: in the eager mode, loops and branches are Python."""
-    kind: Any = type(jnp.zeros(()))
-
-    def observed(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def convert(self: Any) -> Any:
-            recorder.choice(self)
-            return method(self)
-
-        return convert
-
-    with (
-        mock.patch.object(kind, "__bool__", observed(kind.__bool__)),
-        mock.patch.object(kind, "__int__", observed(kind.__int__)),
-        mock.patch.object(kind, "__index__", observed(kind.__index__)),
-    ):
-        yield
 
 
 def _require_arrays(made: Any) -> None:
