@@ -149,6 +149,25 @@ class Net(nn.Module):
         return torch.tanh(self.first(x))
 
 
+class Nothing(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LazyLinear(D, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.first(x))
+
+
+class Exported(nn.Module):
+    def eval(self):
+        raise NotImplementedError("as those of torch.export do")
+
+
 class Tuple(Net):
     def forward(self, x):
         return super().forward(x), None
@@ -195,6 +214,10 @@ class Unused(Net):
 
 def inputs(seed):
     return {"x": np.random.default_rng(seed).normal(size=(5, D))}
+
+
+def empty(seed):
+    return {"x": np.zeros((0, D))}
 
 
 def listed(seed):
@@ -449,6 +472,10 @@ INPUTS = f"{VALUES}--inputs small_models:"
         (small("one_name"), "expected arrays, alone or in tuples, lists and dicts, got two outputs of the name a.b"),
         (small("nested"), "got those of the PyTorch module (output); return"),
         (small("nothing"), f"{VALUES}the outputs: expected an array of the JAX function, got none"),
+        (small(torch="Nothing"), f"{VALUES}the PyTorch module: expected one that computes with its weights, got one that returns its inputs as they are"),
+        (small(torch="Lazy"), "error[module-not-runnable]: the tensor first.weight has no elements: expected a module with weights, got a lazy module that has not run"),
+        (small(torch="Exported"), "error[reference-invalid]: --torch small_models:Exported: expected a module with an eval mode, got one of torch.export, which has none"),
+        (small(inputs="empty"), f"{VALUES}the output 'output': expected elements, to be compared, got shape [0, 6]; give inputs that are not empty"),
         (small(inputs="listed"), f"{INPUTS}listed: the value of `inputs`: expected NumPy arrays by name, got list"),
         (small(inputs="numbered"), f"{INPUTS}numbered: the value of `inputs`: expected NumPy arrays by name, got the name 0"),
         (small(inputs="words"), f"{INPUTS}words: the value of `inputs`: expected a NumPy array of numbers for 'x', got an array of <U1"),

@@ -180,6 +180,8 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     """
     from torch.nn import Module
 
+    from convert.programs.record_torch import require_weights
+
     function, make, draw = (
         find_factory(name, option) for name, option in ((jax, JAX_OPTION), (net, TORCH_OPTION), (inputs, INPUTS_OPTION))
     )
@@ -194,6 +196,11 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
         module = make()
     if not isinstance(module, Module):
         _refuse(TORCH_OPTION + net, "a torch.nn.Module", type(module).__name__)
+    require_weights(module)
+    try:
+        module.eval()
+    except NotImplementedError:
+        _refuse(TORCH_OPTION + net, "a module with an eval mode", "one of torch.export, which has none")
 
     def run(module: torch.nn.Module, given: Arrays) -> Arrays:
         return by_name(module(**given))
@@ -205,7 +212,7 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     def forward(weights: Arrays, given: Arrays) -> Arrays:
         return require_by_name(function(weights, given), JAX_OPTION + jax)
 
-    return Pair(forward, module.eval(), run, drawn, jax)
+    return Pair(forward, module, run, drawn, jax)
 
 
 def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:

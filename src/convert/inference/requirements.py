@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -38,15 +38,26 @@ def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int)
 
 
 def require_outputs_of_both(source: Program, target: Program) -> None:
-    """Check that the target has every output of the source, and that there is one.
+    """Check that the target computes every output of the source, and that there is one, with elements.
 
     Raises:
-        ConvertError: one is missing; it would not be compared.
+        ConvertError: one is missing or empty; it would not be compared.
     """
     missing = [name for name in source.outputs if name not in target.outputs]
     if source.outputs and not missing:
+        for name, value in source.outputs.items():
+            if not value.array.size:
+                got, fix = f"shape {list(value.array.shape)}", "give inputs that are not empty"
+                _refuse(f"the output {name!r}", "elements, to be compared", got, fix)
+        if not target.operations:
+            got, fix = "one that returns its inputs as they are", "give the module that computes the outputs"
+            _refuse("the PyTorch module", "one that computes with its weights", got, fix)
         return
     expected = f"those of the JAX function ({', '.join(source.outputs)})" if missing else "an array of the JAX function"
     got = f"those of the PyTorch module ({', '.join(target.outputs) or 'none'})" if missing else "none"
     fix = "return the same from both: an array is named output, those of a tuple output.0, output.1, and a dict has its own names"
-    raise ConvertError(Finding("reference-values-invalid", "the outputs", expected=expected, got=got, fix=fix))
+    _refuse("the outputs", expected, got, fix)
+
+
+def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:
+    raise ConvertError(Finding("reference-values-invalid", problem, expected=expected, got=got, fix=fix))

@@ -66,6 +66,26 @@ _OF_GELU = math.sqrt(2 / math.pi)
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
+class RefusedError(RuntimeError):
+    """A primitive that does not run here, in any dtype; the message has its name and what JAX says."""
+
+
+def _in_own_dtype(primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> Any:
+    """Return what a primitive gives that takes only the dtype that it was made for: float32, mostly.
+
+    Raises:
+        RefusedError: it takes none, or it runs on other devices.
+    """
+    errors = []
+    for dtype in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
+        try:
+            given = [x.astype(dtype) if getattr(x, "dtype", None) == jnp.float64 else x for x in ins]
+            return primitive.bind(*given, **params)
+        except _REFUSALS as error:
+            errors.append(error)
+    raise RefusedError(f"{primitive.name}: {str(errors[0]).splitlines()[0]}") from errors[0]
+
+
 def _narrow(dtype: Any) -> bool:
     """Whether a dtype is floating, real or complex, and narrower than float64."""
     if not isinstance(dtype, np.dtype):
@@ -203,8 +223,7 @@ class _Lifter:
             else:
                 out = primitive.bind(*ins, **{key: self.param(value) for key, value in params.items()})
         except _REFUSALS:
-            narrow = [x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float64 else x for x in ins]
-            lifted, out = False, primitive.bind(*narrow, **params)
+            lifted, out = False, _in_own_dtype(primitive, params, ins)
         results = out if primitive.multiple_results else [out]
         lifted = lifted and not any(hasattr(x, "dtype") and _narrow(x.dtype) for x in results)
         return [_up(x) for x in results], lifted

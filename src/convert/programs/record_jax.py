@@ -16,7 +16,7 @@ from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
-from convert.numerics.lift_jax import float64, lift
+from convert.numerics.lift_jax import RefusedError, float64, lift
 from convert.numerics.same_trace import traces_alike
 from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
@@ -67,7 +67,7 @@ def record_jax(
 
         lifted = lift(in_order, observer=recorder, repeats=True)
         with around_modules(recorder.within, every_method=True):
-            made = lifted(*arrays)
+            made = _run(lifted, arrays)
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
@@ -78,6 +78,19 @@ def record_jax(
         first = {name: value.array for name, value in outputs.items()}
         require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})
     return program
+
+
+def _run(function: Callable[..., Mapping[str, Any]], arrays: Sequence[Any]) -> Mapping[str, Any]:
+    """Run a lifted function.
+
+    Raises:
+        ConvertError: an operation does not run on this machine.
+    """
+    try:
+        return function(*arrays)
+    except RefusedError as error:
+        fix = "use an operation that runs on the CPU there, such as interpret=True of a Pallas kernel"
+        raise ConvertError(Finding("function-not-runnable", f"the JAX function: {error}", fix=fix)) from error
 
 
 class _Recorder:

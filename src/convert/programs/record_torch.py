@@ -41,7 +41,7 @@ def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array])
     Raises:
         ConvertError: the module has no weights, it does not run, two runs differ, or an output is not a number.
     """
-    _require_weights(module)
+    require_weights(module)
     with _nothing_hidden(), few_threads(module):
         plain = _arrays(_run(module, run, inputs))
         program = _record(module, run, inputs)
@@ -138,12 +138,13 @@ def _arrays(outputs: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     return {name: array_of(output) for name, output in outputs.items()}
 
 
-def _require_weights(module: torch.nn.Module) -> None:
+def require_weights(module: torch.nn.Module) -> None:
     """Check that every tensor of the module has elements.
 
     Raises:
         ConvertError: one is on the meta device, or waits for its shape.
     """
+    _require_python(module)
     for name, x in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(x) or (isinstance(x, torch.Tensor) and x.is_meta):
             raise _not_runnable(
@@ -153,6 +154,22 @@ def _require_weights(module: torch.nn.Module) -> None:
                 if torch.nn.parameter.is_lazy(x)
                 else "a module on the meta device",
                 fix="load weights, or draw them at random",
+            )
+
+
+def _require_python(module: torch.nn.Module) -> None:
+    """Refuse a module that TorchScript compiled, or that has such a part: its operations cannot be followed.
+
+    Raises:
+        ConvertError: it is one.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise _not_runnable(
+                f"the module {name} is compiled" if name else "the module is compiled",
+                expected="a module of Python code",
+                got="one of torch.jit",
+                fix="give the module that it was made of",
             )
 
 

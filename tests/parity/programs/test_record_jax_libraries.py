@@ -21,6 +21,7 @@ import pytest
 from flax import nnx
 from jax.experimental import pallas
 
+from convert.core.errors import ConvertError
 from convert.programs.program import Program
 from convert.programs.record_jax import record_jax
 from support.marks import slow_but
@@ -263,15 +264,26 @@ def test_keras_on_jax_is_recorded() -> None:
     assert program.outputs["y"].leaves == set(weights)
 
 
-def test_a_pallas_kernel_is_one_opaque_operation() -> None:
-    def double(x: Any, out: Any) -> None:
-        out[...] = x[...] * 2
+def _double(x: Any, out: Any) -> None:
+    out[...] = x[...] * 2
 
+
+@pytest.mark.parametrize("given", [np.float32, np.float64])
+def test_a_pallas_kernel_is_one_opaque_operation(given: type) -> None:
     def function(w: Any, i: Any) -> Any:
-        kernel = pallas.pallas_call(double, out_shape=jax.ShapeDtypeStruct((4, 4), jnp.float32), interpret=True)
-        return {"y": i["x"] @ kernel(w["a"])}
+        made = jax.ShapeDtypeStruct((4, 4), w["a"].dtype)
+        return {"y": i["x"] @ pallas.pallas_call(_double, out_shape=made, interpret=True)(w["a"])}
 
-    program = record_jax(function, {"a": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}, X)
+    program = record_jax(function, {"a": np.random.default_rng(0).normal(size=(4, 4)).astype(given)}, X)
     assert program.opaque == ("pallas_call",)
     assert [operation.name for operation in program.operations].count("pallas_call") == 1
     assert program.outputs["y"].leaves == {"a"}
+
+
+def test_a_kernel_for_another_device_is_one_error() -> None:
+    def function(w: Any, i: Any) -> Any:
+        return {"y": i["x"] @ pallas.pallas_call(_double, out_shape=jax.ShapeDtypeStruct((4, 4), jnp.float32))(w["a"])}
+
+    with pytest.raises(ConvertError, match="interpret=True of a Pallas kernel") as raised:
+        record_jax(function, {"a": np.ones((4, 4), np.float32)}, X)
+    assert raised.value.findings[0].code == "function-not-runnable"
