@@ -18,7 +18,7 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = {"add": np.add, "add_any": np.add, "mul": np.multiply}
-MAX_TERMS = 5  # of a longer sum, each parameter meets each other term alone
+MAX_TERMS = 5  # in a longer sum, a parameter meets the term in front of it
 MAX_LONG = 32
 
 
@@ -80,7 +80,9 @@ def _orders(program: Program, leaves: list[tuple[int, int]], join: Any) -> Itera
         if not values[k].of_parameters:
             continue
         others = [value for j, value in enumerate(values) if j != k]
-        for count in range(1, len(others) + 1) if len(leaves) <= MAX_TERMS else (1,):
+        if len(leaves) > MAX_TERMS:
+            others = values[k - 1 : k] if k and values[k - 1].data else values[k + 1 : k + 2]
+        for count in range(1, len(others) + 1):
             for chosen in itertools.combinations(others, count):
                 if any(value.data for value in chosen):
                     data = reduce(join, [value.array for value in chosen])

@@ -209,6 +209,8 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
         if not inside.all():
             continue
         at = np.unravel_index(numbers - start, shape)
+        if numbers.shape == shape:  # no element tells an axis of size 1
+            axes |= {axis for axis in summed if shape[axis] == 1}
         for axis in summed:
             axes |= {k for k, index in enumerate(at) if np.diff(index, axis=axis).any()}
     return tuple(sorted(axes))

@@ -12,7 +12,15 @@ from convert.drafting.like.module_patterns import apart, common_pattern
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.layer import NORMS, LayerRule, Source
 from convert.inference.rule_file.layout import Axis
-from convert.inference.rule_file.patterns import IndexLetters, PatternRule, indexed_rules, leaves_of, loose, structure
+from convert.inference.rule_file.patterns import (
+    INDICES,
+    IndexLetters,
+    PatternRule,
+    indexed_rules,
+    leaves_of,
+    loose,
+    structure,
+)
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
@@ -28,7 +36,7 @@ def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> li
         groups[structure(layer)].append(layer)
     rules = [rule for members in groups.values() for rule in indexed_rules(members, letters, every)]
     rules = _joined(rules, _split_key, _join_split)
-    rules = _joined(rules, _parts_key, _join_parts)
+    rules = _joined(rules, lambda rule: _parts_key(_relettered(rule)), _join_parts)
     rules = _joined(rules, _alternatives_key, _join_alternatives)
     rules = _joined(rules, _alternatives_key, _join_alike)
     order = {layer.module: k for k, layer in enumerate(layers)}
@@ -109,9 +117,28 @@ def _of_all_or_first(group: Sequence[PatternRule]) -> bool:
     return set(others) in ({first}, {None})
 
 
+def _relettered(rule: PatternRule, letters: str = INDICES) -> PatternRule:
+    """Return a rule whose indices have these letters, in the order in which its modules have them."""
+    known = list(dict.fromkeys(re.findall(r"\{([a-z])\}", rule.module)))
+    of = dict(zip(known, letters, strict=False))
+
+    def named(text: str) -> str:
+        return re.sub(r"\{([a-z])(\+\d+)?\}", lambda m: f"{{{of.get(m[1], m[1])}{m[2] or ''}}}", text)
+
+    return replace(
+        rule,
+        module=named(rule.module),
+        sources=tuple((key, named(path)) for key, path in rule.sources),
+        stacked=tuple((of.get(name, name), axis) for name, axis in rule.stacked),
+    )
+
+
 def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
     """Join the rules whose modules have the parts of one axis; the parts of the bias are the same."""
     group = sorted(group, key=_start)
+    if not all(rule.index_from for rule in group) and len({rule.layers for rule in group}) == 1:
+        letters = "".join(dict.fromkeys(re.findall(r"\{([a-z])\}", group[0].module)))
+        group = [_relettered(rule, letters) for rule in group]
     found = [[_part(source) for _, (source,) in rule.layer.sources] for rule in group]
     module = common_pattern([rule.module for rule in group])
     sizes = tuple(part.size for part, *_ in found if part is not None)

@@ -233,6 +233,14 @@ def _describe(
     first = tensors.get("weight", next(iter(tensors.values())))
     if lacking := [tensor for tensor in tensors.values() if not tensor.parts]:
         return min(lacking, key=lambda tensor: tensor.unread).lack
+    if module.kind_name in ("linear", "conv", "") and (bias := _of_another_shape(tensors, derivation)) is not None:
+        apart_rules: list[LayerRule] = []
+        for kind_name, of in ((module.kind_name, {k: t for k, t in group.items() if k != "bias"}), ("parameter", bias)):
+            described = _describe(replace(module, kind_name=kind_name), of, facts, derivation)
+            if isinstance(described, str):
+                return described
+            apart_rules += described
+        return apart_rules
     for tensor in tensors.values():
         known = sum(len(part.elements) for part in tensor.parts)
         if known + tensor.unseen < (size := int(np.prod(tensor.shape))) and tensor.grade is Grade.OPEN:
@@ -286,6 +294,11 @@ def _describe(
         more, said_of = _low_rank(words, derivation)
         sources = [*sources, *more] if words.base is not None else [*more, *sources]
         keys = (*keys, *said_of)
+    widths = [derivation.leaves[source.leaf] for source in sources[0][1]] if sources else []
+    if kind == "linear" and words is None and turns is None and not beside and len(set(widths)) > 1:
+        apart = _by_parts(module, tensors, facts, derivation, turns)
+        if not isinstance(apart, str):
+            return apart
     factors = {
         part.factor for tensor in tensors.values() for part in tensor.parts if part.arithmetic is Arithmetic.SAME
     }
@@ -309,6 +322,17 @@ def _describe(
             kind, whole, tuple(sources), names, keys, target_keys, geometry, _evidence(first), weakest, (), others
         )
     ]
+
+
+def _of_another_shape(tensors: Mapping[str, Tensor], derivation: Derivation) -> dict[str, Tensor] | None:
+    """Return the bias alone, if its leaf has axes of size 1 behind its numbers: it is added along another axis than the last."""
+    bias = tensors.get("bias")
+    if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
+        return None
+    shape = derivation.leaves.get(bias.parts[0].leaf, ())
+    main = tensors["weight"].parts[0]
+    product = main.evidence.source is not None and main.evidence.source.operation == "dot_general"
+    return {"weight": bias} if product and len(shape) > 1 and shape[-1] == 1 and bias.shape != shape else None
 
 
 def _by_parts(
