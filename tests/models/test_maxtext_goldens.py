@@ -50,7 +50,7 @@ def test_gemma_4_computes_the_same_in_float64(case: str, tmp_path: Path) -> None
     """
     out, plan = maxtext.converted(case, tmp_path / "out"), maxtext_plan(case)
     (leaf,) = (name for name in plan.source.leaves if name.removesuffix("/value").endswith("token_embedder/embedding"))
-    assert maxtext.exact_error(case, out) < 1e-6
+    assert maxtext.exact_error(case, out) < 5e-6
     assert maxtext.error_of_exact_table(case, out, plan.source.read(leaf)) < (
         5e-7 if "-e" in case or "-moe" in case else 1e-12
     )
@@ -169,7 +169,8 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
     ("...AB,ABW->...W", "...BA,ABW->...W", "axes of a head swapped"),
     ("prescaled_by: sqrt(D)", "", "prescale not removed"),
     ("positions: [0, 1, 2, 3, 4]}", "positions: [1, 0, 2, 3, 4]}", "of another layer"),
-    ("std_{bias,scale}\n", "std_{scale,bias}\n", "of another tensor"),
+    ("Layer_0/std_{bias,scale}", "Layer_0/std_{scale,bias}", "of another tensor"),
+    ("axes: VQ\n  rows: $vocab_size", "axes: VQ\n  prescaled_by: sqrt(P)", "multiplied by"),
     ("{j}/attention/{query,key,value}", "{j}/attention/{key,query,value}", "of another tensor"),
     ("{post_feedforward_layernorm_1,pre_feedforward_layernorm_2,post_feedforward_layernorm_2}/scale", "{pre_feedforward_layernorm_2,post_feedforward_layernorm_1,post_feedforward_layernorm_2}/scale", "of another tensor"),
     ("self_attention/{query,key}_norm/scale", "self_attention/{key,query}_norm/scale", "of another tensor"),
