@@ -21,10 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from support.paths import DOCS
+from support.paths import DOCS, GOLDEN
 
 TABLE = DOCS / "explanation" / "families.csv"
-COLUMNS = ("family", "written by", "read by", "error in float32", "error in float64", "faults planted and named")
+COLUMNS = (
+    "family",
+    "run by",
+    "bytes by",
+    "read by",
+    "error in float32",
+    "error in float64",
+    "faults planted and named",
+)
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
 FLAXFORMER = "google/flaxformer@399ea3a"
 FLAX, VIT, GEMMA = "transformers 4.49 (Flax)", "vision_transformer@c6de1e5", "gemma 3.3.0"
@@ -39,6 +47,8 @@ READERS = {
     SBX: "stable-baselines3 2.9.2",
 }  # and of all others, HF
 TOWERS = " with towers"
+# Who wrote the bytes of the checkpoint: the run that computed the outputs, or the tests, from the names and shapes of its tree.
+THAT_RUN, TESTS, EQUAL = "that run", "the tests", "the tests, equal by SHA-256"
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,6 @@ def _vit(case: str, folder: Path) -> Measured:
     from convert.numerics.lift_torch import lifted
     from support.drawn_cases import DrawnCases
     from support.goldens import relative_error
-    from support.paths import GOLDEN
 
     golden = DrawnCases(GOLDEN / "vit")
     source, out = folder / "vit.npz", folder / "out"
@@ -337,6 +346,16 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{family} (Flax)", FLAX, family
 
 
+def bytes_by(writer: str, case: str) -> str:
+    """Return who wrote the bytes of a row's checkpoint."""
+    from support import gemma_models, siglip2
+
+    if writer in (FLAX, DIFFUSERS):
+        return EQUAL
+    drawn = writer in (T5X, FLAXFORMER, VIT, OPENPI, TUNIX, VIDEOPRISM, TIPS, SCENIC, GEMMA_4) or case == siglip2.CASE
+    return TESTS if drawn and case not in gemma_models.INTEGERS else THAT_RUN
+
+
 def row(name: str, writer: str, case: str) -> dict[str, str]:
     """Measure a family, and plant the faults that any converted file can have; each must be named."""
     from support.value_mistakes import assert_mistakes_are_named
@@ -344,7 +363,17 @@ def row(name: str, writer: str, case: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         made = MEASURES[writer](case, Path(folder))
         planted = assert_mistakes_are_named(made.out, made.source)
-    values = (name, writer, READERS.get(writer, HF), f"{made.error:.1e}", f"{made.exact:.1e}", str(planted))
+        stored = made.source.is_relative_to(GOLDEN) or writer == KERAS  # whose files are compressed
+        assert stored is (bytes_by(writer, case) == THAT_RUN)
+    values = (
+        name,
+        writer,
+        bytes_by(writer, case),
+        READERS.get(writer, HF),
+        f"{made.error:.1e}",
+        f"{made.exact:.1e}",
+        str(planted),
+    )
     return dict(zip(COLUMNS, values, strict=True))
 
 
