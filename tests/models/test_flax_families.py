@@ -254,13 +254,43 @@ def test_the_flax_file_is_read_where_pytorch_has_one_as_well(tmp_path: Path) -> 
     source = flax_families.write("roberta.RobertaModel", tmp_path / "source")
     convert.convert("roberta", source, tmp_path / "out")
     torch_file = tmp_path / "out" / "model.safetensors"
+    tensors = load_file(torch_file)
     for name in ("model.safetensors", "model-00001-of-00001.safetensors"):
-        (source / name).write_bytes(torch_file.read_bytes())
-        if "-of-" in name:
-            index = {"weight_map": dict.fromkeys(load_file(torch_file), name)}
-            (source / "model.safetensors.index.json").write_text(json.dumps(index))
-        assert convert.plan_conversion("roberta", source).checkpoint.format == "flax msgpack"
+        for metadata in ({"format": "pt"}, None):  # a plain `save_file` states no format
+            save_file(tensors, source / name, metadata)
+            if "-of-" in name:
+                index = {"weight_map": dict.fromkeys(tensors, name)}
+                (source / "model.safetensors.index.json").write_text(json.dumps(index))
+            assert convert.plan_conversion("roberta", source).checkpoint.format == "flax msgpack"
         (source / name).unlink()
+    (source / "model.safetensors.index.json").unlink()
+    tree = {name.replace("/", "."): x for name, x in flax_families.leaves("roberta.RobertaModel").items()}
+    save_file(tree, source / "model.safetensors")  # a tree of flax: it may be meant
+    with pytest.raises(convert.CheckpointError, match="2 checkpoints could be meant"):
+        convert.plan_conversion("roberta", source)
+
+
+def test_a_file_that_pytorch_wrote_is_called_so(tmp_path: Path) -> None:
+    source = flax_families.write("roberta.RobertaModel", tmp_path / "source")
+    convert.convert("roberta", source, tmp_path / "out")
+    for name in ("roberta", FAMILY):
+        with pytest.raises(convert.PlanError, match="which PyTorch wrote .its tensors go back to JAX with --to orbax"):
+            convert.plan_conversion(name, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("case", "proposed"),
+    [
+        ("roberta.untied", "Roberta"),
+        ("xlm_roberta.XLMRobertaModel", "XLMRoberta"),
+        ("clip.text", "CLIPText"),
+        ("vision_encoder_decoder", "VisionEncoderDecoderModel"),
+    ],
+)
+def test_a_class_of_the_family_is_proposed_where_none_is_named(case: str, proposed: str, tmp_path: Path) -> None:
+    source = flax_families.specs(case, tmp_path / "source", architectures=None)
+    with pytest.raises(convert.PlanError, match=f'write "architectures": ."{proposed}'):
+        convert.plan_conversion(FAMILY, source)
 
 
 @pytest.mark.slow

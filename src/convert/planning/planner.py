@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from convert.checkpoints.formats.safetensors import OF_PYTORCH
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
@@ -115,7 +116,11 @@ def no_leaf_matches(match: RuleMatch) -> Finding:
 def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     """Return the error with all findings of a rule file that does not fit a checkpoint."""
     count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
-    return PlanError(*findings, headline=f"{match.rules.path} does not fit {match.source.display_path}: {count}")
+    of_pytorch = any(note.problem == OF_PYTORCH for note in match.source.notes)
+    written = ", which PyTorch wrote (its tensors go back to JAX with --to orbax, msgpack or npz)" if of_pytorch else ""
+    return PlanError(
+        *findings, headline=f"{match.rules.path} does not fit {match.source.display_path}{written}: {count}"
+    )
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -15,7 +15,7 @@ from convert.planning.facts.architectures import class_conflict, loaded_classes,
 from convert.planning.facts.settings import settable
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import plan_match
+from convert.planning.planner import misfit_error, plan_match
 from convert.planning.rule_match import RuleMatch, check_options, match_rules
 from convert.rules.file import RuleFile
 
@@ -158,7 +158,7 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         )
     nearest = outcome.nearest
     if nearest.coverage.fraction < SAME_MODEL and (refused := [match for match in outcome.matches if match.refused]):
-        return PlanError(*refused[0].refused)
+        return misfit_error(refused[0], refused[0].refused)
     if nearest.coverage.fraction == 0:
         return PlanError(_no_match(outcome))
     error = _plan_error(nearest)

@@ -13,6 +13,8 @@ from convert.core.findings import Finding
 from convert.core.safetensors_header import read_header
 
 _INDEX = ".safetensors.index.json"
+OF_PYTORCH = "PyTorch wrote this file, according to its header; rules describe checkpoints of JAX code"
+_JAX_NAMES = ("kernel", "embedding", "scale")  # last keys in trees of flax, haiku and others, and in no state_dict
 
 
 def _open(path: Path, options: Options) -> Source:
@@ -24,7 +26,7 @@ def _open(path: Path, options: Options) -> Source:
     for file in shards or [path]:
         metadata, entries = read_header(file)
         if metadata.get("format") == "pt":
-            notes = (note("PyTorch wrote this file, according to its header; rules describe checkpoints of JAX code"),)
+            notes = (note(OF_PYTORCH),)
         for name, entry in entries.items():
             if name in arrays:
                 raise name_clash(file, name, fix="write the checkpoint again, with each leaf in one shard")
@@ -51,12 +53,19 @@ def is_safetensors(path: Path) -> bool:
 
 
 def written_by_torch(path: Path) -> bool:
-    """Whether this is a safetensors file of PyTorch, according to its header, or an index of such files."""
+    """Whether this is a safetensors file of PyTorch, or an index of such files.
+
+    The header says so, or, of a plain ``save_file`` that states no format, the names: those of a `state_dict`.
+    """
     try:
         file = next(iter(read_index(path, Boundary(path.parent)))) if _is_index(path) else path
-        return is_safetensors(file) and read_header(file)[0].get("format") == "pt"
+        if not is_safetensors(file):
+            return False
+        metadata, entries = read_header(file)
     except CheckpointError:  # a damaged file is reported when it is opened
         return False
+    last = {name.rpartition(".")[2].rpartition("/")[2] for name in entries}
+    return metadata.get("format", "pt" if "weight" in last and last.isdisjoint(_JAX_NAMES) else "") == "pt"
 
 
 def _is_index(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         problem = (
             f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
         )
-        example = json.dumps(_stated(of, min(table["classes"])))[1:-1]
+        example = json.dumps(_stated(of, _example(table, config)))[1:-1]
         return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class")  # fmt: skip
     try:
         return module_list(table, name, config)
@@ -118,6 +119,14 @@ def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
         return None
     name = name.removeprefix("Flax")
     return of.classes.get(name, name)
+
+
+def _example(table: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return a class of the type of model that the sidecar states; without one, any class."""
+    stated, classes = config.get("model_type"), table["classes"]
+    start = re.sub("[-_]", "", str(stated))  # a class of several models has no type of its own
+    named = [name for name, entry in classes.items() if entry["model_type"] == stated]
+    return str(min(named or [name for name in classes if name.lower().startswith(start)] or classes))
 
 
 def _stated(of: ModulesOfClass, name: str) -> dict[str, Any]:
