@@ -129,6 +129,13 @@ def rope(function: Callable[..., Any]) -> InTarget:
     return InTarget(patch=lambda: mock.patch.object(modeling_gemma3, "apply_rotary_pos_emb", function))
 
 
+def norm_of_the_sum(layer: Any, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """The residual is added in front of the norm behind the attention."""
+    mixed, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **kwargs)
+    x = layer.post_attention_layernorm(hidden_states + mixed)
+    return torch.as_tensor(x + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x))))
+
+
 def norms_behind(module: Any) -> None:
     """Queries and keys are normed when they are already rotated."""
     for layer in module.model.layers:
@@ -236,7 +243,8 @@ GEMMA: tuple[Fault, ...] = (
     target("scale by a head's width, not by query_pre_attn_scalar", "model", f"{LOOK}o_proj{IN}", "attention scale 1/sqrt(head width)", InTarget(each("Gemma3Attention", one_scale))),
     target("key heads in turns, not in groups", "model", f"{LOOK}o_proj{IN}", "key heads in turns, not in groups", other_groups()),
     target("q norm missing", "model", f"{LOOK}q_norm", "no q norm", InTarget(named("q_norm", forward(lambda module, x: x)))),
-    target("q and k norm behind RoPE", "model", f"{LOOK}q_norm", "q norm behind RoPE", InTarget(norms_behind)),
+    target("q and k norm behind RoPE", "model", f"{LOOK}q_norm", "norm behind RoPE", InTarget(norms_behind)),
+    target("norm of the attention behind its residual", "model", "model.layers.0.post_attention_layernorm", "norm behind the addition, not in front of it", InTarget(each("Gemma3DecoderLayer", forward(norm_of_the_sum)))),
     target("1+scale missing", "layers", FIRST, "multiplies_by", InTarget(each("Gemma3RMSNorm", forward(plain_norm))), (NORM, "1+scale missing")),
     target("LayerNorm for RMSNorm", "model", NORM, "LayerNorm for RMSNorm", InTarget(named("input_layernorm", forward(layer_norm)))),
     target("embedding √D missing", "model", EMBEDDED, "embedding not scaled", InTarget(each("Gemma3TextScaledWordEmbedding", no_scale))),

@@ -32,6 +32,15 @@ def fault(name: str, case: str, diagnosis: str, at: str = "y", **changed: Any) -
     return Fault(name, case, "torch", InTarget(edit), "model", at, diagnosis)
 
 
+def given_out_late(module: Any, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each step gives out the state that it begins with."""
+    keep, made = module.keep.sigmoid(), []
+    for step in x.unbind(1):
+        made.append(state)
+        state = module.step(module.into(step), keep, state)
+    return torch.stack(made, 1), state
+
+
 def keys_late(module: Any, x: torch.Tensor) -> torch.Tensor:
     """Keys are rotated in front of their norm, queries behind it."""
     q, k, v = (layer(x).unflatten(-1, (HEADS, HEAD)) for layer in (module.q, module.k, module.v))
@@ -106,6 +115,7 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("each step begins with the first state", "states", STALE, ran=from_the_first),
     fault("each step begins with zeros", "states", STALE, ran=lambda module, x, state: from_the_first(module, x, state, zeros=True)),
     fault("the state decays faster", "states", "another function of a parameter", step=lambda module, given, keep, state: torch.tanh(given + keep * keep * state)),
+    fault("states given out in front of each step", "states", "states given out a step late", ran=given_out_late),
     fault("the recurrence runs from the end", "states", REVERSED, forward=from_the_end),
     fault("first states not given to the LSTM", "cell", NOT_GIVEN, forward=with_first),
     fault("first states not computed", "cell", NOT_GIVEN, forward=lambda module, x: x + module.rnn(x)[0]),

@@ -72,6 +72,14 @@ def blocks(p: Arrays, x: Any, tanh: Any, of: str) -> Any:
     return places[of](places[of](x))
 
 
+def joined(p: Arrays, x: Any, of: Any, swapped: bool = False) -> Any:
+    """A narrow value and a wide one."""
+    one, two = of.tanh(x @ p["w"])[..., :2], of.exp(x @ p["v"] / 9)[..., :4]
+    parts = [two, one] if swapped else [one, two]
+    both = of.concatenate(parts, -1)
+    return (both * both) @ p["v"][:6]
+
+
 def grouped(p: Arrays, x: Any, of: Any, how: str) -> Any:
     """Four heads of queries, and two of keys."""
     q, k = (x @ p["w"]).reshape(3, 10, 4, 2), (x @ p["v"])[..., :4].reshape(3, 10, 2, 2)
@@ -119,6 +127,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, str]] = {
         lambda p, x, real: thirds(p, x, torch, (0, 2, 1)),
         "parts exchanged",
         "with the parts 1 and 2 exchanged",
+    ),
+    "joined in another order": (
+        lambda p, x, real: joined(p, x, jnp),
+        lambda p, x, real: joined(p, x, torch, swapped=True),
+        "parts joined in another order",
+        "in this order (test_rewrites.py:",
     ),
     "norm of the sum for that of the branch": (
         lambda p, x, real: blocks(p, x, jnp.tanh, "on the branch"),

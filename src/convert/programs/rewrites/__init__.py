@@ -3,7 +3,7 @@
 `rope` turns queries and keys as the source does, as `rotations` measures it; `norm_order` moves norms to the other side of RoPE, and
 `residual` to the other side of the addition of a residual; `rows` takes other rows of a table, and `copies`
 repeats heads in another order; `states` gives the states of a recurrence on, `first_states` begins it otherwise,
-and `gates` moves its gates; `direction` turns loops round;
-`exchange` gives parts of a value for each other, and `order` runs operations of a chain (`segments`) in another order. `factors` moves a
+`given_out` joins those in front of the steps, or behind them, and `gates` moves its gates; `direction` turns loops round;
+`exchange` gives parts of a value, and what is joined, for each other, and `order` runs operations of a chain (`segments`) in another order. `factors` moves a
 scale between weights and code, which changes no output. May import `divergence`.
 """

@@ -1,4 +1,4 @@
-"""Exchange the parts of one value, or two inputs: halves, or the two ends of edges, that the target takes for each other."""
+"""Exchange the parts of one value, what a value is joined of, or two inputs, that the target takes for each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite
 
-EXCHANGED = "parts exchanged"
+EXCHANGED, JOINED = "parts exchanged", "parts joined in another order"
 MOST_PARTS = 4  # of one value
 MOST_RUNS = 64
 MOST_OPERATIONS = 100_000  # that run again
@@ -56,6 +56,36 @@ def exchange(target: Program, goal: Goal) -> Rewrite | None:
             error = goal.error(rerun.array(program.outputs[goal.output]))
             if error <= goal.enough:
                 return _rewrite(together[0], order, error)
+    return _joined(program, goal, runs)
+
+
+def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
+    """Return the order of what the same line joins that restores the output."""
+    by_line: dict[tuple[str, int], list[int]] = {}
+    for at, one in enumerate(program.operations):
+        if kind_of(one) == "join" and 1 < len(one.operands) <= MOST_PARTS and all(v.data for v in one.operands):
+            by_line.setdefault((one.where, len(one.operands)), []).append(at)
+    for (where, n), together in by_line.items():
+        for order in _orders(n):
+            if runs >= MOST_RUNS:
+                return None
+            runs += 1
+            operands = {at: program.operations[at].operands for at in together}
+            earlier = {(at, k): own[j] for at, own in operands.items() for k, j in enumerate(order) if k != j}
+            rerun = Rerun(program)
+            try:
+                list(rerun.put(Change(earlier=earlier)))
+            except ValueError:  # they are joined along another axis than the one in which they differ
+                continue
+            error = goal.error(rerun.array(program.outputs[goal.output]))
+            if error <= goal.enough:
+                words = Words(program.operations, names_of(program))
+                own = [words.value(v) for v in operands[together[0]]]
+                problem = (
+                    f"the target joins {' and '.join(own)} in this order ({where}); its outputs are equal with "
+                    f"{' and '.join(own[k] for k in order)}"
+                )
+                return Rewrite(JOINED, problem, f"join them in this order at {where}, or correct the reference", error)
     return None
 
 

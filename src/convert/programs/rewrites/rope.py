@@ -141,6 +141,21 @@ def _difference(one: Both) -> tuple[str, str]:
     return _of_angles(angles(ours), angles(theirs), one.numbers)
 
 
+def _of_positions(ours: Angles, theirs: Angles) -> str:
+    """Say how positions differ that do not begin together in all series."""
+    mine, other = ours.positions, theirs.positions
+    if mine is not None and other is not None and mine.shape == other.shape and not np.ptp(mine - other):
+        return f"the target's positions begin at {mine.min():g}, and the JAX model's at {other.min():g}"
+    which = ["begin anew within a series" if one.first is None else "go on" for one in (ours, theirs)]
+    if which[0] == which[1]:
+        shown = [
+            "unknown" if p is None else ", ".join(f"{x:g}" for x in p[-1][: 2 * LISTED]) + ", ..."
+            for p in (mine, other)
+        ]
+        return f"the positions of the last series are {shown[0]} in the target, and {shown[1]} in the JAX model"
+    return f"the positions of the target {which[0]}, and those of the JAX model {which[1]}"
+
+
 def _of_angles(ours: Angles | None, theirs: Angles | None, numbers: tuple[Numbers, Numbers]) -> tuple[str, str]:
     if ours is None or theirs is None:
         return OTHER, "the target turns by other angles than the JAX model"
@@ -152,8 +167,7 @@ def _of_angles(ours: Angles | None, theirs: Angles | None, numbers: tuple[Number
         return OTHER, f"{said}; {_of_angles(replace(ours, size=theirs.size), theirs, numbers)[1]}"
     if np.allclose(mine, other, rtol=1e-6):
         if ours.first is None or theirs.first is None:
-            which = ["begin anew within a series" if one.first is None else "go on" for one in (ours, theirs)]
-            return POSITIONS, f"the positions of the target {which[0]}, and those of the JAX model {which[1]}"
+            return POSITIONS, _of_positions(ours, theirs)
         by = ours.first - theirs.first
         name = off_by(int(by)) if by == round(by) else POSITIONS
         return name, f"the target's positions begin at {ours.first:g}, and the JAX model's at {theirs.first:g}"

@@ -140,13 +140,21 @@ class Angles:
 
     Attributes:
         frequencies: the angle from one position to the next, of each pair.
-        first: the first position; None where positions do not begin together in all series.
+        positions: [series, steps], as numbers; None where the angles are no multiples of the frequencies.
         size: by how much all values are multiplied, too.
     """
 
     frequencies: Array
-    first: float | None
+    positions: Array | None
     size: float
+
+    @property
+    def first(self) -> float | None:
+        """The first position; None where positions do not begin together in all series, or begin anew within one."""
+        p = self.positions
+        if p is None or np.ptp(p, axis=0).any() or (np.diff(p[0]) != 1).any():
+            return None
+        return float(p[0, 0])
 
     @property
     def base(self) -> float | None:
@@ -160,7 +168,10 @@ class Angles:
 
 
 def angles(turn: Turn) -> Angles | None:
-    """Return the angles of a rotation, pair by pair; None where they do not grow from position to position by the same."""
+    """Return the angles of a rotation, pair by pair; None where they do not grow by the same from one position to the next.
+
+    Positions of packed sequences begin anew within a series: most steps are from one position to the next there.
+    """
     z = turn.numbers
     sizes = np.abs(z)
     z = z.reshape([n for n in z.shape[:-1] if n > 1] + [z.shape[-1]])
@@ -169,12 +180,20 @@ def angles(turn: Turn) -> Angles | None:
     size, rows = float(sizes.flat[0]), z.reshape(-1, *z.shape[-2:])
     if not size:
         return None
-    steps = rows[:, 1:] / rows[:, :-1]
-    same = np.abs(rows - rows[:1]).max() <= EXACT
-    if np.abs(steps[:1] - steps[:1, :1]).max() > EXACT:
+    steps = (rows[:, 1:] / rows[:, :-1]).reshape(-1, rows.shape[-1])
+    equal = np.abs(steps[:, None] - steps[None]).max(-1) <= EXACT
+    most = int(np.argmax(equal.sum(1)))
+    if 2 * equal[most].sum() <= len(steps):
         return None
-    frequencies = np.angle(steps[0, 0])
+    frequencies = np.angle(steps[most])
+    return Angles(frequencies, _positions(rows / size, frequencies), size)
+
+
+def _positions(rows: Array, frequencies: Array) -> Array | None:
+    """Return the positions at which numbers on the circle have these frequencies, by the slowest pair."""
     slowest = int(np.argmin(np.where(np.abs(frequencies) > 1e-12, np.abs(frequencies), np.inf)))
-    first = np.angle(rows[0, 0, slowest]) / frequencies[slowest] if frequencies[slowest] else 0.0
-    begins = np.abs(np.exp(1j * first * frequencies) * size - rows[0, 0]).max() <= 1e-6
-    return Angles(frequencies, float(round(first, 6)) if same and begins else None, size)
+    if not frequencies[slowest]:
+        return None
+    found = np.round(np.angle(rows[..., slowest]) / frequencies[slowest], 6)
+    right = np.abs(np.exp(1j * found[..., None] * frequencies) - rows).max() <= 1e-5
+    return np.asarray(found) if right else None

@@ -14,8 +14,8 @@ from convert.references.protocol import INPUT, Observed, Reference
 from convert.verify.diagnosis.calls import other_call
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.found_boundaries import find_boundaries
-from convert.verify.diagnosis.norm import any_norm, declared_norm
-from convert.verify.diagnosis.other_operation import other_operation
+from convert.verify.diagnosis.norm import FEATURE_NORMS, any_norm, declared_norm
+from convert.verify.diagnosis.other_operation import moved_norm, other_operation
 from convert.verify.diagnosis.other_order import other_order
 from convert.verify.diagnosis.padding import other_padding
 from convert.verify.diagnosis.recurrence import other_recurrence
@@ -99,7 +99,7 @@ def diagnose(
     site = _site(plan, reference, module, boundary, evidence, allowed, names)
     if own := wrong_reference(site, reference, state, differing).explanation:
         return _diagnosis(site, own, ())
-    found, ruled_out = _search(site, reference)
+    found, ruled_out = _search(site, reference, names)
     if found is not None and found.target_known:
         return _diagnosis(site, found, ruled_out)
     generic = (site, found, ruled_out) if found is not None else None
@@ -118,7 +118,7 @@ def diagnose(
         for name in boundaries.differing[:MAX_SITES]:
             nearer = _site(plan, reference, module, name, boundaries.evidence, allowed, known)
             between.append(nearer)
-            found, more = _search(nearer, reference)
+            found, more = _search(nearer, reference, known)
             if found is not None and found.target_known:
                 return _diagnosis(nearer, found, more)
             generic = generic or ((nearer, found, more) if found is not None else None)
@@ -158,7 +158,7 @@ def diagnose(
     return _diagnosis(first, Explanation("", problem, first.rule(first.name), fix, first.before), ruled_out)
 
 
-def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[str]]:
+def _search(site: Site, reference: Reference, names: Sequence[str]) -> tuple[Explanation | None, list[str]]:
     """Run one search after another; return the explanation, if one has any, and what was ruled out before."""
     searches: tuple[Callable[[Site], Search], ...] = (
         declared_norm,
@@ -166,7 +166,7 @@ def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[
         other_padding,
         wrong_tensor,
         partial(wrong_file, reference=reference),
-        partial(other_variant, reference=reference),
+        partial(_variant, reference=reference, names=names),
         any_norm,
         other_order,
     )
@@ -177,6 +177,15 @@ def _search(site: Site, reference: Reference) -> tuple[Explanation | None, list[
         if outcome.explanation is not None:
             return outcome.explanation, ruled_out
     return None, ruled_out
+
+
+def _variant(site: Site, reference: Reference, names: Sequence[str]) -> Search:
+    """Search among the reference's variants; where the site is a norm, a norm on the other side of RoPE comes first."""
+    search = other_variant(site, reference)
+    norms = any(step.kind_name in FEATURE_NORMS for step in site.steps(site.name))
+    if search.explanation is None or not norms:
+        return search
+    return Search(moved_norm(site, reference, names) or search.explanation, search.ruled_out)
 
 
 def _diagnosis(site: Site, found: Explanation, ruled_out: Sequence[str]) -> Diagnosis:

@@ -114,7 +114,7 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
         if one.error <= site.enough:
             alone = replace(one, problem=f"{one.problem}; the outputs are equal with the JAX model's RoPE")
             return OtherOperation(_explained(alone), order=one.name == PAIRS)
-    if (rewrite := _in_other_places(site, source, target, name)) is not None:
+    if (rewrite := _in_other_places(site, reference, source, target, name)) is not None:
         return OtherOperation(rewrite, order=True)
     outcome = _compared(site, source, target, name)
     if outcome.explanation is None or OTHER in outcome.explanation.name:
@@ -127,6 +127,20 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
     if (scaled := with_factors_of(source, target, name)) is not None:
         return _compared(site, source, scaled, name)
     return outcome
+
+
+def moved_norm(site: Site, reference: Reference, names: Sequence[str]) -> Explanation | None:
+    """Return what restores an output where a norm at the site is on the wrong side of RoPE: its own value shows only that RoPE is missing."""
+    from convert.programs.rewrites.norm_order import norm_order
+
+    if reference.jax is None or not site.evidence.is_live or _size(site) > LARGEST:
+        return None
+    try:
+        source, target = _records(site, reference, names)
+    except (*USER_FAILS, ConvertError):
+        return None
+    goals = [_goal(site, source, name) for name in reference.outputs if name in source.outputs]
+    return next((found for goal in goals if (found := _explained(norm_order(target, goal))) is not None), None)
 
 
 def _size(site: Site) -> int:
@@ -172,6 +186,7 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
     from convert.programs.rewrites.direction import direction
     from convert.programs.rewrites.first_states import first_states
     from convert.programs.rewrites.gates import complement, reset_side
+    from convert.programs.rewrites.given_out import given_out
     from convert.programs.rewrites.norm_order import norm_order
     from convert.programs.rewrites.states import states
 
@@ -181,14 +196,22 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
 
     goal = _goal(site, source, name)
     found = norm_order(target, goal) or states(source, target, goal) or first_states(source, target, goal)
-    found = found or direction(target, goal) or reset_side(target, goal) or complement(target, goal, own)
+    found = (
+        found
+        or given_out(target, goal)
+        or direction(target, goal)
+        or reset_side(target, goal)
+        or complement(target, goal, own)
+    )
     if found is None and name not in reference.outputs:  # within RoPE, or a norm, the order of the two does not show
         goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
         found = next((one for one in (norm_order(target, goal) for goal in goals) if one is not None), None)
     return _explained(found)
 
 
-def _in_other_places(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
+def _in_other_places(
+    site: Site, reference: Reference, source: Program, target: Program, name: str
+) -> Explanation | None:
     """Return what the target's operations restore in another order, or with other parts of the same values."""
     from convert.programs.rewrites.copies import copies
     from convert.programs.rewrites.exchange import exchange
@@ -196,9 +219,11 @@ def _in_other_places(site: Site, source: Program, target: Program, name: str) ->
     from convert.programs.rewrites.residual import residual
 
     goal = _goal(site, source, name)
-    return _explained(
-        copies(target, goal) or exchange(target, goal) or order(source, target, goal) or residual(target, goal)
-    )
+    found = copies(target, goal) or exchange(target, goal) or order(source, target, goal) or residual(target, goal)
+    if found is None and name not in reference.outputs:  # in front of a norm, its place does not show
+        goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
+        found = next((one for one in (residual(target, goal) for goal in goals) if one is not None), None)
+    return _explained(found)
 
 
 def _goal(site: Site, source: Program, name: str) -> Goal:
