@@ -108,17 +108,17 @@ def _all_differ(columns: Sequence[Array], changes: Callable[[Array, Program], Ar
     """Whether any two of the columns change the outputs differently in one of the runs."""
     if not 1 < len(columns) <= MAX_COLUMNS or len({len(column) for column in columns}) > 1:
         return False
-    for count in (2, len(columns)):  # most that no run tells apart have all the same effect, and two of them show it
+    for count in (2, len(columns)):  # most that no run tells apart are all equal, and two of them show it
         together = [np.arange(count)]
         for source in fresh:
-            together = [part for group in together for part in _of_one_effect(group, changes(group, source))]
+            together = [part for group in together for part in _equal_changes(group, changes(group, source))]
         if together:
             return False
     return True
 
 
-def _of_one_effect(group: Array, change: Array) -> Iterator[Array]:
-    """Yield the parts of a group whose members have the same effect on the outputs; none for a member with an effect of its own."""
+def _equal_changes(group: Array, change: Array) -> Iterator[Array]:
+    """Yield the parts of a group whose members make the same change of the outputs; none for a member that has one of its own."""
     order = np.argsort(change, kind="stable")
     borders = np.flatnonzero(np.diff(change[order]) > DISTINCT * np.abs(change).max()) + 1
     yield from (part for part in np.split(group[order], borders) if len(part) > 1)
