@@ -342,7 +342,11 @@ def _item(path: Path, name: str | None) -> Located:
             raise _unfinished(path, f"it contains {partial[0].path.name}")
         raise _item_not_found(path, "no item is a tree of arrays", shown)
     if len(trees) > 1:
-        raise ambiguous(path, f"several items are trees: {shown}", f"choose one with --item NAME, or give its path, such as {trees[0].path}")
+        raise ambiguous(
+            path,
+            f"several items are trees: {shown}",
+            f"choose one with --item NAME, or give its path, such as {trees[0].path}",
+        )
     others = [item.path.name for item in items if item is not trees[0]]
     return Located(trees[0].path, (_item_chosen(trees[0].path.name, others),))
 
