@@ -12,12 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import convert
-from convert.rules.library import shipped_rules_dir
+from convert.rules.library import load_models, shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.verify.recording.record import write_recording
 from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence
 from support import maxtext
+from support.memory_source import MemorySource
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors, tensor_of, turned
 
 pytestmark = pytest.mark.slow
@@ -230,3 +231,25 @@ def test_all_levels_pass_with_a_recording_of_maxtext(case: str, tmp_path: Path) 
     name, _ = tensor_of(tensors)
     replace_tensors(out, {name: turned(tensors[name]) * 3})
     assert verdicts("model") == ["failed"]
+
+
+AQT = "params/aqt/decoder/layers/mlp/wi_0/AqtDotGeneral_0/qrhs/frozen/"  # quantizations.py of maxtext: QTensor
+
+
+def test_quantised_copies_are_dropped_and_do_not_replace_a_kernel() -> None:
+    stored = convert.open_source(maxtext.checkpoint("qwen3"))
+    tree = {name: stored.read(name) for name in stored.leaves}
+    tree |= {f"{AQT}qvalue": np.zeros((4, 4), np.int8), f"{AQT}scale": np.zeros(4, np.float32)}
+    plan = convert.plan_conversion("maxtext", MemorySource(tree), settings=maxtext.settings("qwen3"))
+    dropped = {drop.leaf: drop.reason for drop in plan.dropped}
+    assert all("aqt quantised" in dropped[f"{AQT}{name}"] for name in ("qvalue", "scale"))
+    kernel = "params/params/decoder/layers/mlp/wi_0/kernel"
+    without = MemorySource({name: x for name, x in tree.items() if name != kernel})
+    with pytest.raises(convert.PlanError, match=f"{AQT}qvalue lies there, and is dropped: copies of weights that aqt"):
+        convert.plan_conversion("maxtext", without, settings=maxtext.settings("qwen3"))
+
+
+def test_every_file_of_rules_drops_them() -> None:
+    for path in shipped_rules_dir().glob("maxtext*.yaml"):
+        for rules in load_models(path):
+            assert any(rule.kind.drop_reason and str(rule.path) == "/**Aqt*/**" for rule in rules.rules), rules.model

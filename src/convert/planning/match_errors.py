@@ -11,7 +11,7 @@ from functools import cached_property
 from convert.checkpoints.source import Leaf
 from convert.core.findings import Finding
 from convert.core.path_index import path_template
-from convert.core.path_pattern import Pattern
+from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import closest_match
 from convert.core.yaml_nodes import Position
 from convert.layers import Numbering, Rule
@@ -212,7 +212,7 @@ def _missing_of_role(
             f"{facts.full(pattern)}{instead} ({rule.kind_name}, {role})",
             rule=rule.at.line_only,
             expected="a leaf with this path",
-            got="none",
+            got=f"none{_dropped_there(facts, pattern)}",
             fix=f"did you mean {near!r}? {verb.capitalize()} {rest}" if near else f"{verb} {rest}",
             data={"suggested": near} if near else {},
         )
@@ -222,11 +222,23 @@ def _missing_of_role(
         more = f", nor are {len(missing) - 1} more" if len(missing) > 1 else ""
         yield Finding(
             "leaf-missing",
-            f"this leaf is not in the checkpoint{more}; the target's tensor has no source",
+            f"this leaf is not in the checkpoint{more}; the target's tensor has no source{_dropped_there(facts, pattern)}",
             rule=rule.at.line_only,
             path=facts.full(path),
             fix="the checkpoint is incomplete, or `optional: true` is missing",
         )
+
+
+def _dropped_there(facts: MatchFacts, pattern: Pattern) -> str:
+    """Say which leaf of the same layer is dropped, and why: its values may be what is left of the missing one."""
+    layer, _, last = pattern.text.removeprefix("/").rpartition("/")
+    if not layer:
+        return ""
+    below = parse_pattern(f"**{layer}/**")
+    for name, rule in facts.claims.items():
+        if rule.kind.drop_reason and name.rpartition("/")[2] != last and below.match(name):
+            return f"; {name} lies there, and is dropped: {rule.kind.drop_reason}"
+    return ""
 
 
 def _replaced(facts: MatchFacts, rule: Rule, values: tuple[int, ...]) -> bool:

@@ -113,6 +113,16 @@ def test_a_leaf_missing_in_one_layer(leaf: str, rule: int) -> None:
     assert places(MLP, without(mlp(), leaf)) == [("leaf-missing", f"r.yaml:{rule}", leaf)]
 
 
+def test_a_dropped_leaf_of_the_layer_is_named_where_one_is_missing() -> None:
+    rules = MLP + '- drop: "**quantised/**"\n  because: quantised\n'
+    kept = {**mlp(), "aside/layers_1/up/quantised/q": np.zeros(3, np.int8)}
+    assert plan(rules, kept).dropped[-1].reason == "quantised"
+    named = "aside/layers_1/up/quantised/q lies there, and is dropped: quantised"
+    assert named in findings(rules, without(kept, "layers_1/up/w"))[0]
+    assert named in findings(rules, without(kept, *(f"layers_{i}/up/b" for i in range(3))))[0]
+    assert named not in findings(rules, without(kept, "layers_0/down/w"))[0]
+
+
 def test_a_bias_missing_everywhere() -> None:
     tree = without(mlp(), "layers_0/up/b", "layers_1/up/b", "layers_2/up/b")
     assert places(MLP, tree) == [("leaf-missing", "r.yaml:5", "")]
