@@ -11,6 +11,7 @@ from convert.checkpoints import Source, open_source
 from convert.checkpoints.divided import divided
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
+from convert.planning.adapters.joined import joined
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords, SourceKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import plan_match
@@ -398,8 +399,13 @@ def load_pytree(
 
 
 def _open(checkpoint: str | Path | Source, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:
-    if isinstance(checkpoint, Source):
-        return divided(checkpoint)
+    base = divided(checkpoint) if isinstance(checkpoint, Source) else _open_path(checkpoint, candidates, options)
+    if options.lora is None or base.adapter is not None:
+        return base
+    return joined(base, open_source(options.lora, follow_links=options.follow_links))
+
+
+def _open_path(checkpoint: str | Path, candidates: Sequence[RuleFile], options: ConversionOptions) -> Source:
     leaf_names = [rules.leaf_names for rules in candidates if rules.leaf_names]
     return open_source(
         checkpoint,

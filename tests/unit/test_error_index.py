@@ -61,7 +61,7 @@ EXAMPLES = re.compile(
     (
       ```\n (.*\n)*? error\[(?P<code>[a-z0-9-]+)\]:\ .+\n            # an error that ends the command
     | In\ the\ report\ of\ `convert\ (check|verify)`:\n\n ```\n \ \ -\ .+\n   # a finding of a check
-    | In\ the\ output\ of\ `convert\ inspect`:\n\n ```\n note:\ .+\n  # a note on how a checkpoint was read
+    | In\ the\ output\ of\ `convert\ (inspect|plan)`:\n\n ```\n note:\ .+\n  # a note on how a checkpoint was read
     )
     (.*\n)*? ```\n
     """,

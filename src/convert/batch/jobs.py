@@ -35,7 +35,7 @@ class _Setting(Scalar):
 
 
 SETTING = _Setting((str, int, float, bool), "a value", lambda value: parse_scalar(_scalar(value)))
-_PATHS = ("checkpoint", "out", "skeleton", "rules", "like", "attest", "tokenizer")
+_PATHS = ("checkpoint", "out", "lora", "skeleton", "rules", "like", "attest", "tokenizer")
 
 
 def _size(text: str) -> str:
@@ -62,6 +62,7 @@ JOB = Record(
         "dtype": Key(TEXT, "dtype of the floating-point tensors"),
         "step": Key(INTEGER, "training step"),
         "item": Key(TEXT, "item of a composite checkpoint"),
+        "lora": Key(TEXT, "checkpoint of LoRA pairs alone, whose weights the checkpoint has"),
         "skeleton": Key(TEXT, "leaf names of an Equinox file"),
         "follow_links": Key(FLAG, "follow links that lead out of the checkpoint"),
         "set": Key(MapOf(SETTING, "settings such as {vocab_size: 32000}"), "what the checkpoint does not store"),
@@ -92,6 +93,7 @@ _OPTIONS = {  # key -> option of the command line
     "dtype": "--dtype",
     "step": "--step",
     "item": "--item",
+    "lora": "--lora",
     "skeleton": "--skeleton",
     "rules": "--rules",
 }
@@ -143,6 +145,7 @@ class Job:
             settings={**custom, **self.values.get("set", {})},
             step=self.values.get("step"),
             item=self.values.get("item"),
+            lora=self.values.get("lora"),
             skeleton=self.values.get("skeleton"),
             follow_links=self.values.get("follow_links", False),
             rules_dir=self.values.get("rules"),

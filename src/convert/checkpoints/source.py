@@ -109,6 +109,7 @@ class Source(ABC):
         boundary: where its files may lie; None where the checkpoint was not opened by `open_source`.
         watched: files that change whenever the checkpoint is written, with their `stamps` at opening.
         names_from: what names the leaves in their order, where the checkpoint itself has no names.
+        adapter: the checkpoint whose LoRA pairs are among the leaves, where these are another one's.
     """
 
     path: Path
@@ -120,6 +121,12 @@ class Source(ABC):
     boundary: Boundary | None = None
     watched: Mapping[Path, Stamp | None] = {}
     names_from: str = ""
+    adapter: Source | None = None
+
+    @property
+    def parts(self) -> tuple[Source, ...]:
+        """The checkpoints that were opened: this one, and that of the adapter."""
+        return (self,) if self.adapter is None else (self, self.adapter)
 
     def changed(self) -> Path | None:
         """Return a file that changed since opening; leaves read since then may be a mixture of two checkpoints."""

@@ -34,6 +34,7 @@ def convert(
     dtype: o.Dtype = None,
     step: o.Step = None,
     item: o.Item = None,
+    lora: o.Lora = None,
     skeleton: o.Skeleton = None,
     follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
@@ -117,6 +118,7 @@ def convert(
         back.refuse_options(
             to,
             {
+                "--lora": lora,
                 "--max-shard-size": max_shard_size,
                 "--resume": resume,
                 "--attest": attest,
@@ -160,6 +162,7 @@ def convert(
         settings=said,
         step=step,
         item=item,
+        lora=lora,
         skeleton=skeleton,
         follow_links=follow_links,
         rules_dir=rules_dir,

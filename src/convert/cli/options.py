@@ -80,6 +80,16 @@ Item = Annotated[
         "--item", metavar="NAME", help="Item of a composite checkpoint, such as params.", rich_help_panel=INPUT
     ),
 ]
+Lora = Annotated[
+    Path | None,
+    typer.Option(
+        "--lora",
+        metavar="CKPT",
+        help="Checkpoint with LoRA pairs alone, as Tunix and MaxText save them; or one of its steps. They are added to the weights of "
+        "the base model, which the other checkpoint has.",
+        rich_help_panel=INPUT,
+    ),
+]
 Skeleton = Annotated[
     Path | None,
     typer.Option(

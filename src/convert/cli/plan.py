@@ -29,6 +29,7 @@ def plan(
     dtype: o.Dtype = None,
     step: o.Step = None,
     item: o.Item = None,
+    lora: o.Lora = None,
     skeleton: o.Skeleton = None,
     follow_links: o.FollowLinks = False,
     settings: o.Settings = None,
@@ -52,13 +53,14 @@ def plan(
     from convert.writing.shard_size import shard_bytes
 
     if to in back.FORMATS:
-        back.refuse_options(to, {"--max-shard-size": max_shard_size})
+        back.refuse_options(to, {"--lora": lora, "--max-shard-size": max_shard_size})
     options = ConversionOptions(
         to=None if to in back.FORMATS else to,
         dtype=dtype,
         settings=o.parse_settings(settings, custom_cells),
         step=step,
         item=item,
+        lora=lora,
         skeleton=skeleton,
         follow_links=follow_links,
         rules_dir=rules_dir,

@@ -104,8 +104,10 @@ def execute_tasks(
 
 def _absolute(options: ConversionOptions) -> ConversionOptions:
     """Return the options of a task: with absolute paths, as it runs in another directory; it writes tensors alone."""
-    skeleton, rules = (path and str(located(path).absolute()) for path in (options.skeleton, options.rules_dir))
-    return replace(options, skeleton=skeleton, rules_dir=rules, tokenizer=None)
+    lora, skeleton, rules = (
+        path and str(located(path).absolute()) for path in (options.lora, options.skeleton, options.rules_dir)
+    )
+    return replace(options, lora=lora, skeleton=skeleton, rules_dir=rules, tokenizer=None)
 
 
 def _join(leaf: str, known: dict[int, bytes], chunks: Mapping[int, bytes]) -> None:

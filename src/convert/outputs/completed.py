@@ -52,7 +52,7 @@ def completed(plan: Plan, out: Path, max_shard_bytes: int | None) -> Result | No
     digest, files = written.metadata["source_digest"], {file for file, _ in written.tensors.values()}
     written_at = min(file.stat().st_mtime_ns for file in files)
     skew = _SKEW if isinstance(out, ObjectPath) else 0
-    if newest_change(plan.source.path, plan.checkpoint.path) >= written_at - skew:
+    if newest_change(plan.source.path, *(part.path for part in plan.checkpoint.parts)) >= written_at - skew:
         found = combine(dict(stream_leaves(plan, _NoSink(), jobs=default_jobs())))
         if found != digest:
             raise refuse_other(out, ["source"], _WHAT, _FIX)

@@ -204,7 +204,7 @@ class LowRankSource(Source):
     def __init__(self, stored: Source, merges: Mapping[str, Merge]) -> None:
         self._inner, self._merges = stored, merges
         self.path, self.format, self.absent = stored.path, stored.format, stored.absent
-        self.notes, self.given_path = stored.notes, stored.given_path
+        self.notes, self.given_path, self.adapter = stored.notes, stored.given_path, stored.adapter
         gone = {name for merge in merges.values() for name in (merge.first, merge.second, merge.base)}
         at = {merge.base or merge.first: merge for merge in merges.values()}
         self.leaves = {

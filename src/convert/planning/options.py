@@ -23,6 +23,7 @@ class ConversionOptions:
         skeleton: a file from `convert skeleton` with the names of an Equinox file's arrays.
         follow_links: whether links in the checkpoint may lead out of it.
         rules_dir: a directory of rule files that take precedence over the shipped ones.
+        lora: a checkpoint of LoRA pairs alone, whose weights the checkpoint has.
         like: specs of a state_dict that the result must match in names and shapes.
         tokenizer: a directory whose tokenizer, processor, generation and licence files an output directory gets, too; or its URL.
     """
@@ -35,12 +36,13 @@ class ConversionOptions:
     skeleton: str | Path | None = None
     follow_links: bool = False
     rules_dir: str | Path | None = None
+    lora: str | Path | None = None
     like: Mapping[str, TensorSpec] | None = None
     tokenizer: str | Path | None = None
 
 
 class SourceKeywords(TypedDict, total=False):
-    """The fields of `ConversionOptions` as keyword arguments, without `like`."""
+    """The fields of `ConversionOptions` of the way back as keyword arguments."""
 
     to: str | None
     dtype: str | None
@@ -55,6 +57,7 @@ class SourceKeywords(TypedDict, total=False):
 class OptionKeywords(SourceKeywords, total=False):
     """The fields of `ConversionOptions` as keyword arguments."""
 
+    lora: str | Path | None
     like: Mapping[str, TensorSpec] | None
     tokenizer: str | Path | None
 

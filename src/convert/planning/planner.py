@@ -48,12 +48,13 @@ def plan_match(match: RuleMatch) -> Plan:
     Raises:
         OptionError, PlanError: as `make_plan`.
     """
-    if alone(match.source.leaves) and not match.coverage.claimed:
+    without_layers = not any(of_role for matched in match.coverage.matched for of_role in matched.leaves.values())
+    if alone(match.source.leaves) and without_layers:
         raise PlanError(adapter_alone(match.source))
     check_options(match)
     if match.refused:
         raise misfit_error(match, match.refused)
-    if not any(of_role for matched in match.coverage.matched for of_role in matched.leaves.values()):
+    if without_layers:
         raise PlanError(no_leaf_matches(match))
     sized, size_findings = match.sized
     compiled, compile_findings = compile_rules(match, sized)

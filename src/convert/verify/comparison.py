@@ -12,6 +12,7 @@ from convert.core.errors import ConvertError, PlanError, RuleError, UserCodeErro
 from convert.core.findings import Finding
 from convert.core.text import shortened
 from convert.core.user_code import REFERENCE_OPTION, find_factory, user_code_errors
+from convert.planning.adapters.joined import LORA_PAIRS
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.target_formats.registry import target_names
@@ -26,6 +27,7 @@ from convert.verify.sides.adapters import with_adapters
 from convert.verify.sides.evidence import Evidence
 from convert.writing.written import Written
 
+_GIVE_LORA = "give it with --lora"
 SHIPPED = "convert.references."  # package of the references that the shipped rule files name
 
 
@@ -101,12 +103,23 @@ def plan_of(
         settings={**written.stated("settings"), **options.settings},
     )
     try:
-        return plan_conversion(model, checkpoint, planned)
+        plan = plan_conversion(model, checkpoint, planned)
+        if _without_its_adapter(written, options) and not plan.merges:
+            problem = "it was written with the LoRA pairs of another checkpoint"
+            raise PlanError(Finding("adapter-alone", problem, path=str(written.path), got="a checkpoint without pairs", fix=_GIVE_LORA))  # fmt: skip
+        return plan
     except PlanError as error:
+        if _without_its_adapter(written, options) and not any(f.code == "adapter-alone" for f in error.findings):
+            raise error.with_hint(f"{written.path.name} was written with the LoRA pairs of another checkpoint; {_GIVE_LORA}") from error  # fmt: skip
         if not origin:
             raise
         chosen = f"{written.path.name} chose these rules: {origin}; if it is of another model, name that with --model"
         raise error.with_hint("; ".join(filter(None, (chosen, error.hint)))) from error
+
+
+def _without_its_adapter(written: Written, options: ConversionOptions) -> bool:
+    """Whether the header says that the pairs came from another checkpoint, and the user names none."""
+    return options.lora is None and LORA_PAIRS in written.metadata.get("source_format", "")
 
 
 def refuse_other_target(plan: Plan, written: Written) -> None:

@@ -22,7 +22,7 @@ def identity(plan: Plan, layout: Layout, metadata: Mapping[str, str]) -> dict[st
     placed = [(name, place.file, place.start, place.stop) for name, place in layout.placements.items()]
     return {
         **metadata,
-        "source": source_stamp(plan.source.path, plan.checkpoint.path),
+        "source": source_stamp(plan.source.path, *(part.path for part in plan.checkpoint.parts)),
         "layout": _hash(placed),
         "plan": _hash(
             [{**tensor, "rule": ""} for tensor in plan.to_dict()["tensors"]]

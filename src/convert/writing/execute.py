@@ -321,15 +321,16 @@ def refuse_overlap(out: Path, source: Source) -> None:
     Raises:
         OutputError: one of the two paths contains the other.
     """
-    here, stored = real(out), real(source.path)
-    for there in (stored, real(source.display_path), _outermost(stored)):
+    here = real(out)
+    places = [(part.display_path, real(part.path)) for part in source.parts]
+    for given, there in [(name, one) for name, at in places for one in (at, real(name), _outermost(at))]:
         if here == there:
-            problem, fix = f"the output is the checkpoint {source.display_path} itself", "choose another path"
+            problem, fix = f"the output is the checkpoint {given} itself", "choose another path"
         elif there in here.parents and there.is_dir():
-            problem = f"the output lies inside the checkpoint {source.display_path}"
+            problem = f"the output lies inside the checkpoint {given}"
             fix = "choose a path outside of it"
         elif here in there.parents:
-            problem = f"the checkpoint {source.display_path} lies inside the output directory"
+            problem = f"the checkpoint {given} lies inside the output directory"
             fix = "choose a directory that does not contain it"
         else:
             continue

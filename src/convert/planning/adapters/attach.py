@@ -99,10 +99,10 @@ def adapter_alone(source: Source) -> Finding:
     """Explain that the checkpoint has LoRA pairs, and not the weights that they are added to."""
     return Finding(
         "adapter-alone",
-        f"all {len(source.leaves)} leaves belong to LoRA pairs, and the weights that they are added to are not in the checkpoint",
+        f"its {len(source.leaves)} leaves belong to LoRA pairs, and the weights that they are added to are not in the checkpoint",
         path=str(source.display_path),
         got=f"leaves such as {next(iter(source.leaves))}",
-        fix="restore the base model with them in the source's code, and save the state of the whole model",
+        fix="give the base model's checkpoint in its place, and this one with --lora",
     )
 
 

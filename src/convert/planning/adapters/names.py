@@ -18,6 +18,7 @@ from enum import Enum
 
 _WEIGHTS = ("kernel", "w", "weight")  # the names that these libraries' layers give to their weight
 _WORD = re.compile(r"(^|_)lora(_|$|[0-9])|^lora|LoRA")  # of a key of the path of a leaf that belongs to an adapter
+BOOKKEEPING = ("step", "count")  # of a train state: MaxText saves it beside the pairs
 _WRAPPED = re.compile(r"_LoRA[A-Za-z]*_(?P<of>\w+)")  # module that gemma puts around an einsum
 
 
@@ -91,7 +92,14 @@ def pair_keys(base: tuple[str, ...], writer: Writer) -> tuple[tuple[str, ...], t
 
 def alone(leaves: Collection[str]) -> bool:
     """Whether all leaves belong to an adapter: Tunix and MaxText save the LoRA parameters without their weights."""
-    return bool(leaves) and all(map(has_word, leaves))
+    others = [name for name in leaves if not has_word(name)]
+    return len(others) < len(leaves) and all(name.rpartition("/")[2] in BOOKKEEPING for name in others)
+
+
+def weights_of_first(name: str) -> Iterator[str]:
+    """Yield the weights that a leaf A may belong to, without the ``value`` of flax nnx; none for other leaves."""
+    if _stem(name).endswith(("_a", "/a")):
+        yield from (weight for weight, _ in _bases(_stem(name), openpi=False))
 
 
 def place_of(leaf: str) -> str:

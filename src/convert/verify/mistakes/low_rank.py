@@ -15,7 +15,7 @@ from convert.core.value_ops import Cast, Multiply
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble
-from convert.planning.low_rank_source import Merge
+from convert.planning.low_rank_source import Form, Merge
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -77,6 +77,13 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
                 right,
                 _with_pair_of(step, plan, merge),
             )
+        for shift, which in ((1, "before"), (-1, "after")) if first.stacked else ():
+            yield symmetric(
+                "LoRA pair of another layer",
+                f"the pair of the layer {which} added to this weight",
+                right,
+                _with_pair_moved(step, plan, shift),
+            )
     rank = _rank(first, plan)
     scales: dict[str, Scale] = {
         "the product without its scale": lambda merge: 1.0,
@@ -109,17 +116,36 @@ def _in_bfloat16(step: Step, plan: Plan) -> Callable[[], Array]:
 
 
 def _exchanged(step: Step, plan: Plan) -> Callable[[], Array] | None:
-    """Return what computes the tensor with A in place of B, where the shapes allow it."""
+    """Return what computes the tensor with A in place of B, where the sizes allow it: turned, unless the shapes are the same."""
     merges = [merge for part in step.parts if (merge := plan.merges.get(part.leaf)) is not None]
-    specs = [tuple(plan.checkpoint.leaves[leaf].spec.shape for leaf in (merge.first, merge.second)) for merge in merges]
-    if any(a != b for a, b in specs):
+    leaves = plan.checkpoint.leaves
+    if any(math.prod(leaves[merge.first].spec.shape) != math.prod(leaves[merge.second].spec.shape) for merge in merges):
         return None
 
     def swapped(merge: Merge) -> Array:
-        other = {merge.first: merge.second, merge.second: merge.first}
-        return merge.make(lambda leaf: plan.checkpoint.read(other.get(leaf, leaf)))
+        a, b = (plan.checkpoint.read(leaf) for leaf in (merge.first, merge.second))
+        if a.shape == b.shape:
+            other = {merge.first: b, merge.second: a}
+        else:
+            first, second = merge.pair_forms
+            rank = merge.product.shared
+            other = {merge.first: _turned(b, second, a, first, rank), merge.second: _turned(a, first, b, second, rank)}
+        return merge.make(lambda leaf: other[leaf] if leaf in other else plan.checkpoint.read(leaf))
 
     return lambda: _made(step, plan, swapped)
+
+
+def _turned(leaf: Array, form: Form, place: Array, other: Form, rank: str) -> Array:
+    """Return one leaf of a pair with the axes of the other: the same layers and elements of the rank, its own axes as the other's."""
+
+    def order(form: Form) -> list[int]:
+        """The stacked axes, those of the rank, and the rest."""
+        axes = form.axes
+        return sorted(range(len(axes)), key=lambda k: (not isinstance(axes[k], int), str(axes[k]) not in rank))
+
+    opened, wanted = form.opened(leaf).transpose(order(form)), other.opened(place).transpose(order(other))
+    back = np.argsort(order(other))
+    return np.asarray(opened.reshape(wanted.shape).transpose(back)).reshape(place.shape)
 
 
 def _operations(step: Step) -> Iterator[tuple[Op, ...]]:
@@ -166,6 +192,19 @@ def _with_pair_of(step: Step, plan: Plan, other: Merge) -> Callable[[], Array]:
         return merge.make(lambda leaf: plan.checkpoint.read(place.get(leaf, leaf)))
 
     return lambda: _made(step, plan, foreign)
+
+
+def _with_pair_moved(step: Step, plan: Plan, shift: int) -> Callable[[], Array]:
+    """Return what computes the tensor of stacked layers with each layer's pair in another one, this many layers on."""
+
+    def moved(merge: Merge) -> Array:
+        leaves = {}
+        for name, form in zip((merge.first, merge.second), merge.pair_forms, strict=True):
+            axis = (form.stacked if form.shape is None else form.places)[-1]
+            leaves[name] = np.roll(plan.checkpoint.read(name), shift, axis)
+        return merge.make(lambda leaf: leaves[leaf] if leaf in leaves else plan.checkpoint.read(leaf))
+
+    return lambda: _made(step, plan, moved)
 
 
 def _rank(merge: Merge, plan: Plan) -> int:
