@@ -82,7 +82,7 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
 
 
 def test_a_last_layer_with_a_window_is_refused() -> None:
-    """transformers gives its last layer none, whatever config.json says."""
+    """transformers gives its last layer none, even if config.json gives it one."""
     plan = plan_of("gemma4-unscanned")
     tree = {name: plan.source.read(name) for name in plan.source.leaves if "rngs" not in name}
     short = {name: x for name, x in tree.items() if "layers_11/" not in name}

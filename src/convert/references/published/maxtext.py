@@ -19,6 +19,10 @@ _LLAMA_3 = (
 )  # fmt: skip
 
 _MAXTEXT = "maxtext 0.2.5 configs/models"
+_GEMMA_4_UNIT = Published(
+    {"attention_pattern": Every(("sliding_attention",) * 5 + ("full_attention",))},
+    "maxtext 0.2.5 models/gemma4.py, GEMMA4_ATTENTION_PATTERN",
+)
 _EXPORTER = "maxtext 0.2.5 checkpoint_conversion/utils/hf_model_configs.py"
 
 
@@ -52,8 +56,9 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "maxtext-gemma2": gemma.MODELS["gemma2"],
     "maxtext-gemma3": gemma.MODELS["gemma3"],
     "maxtext-gemma3-vision": gemma.MODELS["gemma3_vision"],
-    **dict.fromkeys(("maxtext-gemma4", "maxtext-gemma4-moe", "maxtext-gemma4-e"), gemma4.MODELS["gemma4"]),
-    **dict.fromkeys(("maxtext-gemma4-vision", "maxtext-gemma4-moe-vision"), gemma4.MODELS["gemma4_vision"]),
+    "maxtext-gemma4-e": gemma4.MODELS["gemma4_e"],
+    **dict.fromkeys(("maxtext-gemma4", "maxtext-gemma4-moe"), (*gemma4.MODELS["gemma4"], _GEMMA_4_UNIT)),
+    **dict.fromkeys(("maxtext-gemma4-vision", "maxtext-gemma4-moe-vision"), (*gemma4.MODELS["gemma4_vision"], _GEMMA_4_UNIT)),
     "tunix-gemma3": gemma.MODELS["gemma3"],
     "maxtext-llama3": (*_LLAMA_3, *(Published({"context_length": 8192}, _LLAMA, sizes) for sizes in _LLAMA_SIZES)),
     "maxtext-llama3.1": (
