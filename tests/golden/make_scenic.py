@@ -1,4 +1,4 @@
-"""Writes the golden cases of OWL-ViT, OWLv2 and ViViT: the flax code of scenic, on a CPU.
+"""Writes the golden cases of OWL-ViT, OWLv2, ViViT and ViT: the flax code of scenic, on a CPU.
 
 scenic is no package on PyPI. It runs from copies of its repository and of big_vision's, in the environment of the tests:
 
@@ -7,8 +7,8 @@ scenic is no package on PyPI. It runs from copies of its repository and of big_v
     git clone https://github.com/google-research/big_vision && git -C big_vision checkout 0127fb6
     PYTHONPATH=scenic:big_vision:/some/folder:src:tests python tests/golden/make_scenic.py
 
-scenic/CASE.npz: the configuration, names and shapes of the parameters, inputs, and what upstream's `TextZeroShotDetectionModule` and `ViViT`
-computed, in float32 with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in
+scenic/CASE.npz: the configuration, names and shapes of the parameters, inputs, and what upstream's `TextZeroShotDetectionModule`, `ViViT` and
+`ViT` computed, in float32 with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in
 tests/support/drawn_cases.py, those of OWL-ViT smaller (`scaled` in tests/support/owl_vit.py). Modules for training, data and downloads, which need TensorFlow, are not used when the models run: `Absent`
 stands for them. A head of OWL-ViT's vision tower is 64 wide in upstream's code.
 """
@@ -47,6 +47,14 @@ CLIP = {
 }  # fmt: skip
 OUTPUTS = ("pred_logits", "pred_boxes", "class_embeddings", "query_embeddings", "objectness_logits")
 VIVIT = {"hidden_size": 15, "mlp_dim": 22, "num_layers": 3, "num_heads": 3, "num_classes": 7}
+VIT = {"hidden_size": 24, "mlp_dim": 48, "num_layers": 3, "num_heads": 2, "num_classes": 7}
+VITS: dict[str, dict[str, Any]] = {
+    "vit-token": {"classifier": "token"},
+    "vit-token-rep": {"classifier": "token", "representation_size": 13},
+    "vit-gap": {"classifier": "gap"},
+    "vit-gmp": {"classifier": "gmp"},
+    "vit-map": {"classifier": "map"},
+}
 CLIP_OF = {"patches": (4, 4, 2), "frames": 6, "image": 12}  # of the videos
 
 
@@ -138,6 +146,16 @@ def vivit() -> None:
     )
 
 
+def vit(case: str) -> None:
+    """Images, as projects/baselines/configs/imagenet/imagenet_vit_config.py puts the model together, for each classifier."""
+    from ml_collections import ConfigDict
+    from scenic.projects.baselines import vit as upstream
+
+    model = upstream.ViT(**VIT, **VITS[case], patches=ConfigDict({"size": (4, 4)}))
+    images = np.random.default_rng(67).uniform(-1, 1, (2, 20, 20, 3)).astype(np.float32)
+    record(case, {**VIT, **VITS[case]}, model, {"images": images}, lambda logits: {"logits": logits}, lambda leaves: leaves)  # fmt: skip
+
+
 def main() -> None:
     """Replace the golden cases."""
     jax.config.update("jax_platforms", "cpu")
@@ -149,6 +167,8 @@ def main() -> None:
     owl("owlvit", objectness=False)
     owl("owlv2", objectness=True)
     vivit()
+    for case in VITS:
+        vit(case)
 
 
 if __name__ == "__main__":

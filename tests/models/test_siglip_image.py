@@ -5,7 +5,6 @@ timm runs in another environment: `tests/golden/make_clippo.py --timm CASE OUT_D
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from support.drawn_cases import DrawnCases
 from support.goldens import relative_error
 from support.paths import GOLDEN
 from support.rule_mistakes import assert_mistake_is_named
+from support.timm_tower import in_transformers
 from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
@@ -29,19 +29,6 @@ pytestmark = pytest.mark.slow
 GOLD, CASE = DrawnCases(GOLDEN / "clippo"), "clippo"
 SET = {"mlp_ratio": 40 / 24}
 SIGLIP = GOLDEN / "siglip"
-NAMES = {  # parts of timm's names -> those of transformers' SiglipVisionModel, the first that fit first
-    "patch_embed.proj": "embeddings.patch_embedding",
-    "pos_embed": "embeddings.position_embedding.weight",
-    "attn_pool.latent": "head.probe",
-    "attn_pool.proj": "head.attention.out_proj",
-    "attn_pool.norm": "head.layernorm",
-    "attn_pool": "head",
-    "blocks": "encoder.layers",
-    "attn.proj": "self_attn.out_proj",
-    "attn.qkv": "self_attn.qkv_proj",
-    ".norm1": ".layer_norm1",
-    ".norm2": ".layer_norm2",
-}
 
 
 def write(folder: Path) -> Path:
@@ -54,37 +41,6 @@ def converted(folder: Path, **options: Any) -> tuple[Path, Path]:
     source = write(folder)
     convert.convert("clippo", source, folder / "out", settings=SET, **options)
     return source, folder / "out"
-
-
-def in_transformers(out: Path) -> tuple[Any, torch.nn.Module]:
-    """Return transformers' tower with timm's tensors, and the Dense behind it."""
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-
-    args = json.loads((out / "config.json").read_text())["model_args"]
-    config = SiglipVisionConfig(
-        hidden_size=args["embed_dim"], num_hidden_layers=args["depth"], num_attention_heads=args["num_heads"],
-        intermediate_size=round(args["embed_dim"] * args["mlp_ratio"]), image_size=args["img_size"], patch_size=args["patch_size"],
-        hidden_act="gelu_pytorch_tanh",
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    given, found = load_file(out / "model.safetensors"), {}
-    head = torch.nn.Identity() if args["num_classes"] == 0 else torch.nn.Linear(args["embed_dim"], args["num_classes"])
-    head.load_state_dict({name: given.pop(f"head.{name}") for name in head.state_dict()})
-    for role in ("weight", "bias"):
-        packed = [given.pop(f"attn_pool.{name}.{role}") for name in ("q", "kv")]
-        found[f"head.attention.in_proj_{role}"] = torch.cat(packed)
-        found[f"post_layernorm.{role}"] = given.pop(f"norm.{role}")
-    given["pos_embed"] = given["pos_embed"][0]
-    for name, x in given.items():
-        for part, other in NAMES.items():
-            name = name.replace(part, other)
-        if "qkv_proj" in name:
-            found |= {name.replace("qkv", role): rows for role, rows in zip("qkv", x.chunk(3), strict=True)}
-        else:
-            found[name] = x
-    model = SiglipVisionModel(config)
-    model.load_state_dict(found, strict=True)
-    return model.requires_grad_(False).eval(), head.requires_grad_(False)
 
 
 def embeddings(model: Any, head: Any, images: np.ndarray[Any, Any], dtype: torch.dtype) -> np.ndarray[Any, Any]:
@@ -155,7 +111,7 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
     ("Transformer/encoderblock_{j}/MultiHeadDotProductAttention_0/{query,key,value}/bias", "Transformer/encoderblock_{j}/MultiHeadDotProductAttention_0/{query,value,key}/bias", "fused parts in another order"),
     ("blocks.{j}.norm{1,2}", "blocks.{j}.norm{2,1}", "of another tensor"),
     ("NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
-    ("multiplies_by: scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: attn_pool.norm", "multiplies_by: 1+scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: attn_pool.norm", "1+scale on a plain norm"),
+    ("multiplies_by: scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: {timm: attn_pool.norm", "multiplies_by: 1+scale\n  epsilon: $epsilon\n  axes: W\n  layer_norm: {timm: attn_pool.norm", "1+scale on a plain norm"),
     ("from: head/kernel", "prescaled_by: 2\n  from: head/kernel", "multiplied by a number"),
 )  # fmt: skip
 

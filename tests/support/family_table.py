@@ -146,10 +146,19 @@ def _openpi(case: str, folder: Path) -> Measured:
     return Measured(*openpi.errors(case, folder / "out"), source, folder / "out")
 
 
+def _vit_pools(case: str, folder: Path) -> Measured:
+    from support import vit
+
+    source, out = vit.converted(case, folder)
+    return Measured(*vit.errors(case, out), source, out)
+
+
 def _big_vision(case: str, folder: Path) -> Measured:
     import convert
-    from support import siglip2
+    from support import siglip2, vit
 
+    if case in vit.CASES:
+        return _vit_pools(case, folder)
     if case != siglip2.CASE:
         return _images(case, folder)
     source = siglip2.write(folder)
@@ -172,8 +181,10 @@ def _tips(case: str, folder: Path) -> Measured:
 
 
 def _scenic(case: str, folder: Path) -> Measured:
-    from support import owl_vit, vivit
+    from support import owl_vit, vit, vivit
 
+    if case in vit.SCENIC_CASES:
+        return _vit_pools(case, folder)
     if case == vivit.CASE:
         source, out = vivit.converted(folder)
         return Measured(*vivit.errors(out), source, out)
@@ -328,6 +339,14 @@ def families() -> Iterator[tuple[str, str, str]]:
     for case in ("owlvit", "owlv2"):
         yield f"{case} (scenic, with its GELU and epsilon in the heads)", SCENIC, case
     yield "vivit (scenic)", SCENIC, "vivit"
+    for case, shown in (("tok", "class token"), ("tok-rep", "class token and pre_logits"), ("gap", "mean")):
+        yield f"vit, {shown} (big_vision)", BIG_VISION, case
+    for case, shown in (
+        ("vit-token", "class token"),
+        ("vit-token-rep", "class token and pre_logits"),
+        ("vit-gap", "mean"),
+    ):
+        yield f"vit, {shown} (scenic)", SCENIC, case
     for case in ("ppo", "ppo-asymmetric", "sac"):
         yield f"{case} (brax)", BRAX, case
     for case in ("ppo", "sac"):
@@ -348,11 +367,14 @@ def families() -> Iterator[tuple[str, str, str]]:
 
 def bytes_by(writer: str, case: str) -> str:
     """Return who wrote the bytes of a row's checkpoint."""
-    from support import gemma_models, siglip2
+    from support import gemma_models, siglip2, vit
 
     if writer in (FLAX, DIFFUSERS):
         return EQUAL
-    drawn = writer in (T5X, FLAXFORMER, VIT, OPENPI, TUNIX, VIDEOPRISM, TIPS, SCENIC, GEMMA_4) or case == siglip2.CASE
+    drawn = writer in (T5X, FLAXFORMER, VIT, OPENPI, TUNIX, VIDEOPRISM, TIPS, SCENIC, GEMMA_4) or case in (
+        siglip2.CASE,
+        *vit.CASES,
+    )
     return TESTS if drawn and case not in gemma_models.INTEGERS else THAT_RUN
 
 

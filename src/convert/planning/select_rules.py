@@ -137,11 +137,13 @@ def _without_second_classes(fitting: Sequence[RuleMatch]) -> list[RuleMatch]:
 def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     """Return the first match that converts most of the leaves and supports the target, or the first one.
 
-    One that fits the tree, and not the sidecar, comes first.
+    One that fits the tree, and not the sidecar, comes first. If only rules without the target fit the tree, their error says which targets they have.
     """
     supporting = [m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target)]
     most = [match for match in supporting if match.coverage.fraction > SAME_MODEL]
-    return next((match for match in most if not match.coverage.findings), next(iter(most), matches[0]))
+    fitting = next((match for match in most if not match.coverage.findings), None)
+    whole = (m for m in matches if m not in supporting and not m.coverage.findings)
+    return fitting or next(whole, None) or next(iter(most), matches[0])
 
 
 def explain(outcome: Ambiguous | NoMatch) -> PlanError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convert import RuleFile
+from convert.planning.options import ConversionOptions
 from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score
 from support.memory_source import HEAD, MemorySource, rule_file, zeros
 
@@ -55,3 +56,16 @@ def test_the_tree_picks_the_rule_file() -> None:
     error = explain(half)
     assert [finding.code for finding in error.findings] == ["leaf-without-rule"] and error.findings[0].path == "y"
     assert error.hint == "a is the closest of fam: a matches 50 %, b matches 0 % of the leaves"
+
+
+def test_rules_that_fit_the_tree_and_lack_the_target_say_so() -> None:
+    """The others, which have the target, are of another tree: what they miss helps nobody."""
+    two = HEAD.replace("targets: {", "targets: {other: {loads: U}, ")
+    pooled = rule_file(
+        "- from: w\n  parameter: {torch: p}\n- from: v\n  parameter: {torch: q}",
+        two.replace("model: m", "model: pooled\nfamily: fam"),
+    )
+    mean = rule_file("- from: w\n  parameter: p", two.replace("model: m", "model: mean\nfamily: fam"))
+    outcome = pick(score((mean, pooled), MemorySource(zeros(w=(2,), v=(3,))), ConversionOptions(to="other")))
+    assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "pooled"
+    assert explain(outcome).code == "rule-without-target"

@@ -471,7 +471,6 @@ def test_a_directory_of_rules_comes_before_the_shipped_ones(tmp_path: Path) -> N
         "rules/recurrentgemma.yaml",
         "rules/siglip-image.yaml",
         "rules/timesfm-2.5.yaml",
-        "rules/vit-jax.yaml",
         "rules/vivit.yaml",
         "rules/whisper.yaml",
     ]

@@ -1,4 +1,4 @@
-"""ViT of vit_jax, SigLIP, CLIPPO, VideoPrism, and TIPS."""
+"""ViT, SigLIP, CLIPPO, VideoPrism, and TIPS."""
 
 from __future__ import annotations
 
@@ -19,12 +19,32 @@ _VIT_JAX = (
     ),
 )
 
+_VIT_BIG_VISION = (
+    Published(
+        {"epsilon": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
+        "google-research/big_vision@0127fb6 models/vit.py; flax.linen.LayerNorm, gelu",
+    ),
+    *(
+        Published({"mlp_ratio": ratio}, "models/vit.py, decode_variant", {"D": width, "F": features})
+        for width, features, ratio in (
+            (192, 768, 4), (384, 1536, 4), (768, 3072, 4), (1024, 4096, 4), (1280, 5120, 4), (1408, 6144, 4.3637), (1664, 8192, 4.9231),
+        )
+    ),
+)  # fmt: skip
+
 _TOWER = (
     Published({"epsilon": 1e-6, "act_layer": "gelu_tanh"}, "google-research/big_vision@0127fb6 models/vit.py; flax.linen.LayerNorm, gelu"),
     Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 768, "M": 3072}),
     Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 1024, "M": 4096}),
     Published({"mlp_ratio": 3.7362}, "models/vit.py, decode_variant; timm 1.0.31 vision_transformer.py", {"W": 1152, "M": 4304}),
     Published({"mlp_ratio": 4}, "models/vit.py, decode_variant", {"W": 1536, "M": 6144}),
+)  # fmt: skip
+_VIT_POOLED = (
+    *_TOWER,
+    *(
+        Published({"mlp_ratio": ratio}, "models/vit.py, decode_variant", {"W": width, "M": features})
+        for width, features, ratio in ((192, 768, 4), (384, 1536, 4), (1280, 5120, 4), (1408, 6144, 4.3637), (1664, 8192, 4.9231))
+    ),
 )  # fmt: skip
 
 _SIGLIP = (
@@ -82,7 +102,19 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "clippo": _TOWER,
     "siglip-naflex-image": _TOWER,
     "siglip2-naflex": _SIGLIP,
-    "vit-jax": _VIT_JAX,
+    "vit-jax-token": _VIT_JAX,
+    "vit-jax-pooler": _VIT_JAX,
+    "vit-big-vision": _VIT_BIG_VISION,
+    "vit-big-vision-pooler": _VIT_BIG_VISION,
+    "vit-jax-map": _VIT_POOLED,
+    "vit-jax-gap": (
+        *_VIT_POOLED,
+        Published(
+            {"global_pool": "avg"},
+            "big_vision models/vit.py, pool_type; scenic projects/baselines/vit.py, classifier",
+            binding=False,
+        ),
+    ),
     "tips-image": _TIPS_IMAGE,
     "tips-image-swiglu": _TIPS_IMAGE,
     "tips-text": _TIPS,

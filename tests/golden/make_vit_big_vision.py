@@ -1,0 +1,95 @@
+"""Writes the golden cases of big_vision's ViT, one for each pooling, on a CPU. With `--timm` it compares timm with them, and with scenic's.
+
+big_vision is no package. It runs from a copy of its repository, in the environment of the tests:
+
+    git clone https://github.com/google-research/big_vision && git -C big_vision checkout 0127fb6
+    PYTHONPATH=big_vision:src:tests python tests/golden/make_vit_big_vision.py
+
+vit-big-vision/CASE.npz: the configuration, names and shapes of the parameters, images, and what upstream's `models/vit.py` computed, in float32
+with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in tests/support/drawn_cases.py.
+`big_vision.utils`, which needs TensorFlow, is not used when the model runs, and an empty module stands for it.
+
+With `--timm FILE.npz OUT_DIR` it prints, in an environment with timm 1.0.31, the error of timm's model, made with the arguments of the
+config.json in the converted directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent / "vit-big-vision"
+SIDE = 20
+VIT = {
+    "num_classes": 7, "patch_size": (4, 4), "width": 24, "depth": 3, "mlp_dim": 40, "num_heads": 2, "head_zeroinit": False,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "tok": {"pool_type": "tok"},
+    "gap": {"pool_type": "gap"},
+    "map": {"pool_type": "map"},
+    "tok-rep": {"pool_type": "tok", "rep_size": 13},
+}
+
+
+def record(case: str) -> None:
+    """Replace a golden case."""
+    import jax
+    from big_vision.models import vit
+    from flax.traverse_util import flatten_dict, unflatten_dict
+
+    from convert.numerics.lift_jax import float64, lift
+    from support.drawn_cases import DrawnCases, drawn
+
+    model = vit.Model(**VIT, **CASES[case])
+    images = np.random.default_rng(61).uniform(-1, 1, (2, SIDE, SIDE, 3)).astype(np.float32)
+    tree = jax.eval_shape(lambda: model.init(jax.random.key(0), images))["params"]
+    leaves = {name: drawn(f"{case}/{name}", leaf.shape) for name, leaf in flatten_dict(tree, sep="/").items()}
+
+    def run(leaves: Any, images: Any) -> dict[str, Any]:
+        logits, out = model.apply({"params": unflatten_dict(leaves, sep="/")}, images)
+        return {"logits": logits, "pre_logits": out["pre_logits"]}
+
+    with float64():
+        exact = jax.tree.map(np.asarray, lift(run)(leaves, images))
+    rounded = jax.tree.map(np.asarray, jax.jit(run)(leaves, images))
+    DrawnCases(HERE).save(case, {**VIT, **CASES[case]}, leaves, {"images": images}, rounded, exact)
+    drift = np.abs(exact["logits"] - rounded["logits"]).max()
+    print(f"{case}: {len(leaves)} leaves, logits {np.abs(exact['logits']).max():.2f} at most, drift {drift:.1e}")
+
+
+def timm(case: Path, folder: Path) -> None:
+    """Print the error of timm's logits."""
+    import torch
+    from safetensors.torch import load_file
+    from timm.models.vision_transformer import VisionTransformer
+
+    made = VisionTransformer(**json.loads((folder / "config.json").read_text())["model_args"]).eval()
+    made.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    with np.load(case) as stored:
+        images, exact, rounded = torch.from_numpy(stored["in/images"]), stored["out64/logits"], stored["out/logits"]
+    for model, right, kind in ((made, rounded, "float32"), (made.double(), exact, "float64")):
+        with torch.no_grad():
+            found = model(images.permute(0, 3, 1, 2).to(next(model.parameters()).dtype)).numpy()
+        print(f"timm, {case.stem}: {np.abs(found - right).max() / np.abs(right).max():.1e} in {kind}")
+
+
+def main() -> None:
+    """Replace the golden cases."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    import big_vision
+
+    big_vision.utils = sys.modules["big_vision.utils"] = types.ModuleType("big_vision.utils")
+    for case in CASES:
+        record(case)
+
+
+if __name__ == "__main__":
+    timm(*map(Path, sys.argv[2:4])) if sys.argv[1:2] == ["--timm"] else main()
