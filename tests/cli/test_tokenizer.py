@@ -93,10 +93,10 @@ def test_generation_settings_are_added_or_contradict(beside: Path, run: Run, tmp
 @pytest.mark.parametrize(
     ("case", "key"),
     [
-        ("t5.T5ForConditionalGeneration", "decoder_start_token_id"),
         ("bart.BartForConditionalGeneration", "forced_eos_token_id"),
-        ("whisper.untied", "eos_token_id"),
-        ("encoder_decoder", "bos_token_id"),  # of its decoder
+        pytest.param("t5.T5ForConditionalGeneration", "decoder_start_token_id", marks=pytest.mark.slow),
+        pytest.param("whisper.untied", "eos_token_id", marks=pytest.mark.slow),
+        pytest.param("encoder_decoder", "bos_token_id", marks=pytest.mark.slow),  # of its decoder
     ],
 )
 def test_ids_in_config_json_are_contradicted(case: str, key: str, beside: Path, run: Run, tmp_path: Path) -> None:

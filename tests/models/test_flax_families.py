@@ -24,6 +24,7 @@ from convert.verify.recording.record import write_recording
 from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence
 from support import flax_families, flax_table
+from support.command_line import Run
 from support.marks import slow_but
 from support.paths import GOLDEN
 from support.value_mistakes import assert_mistakes_are_named, tensor_of, turned
@@ -299,3 +300,18 @@ def test_the_table_is_what_the_script_makes(tmp_path: Path) -> None:
     shipped = json.loads((shipped_rules_dir() / "transformers-classes.json").read_text())["classes"]
     made = script["entries"]()
     assert json.loads(json.dumps(made)) == shipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["vit.ViTModel", "vision_encoder_decoder"])
+def test_norms_that_transformers_calls_otherwise_are_compared(case: str, run: Run, tmp_path: Path) -> None:
+    """transformers 5 renames ViT's layers as it loads them."""
+    source, out = flax_families.write(case, tmp_path / "source"), tmp_path / "out"
+    convert.convert(FAMILY, source, out)
+    said = "".join(run("check", out, "--from", source, "--level", "coverage,weights,layers"))
+    assert "epsilon" not in said
+    config = json.loads((out / "config.json").read_text())
+    (config if case.startswith("vit.") else config["encoder"])["layer_norm_eps"] = 1e-3
+    (out / "config.json").write_text(json.dumps(config))
+    said = "".join(run("check", out, "--from", source, "--level", "coverage,weights,layers", code=1))
+    assert re.search(r"another epsilon .*encoder\.layer\.(0|\{i\})\.layernorm_(before|after), got 0\.001", said)

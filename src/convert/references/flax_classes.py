@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from convert.planning.modules.expand import class_table
 from convert.planning.plan import Plan
 from convert.references.loading import class_of, config_of, on, ready
+from convert.references.module_facts import facts
 from convert.references.plan_facts import not_installed
 from convert.references.protocol import Reference
 
@@ -36,6 +37,7 @@ def reference(plan: Plan) -> Reference:
         outputs=outputs,
         logits=tuple(output for output in outputs if output == "logits"),
         reduction=max(widths, default=1),
+        facts=published_facts,
         depth=max((size for index, size in plan.sizes.items() if len(index) == 1 and index.islower()), default=1),
     )
 
@@ -64,6 +66,20 @@ def build_class(name: str, model_type: str, plan: Plan, weights: Mapping[str, to
         raise RuntimeError(f"the weights are not those of {name}: {unfit}")
     built: torch.nn.Module = module.requires_grad_(False).eval()
     return built
+
+
+def published_facts(module: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the facts of a class by the names of its published tensors, which are not always those of its modules."""
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = list(module.state_dict())
+    numbered = {name: torch.full((1,), float(k)) for k, name in enumerate(own)}
+    published = {own[int(k.item())]: name for name, k in revert_weight_conversion(module, numbered).items()}
+    return {
+        published.get(f"{name}.weight", f"{name}.weight").removesuffix(".weight"): values
+        for name, values in facts(module).items()
+    }
 
 
 @contextmanager
