@@ -125,7 +125,7 @@ def _example(table: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     """Return a class of the type of model that the sidecar states; without one, any class."""
     stated, classes = config.get("model_type"), table["classes"]
     start = re.sub("[-_]", "", str(stated))  # a class of several models has no type of its own
-    named = [name for name, entry in classes.items() if entry["model_type"] == stated]
+    named = [name for name, entry in classes.items() if entry.get("model_type") == stated]
     return str(min(named or [name for name in classes if name.lower().startswith(start)] or classes))
 
 
