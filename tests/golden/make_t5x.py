@@ -37,6 +37,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-1.0": ("t5", {"mlp_activations": ["relu"], "logits_via_embedding": True}),
     "t5-1.1": ("t5", {**GATED, "head_dim": 4}),  # heads x width of a head = width: square projections, as in most published models
     "ul2": ("t5", {"mlp_activations": ["silu", "linear"]}),
+    "mt5": ("t5", {**GATED, "head_dim": 6, "num_decoder_layers": 2}),
+    "byt5": ("t5", {**GATED, "num_encoder_layers": 4, "num_decoder_layers": 2}),  # its encoder is the deeper one
     "umt5": ("scalable_t5", GATED),
     "umt5-unscanned": ("scalable_t5", {**GATED, "scan_layers": False}),
     "umt5-tied": ("scalable_t5", {**GATED, "logits_via_embedding": True}),

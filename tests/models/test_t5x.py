@@ -100,7 +100,6 @@ def test_mt5_is_chosen_by_name_and_has_the_tensors_of_t5(tmp_path: Path) -> None
     assert tensors(tmp_path / "mt5") == tensors(out)
     model = load(tmp_path / "mt5")
     assert type(model).__name__ == "MT5ForConditionalGeneration"
-    assert relative_error(logits(model, "t5-1.1"), t5x_cases.ALL.values("t5-1.1", "out")["logits"]) < 1e-5
 
 
 def test_the_activation_is_asked_for_where_the_size_was_never_published(tmp_path: Path) -> None:

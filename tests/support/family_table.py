@@ -321,7 +321,7 @@ def families() -> Iterator[tuple[str, str, str]]:
         if maxtext.family(case) == case:
             yield f"{case} (MaxText)", MAXTEXT, case
     for case in t5x_cases.CASES:
-        yield f"{case} (T5X)", FLAXFORMER if case in t5x_cases.FLAXFORMER else T5X, case
+        yield f"{t5x_cases.SHOWN.get(case, case)} (T5X)", FLAXFORMER if case in t5x_cases.FLAXFORMER else T5X, case
     for case in keras_hub.CASES:
         yield f"{case} (Keras Hub)", KERAS, case
     yield "vit, AugReg (vit_jax)", VIT, "vit"

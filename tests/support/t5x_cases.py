@@ -18,6 +18,8 @@ CASES, leaves = ALL.names, ALL.leaves
 RULES = {  # of each case: the model that its tree selects, and what only its configuration says
     "t5-1.0": ("t5x-1.0", {"feed_forward_proj": "relu"}),
     "t5-1.1": ("t5x-1.1", {"feed_forward_proj": "gated-gelu"}),
+    "mt5": ("t5x-mt5", {"feed_forward_proj": "gated-gelu"}),
+    "byt5": ("t5x-1.1", {"feed_forward_proj": "gated-gelu"}),
     "ul2": ("t5x-1.1", {"feed_forward_proj": "gated-silu"}),
     "umt5": ("t5x-umt5", {"feed_forward_proj": "gated-gelu"}),
     "umt5-unscanned": ("t5x-umt5", {"feed_forward_proj": "gated-gelu"}),
@@ -28,13 +30,14 @@ RULES = {  # of each case: the model that its tree selects, and what only its co
     "switch": ("t5x-switch", {"expert_capacity": 1000}),
     "switch-c": ("t5x-switch-c", {"expert_capacity": 1000}),
 }
+SHOWN = {"t5-1.1": "t5-1.1, Flan-T5"}  # one network and one class
 FLAXFORMER = ("longt5-tglobal", "longt5-local", "pix2struct", "switch", "switch-c")
 
 
 def rules(case: str) -> str:
     """Return what the user names: T5X's family, or the model where its tree is that of another one."""
     model = RULES[case][0]
-    return model if model in ("t5x-longt5-local", "pix2struct") else "t5x"
+    return model if model in ("t5x-mt5", "t5x-longt5-local", "pix2struct") else "t5x"
 
 
 def tokens(case: str) -> dict[str, np.ndarray[Any, Any]]:
