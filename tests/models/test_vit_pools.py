@@ -1,4 +1,4 @@
-"""ViT of big_vision and scenic, of each pooling: what upstream's own code computed, and what the converted file gives.
+"""ViT of big_vision, scenic and vit_jax, of each pooling: what upstream's own code computed, and what the converted file gives.
 
 timm runs in another environment: `tests/golden/make_vit_big_vision.py --timm FILE OUT_DIR` compares its outputs. Its tensors are compared here.
 """
@@ -27,8 +27,7 @@ from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
 
-TRANSFORMERS = ("tok", "tok-rep", "gap", "vit-token", "vit-token-rep", "vit-gap")
-TIMM = ("tok", "gap", "map", "vit-token", "vit-gap", "vit-gmp", "vit-map")
+TRANSFORMERS = ("tok", "tok-rep", "gap", "vit-token", "vit-token-rep", "vit-gap", *vit.JAX_CASES)
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
@@ -50,7 +49,7 @@ def test_timms_tensors_pool_by_attention_as_upstream_did(case: str, tmp_path: Pa
         assert relative_error(found, vit.gold(case).values(case, kind)["logits"]) < limit
 
 
-@pytest.mark.parametrize("case", ["gap", "vit-gap"])
+@pytest.mark.parametrize("case", ["gap", "vit-gap", "jax-gap"])
 def test_timm_gets_the_tensors_that_transformers_gets(case: str, tmp_path: Path) -> None:
     """Pooled by the mean; the norm comes before it in both."""
     folders = {to: tmp_path / to for to in ("timm", "transformers")}
@@ -131,7 +130,7 @@ def test_the_pooling_is_said_to_be_assumed(tmp_path: Path) -> None:
     assert not any("pooled" in note for note in told.config_notes)
 
 
-@pytest.mark.parametrize("case", ["tok", "tok-rep", "gap", "vit-token", "vit-token-rep", "vit-gap"])
+@pytest.mark.parametrize("case", TRANSFORMERS)
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = vit.converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9

@@ -117,6 +117,8 @@ def _t5x(case: str, folder: Path) -> Measured:
 
 
 def _vit(case: str, folder: Path) -> Measured:
+    if case != "vit":
+        return _vit_pools(case, folder)
     import torch
 
     import convert
@@ -324,7 +326,8 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{t5x_cases.SHOWN.get(case, case)} (T5X)", FLAXFORMER if case in t5x_cases.FLAXFORMER else T5X, case
     for case in keras_hub.CASES:
         yield f"{case} (Keras Hub)", KERAS, case
-    yield "vit, AugReg (vit_jax)", VIT, "vit"
+    for case, shown in (("vit", "AugReg"), ("jax-pre-logits", "class token and pre_logits"), ("jax-gap", "mean")):
+        yield f"vit, {shown} (vit_jax)", VIT, case
     for case in gemma_models.CASES:
         yield f"{case} (gemma)", GEMMA, case
     yield "gemma3 (Tunix)", TUNIX, "gemma3"

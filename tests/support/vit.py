@@ -1,4 +1,4 @@
-"""ViT of big_vision and scenic: the golden cases, their checkpoints, and what transformers computes from the converted files."""
+"""ViT of big_vision, scenic and vit_jax: the golden cases, their checkpoints, and what transformers computes from the converted files."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from support.drawn_cases import DrawnCases
 from support.goldens import relative_error
 from support.paths import GOLDEN
 
-BIG_VISION, SCENIC = DrawnCases(GOLDEN / "vit-big-vision"), DrawnCases(GOLDEN / "scenic")
+BIG_VISION, SCENIC, JAX = (DrawnCases(GOLDEN / folder) for folder in ("vit-big-vision", "scenic", "vit"))
 CASES = ("tok", "tok-rep", "gap", "map")
 SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map")
+JAX_CASES = ("jax-gap", "jax-pre-logits")
 IMAGE = {"image_size": 20}  # where the table has a row for the class token
 
 
 def gold(case: str) -> DrawnCases:
-    return SCENIC if case in SCENIC_CASES else BIG_VISION
+    return SCENIC if case in SCENIC_CASES else JAX if case in JAX_CASES else BIG_VISION
 
 
 def write(case: str, folder: Path) -> Path:
-    """Write the checkpoint as upstream does: a .npz of big_vision, a train state of scenic in flax's msgpack."""
+    """Write the checkpoint as upstream does: a .npz of vit_jax or big_vision, a train state of scenic in flax's msgpack."""
     leaves = gold(case).leaves(case)
     if case not in SCENIC_CASES:
-        np.savez(folder / "vit.npz", **{f"params/{name}": x for name, x in leaves.items()})  # type: ignore[arg-type]
+        root = "" if case in JAX_CASES else "params/"
+        np.savez(folder / "vit.npz", **{f"{root}{name}": x for name, x in leaves.items()})  # type: ignore[arg-type]
         return folder / "vit.npz"
     state = {"params": unflatten_dict(leaves, sep="/"), "global_step": np.int32(3), "opt_state": {"0": {"count": np.int32(3)}}}  # fmt: skip
     (folder / "checkpoint").write_bytes(serialization.msgpack_serialize(state))
@@ -43,7 +45,9 @@ def settings(case: str, to: str = "transformers") -> dict[str, Any]:
     """What the tree does not tell: the image beside a class token's position, timm's ratio of widths, the pooling."""
     if case.startswith("vit-token"):
         return IMAGE
-    ratio = {"mlp_ratio": 2.0 if case in SCENIC_CASES else 5 / 3} if to == "timm" else {}
+    if case == "jax-pre-logits":
+        return {"image_size": 12}
+    ratio = {"mlp_ratio": 2.0 if case in (*SCENIC_CASES, *JAX_CASES) else 5 / 3} if to == "timm" else {}
     return {**ratio, "global_pool": "max"} if case == "vit-gmp" else ratio
 
 
