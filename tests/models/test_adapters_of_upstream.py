@@ -222,6 +222,8 @@ def test_from_the_command_line(case: str, out: Path, tmp_path: Path, run: Run) -
     words = [word for key, value in said(case).items() for word in ("--set", f"{key}={json.dumps(value)}")]
     run(CASES[case][0], base(case), tmp_path / "again", "--lora", pairs(case), *words)
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+    said_of_both, _ = run("diff", out, base(case), "--model", CASES[case][0], "--lora", pairs(case), *words)
+    assert "equal" in said_of_both
     _, error = run(CASES[case][0], pairs(case), tmp_path / "alone", *words, code=2)
     assert "adapter-alone" in error and "--lora" in error
     _, error = run(CASES[case][0], base(case), pairs(case) / "out", "--lora", pairs(case), *words, code=2)

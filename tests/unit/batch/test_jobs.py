@@ -62,6 +62,12 @@ def test_a_file_gives_jobs_with_its_defaults_lines_and_paths(folder: Path) -> No
     assert command(b.check_arguments()).endswith("--level weights --require weights")
 
 
+def test_the_pairs_of_a_job_lie_where_its_other_paths_do(folder: Path) -> None:
+    _, job = read(folder, JOBS.replace("set: {x: true, y: 2}", "lora: pairs"))
+    assert job.options().lora == str(folder / "pairs")
+    assert all(f"--lora {folder}/pairs" in command(words) for words in (job.convert_arguments(), job.check_arguments()))
+
+
 def test_the_command_of_a_job_reads_back_as_its_values(folder: Path) -> None:
     settings = 'set: {number: "1", ids: [1, 106], words: [a, b], small: 1.0e-6}'
     _, job = read(folder, JOBS.replace("set: {x: true, y: 2}", settings))
