@@ -162,7 +162,7 @@ def test_rows_in_another_place_are_found_without_the_plan(tensor: str, exchanged
     ("old", "new", "told"),
     [
         ("axes: (N (1 + 1 + 1) H)D", "axes: (N (1 + 1) H)D", "has 2 parts, and the rule makes 3"),
-        ("axes: (N (1 + 1 + 1) H)D", "axes: D(N (1 + 1 + 1) H)", "of the target's last axis is a sum; that is for a `parameter`"),
+        ("axes: (N (1 + 1 + 1) H)D", "axes: D(N (1 + 1 + 1) H)", "of the target's axes is a sum; that is for a `parameter`"),
         ("axes: (N (1 + 1 + 1) H)D", "axes: (N (1 + 1 + 1) K)D", "has the letters N K, and D; the leaf has the output axes N H"),
         ("part: 1 of 3", "part: 1 of 2", "has 3 parts, and the rule makes 2"),
         ("linear: {module: flat, axes: (K (G + 1 + 1) H)D}", "linear: {module: 'flat.{a,b,c}', axes: (K (G + 1 + 1) H)D}", "write one of them"),

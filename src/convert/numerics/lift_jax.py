@@ -76,14 +76,14 @@ def _in_own_dtype(primitive: Any, params: Mapping[str, Any], ins: Sequence[Any])
     Raises:
         RefusedError: it takes none, or it runs on other devices.
     """
-    errors = []
+    first = ""
     for dtype in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
         try:
             given = [x.astype(dtype) if getattr(x, "dtype", None) == jnp.float64 else x for x in ins]
             return primitive.bind(*given, **params)
-        except _REFUSALS as error:
-            errors.append(error)
-    raise RefusedError(f"{primitive.name}: {str(errors[0]).splitlines()[0]}") from errors[0]
+        except _REFUSALS as error:  # not kept: its frames would keep arrays that JAX finds again
+            first = first or (str(error).splitlines() or [type(error).__name__])[0]
+    raise RefusedError(f"{primitive.name}: {first}")
 
 
 def _narrow(dtype: Any) -> bool:
@@ -421,7 +421,7 @@ class Lifted:
             wide, staged = jax.tree.map(_up, args), self.staged
             try:
                 return self._evaluated(args, wide)
-            except TypeError as error:
+            except (TypeError, RefusedError) as error:
                 if "int64" not in str(error):
                     raise
                 jax.clear_caches()  # of arrays of NumPy: JAX finds those again that a run without float64 made int32

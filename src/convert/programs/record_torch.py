@@ -144,7 +144,6 @@ def require_weights(module: torch.nn.Module) -> None:
     Raises:
         ConvertError: one is on the meta device, or waits for its shape.
     """
-    _require_python(module)
     for name, x in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(x) or (isinstance(x, torch.Tensor) and x.is_meta):
             raise _not_runnable(
@@ -154,22 +153,6 @@ def require_weights(module: torch.nn.Module) -> None:
                 if torch.nn.parameter.is_lazy(x)
                 else "a module on the meta device",
                 fix="load weights, or draw them at random",
-            )
-
-
-def _require_python(module: torch.nn.Module) -> None:
-    """Refuse a module that TorchScript compiled, or that has such a part: its operations cannot be followed.
-
-    Raises:
-        ConvertError: it is one.
-    """
-    for name, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise _not_runnable(
-                f"the module {name} is compiled" if name else "the module is compiled",
-                expected="a module of Python code",
-                got="one of torch.jit",
-                fix="give the module that it was made of",
             )
 
 

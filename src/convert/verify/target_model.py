@@ -129,7 +129,7 @@ def model_of_module(module: torch.nn.Module, loads: str) -> TargetModel:
     names: dict[int, list[tuple[str, str]]] = {}
     found = []
     inside_attention: tuple[str, ...] = ()
-    state = module.state_dict()
+    state = module.state_dict(keep_vars=True)  # the parameters themselves: a tied one stands twice
     for name, part in module.named_modules():
         if name.startswith(inside_attention) and inside_attention:
             continue
@@ -142,7 +142,7 @@ def model_of_module(module: torch.nn.Module, loads: str) -> TargetModel:
         for key in (key for key in state if key in own):
             tensor = key.removeprefix(f"{name}.") if name else key
             tensors[tensor] = tuple(state[key].shape)
-            names.setdefault(id(_tensor(module, key)), []).append((key, kind))
+            names.setdefault(id(state[key]), []).append((key, kind))
         if tensors:
             in_out = type(part).__name__ == "Conv1D" and hasattr(part, "nf")
             found.append(TargetModule(name, kind, tensors, _facts(part, kind), in_out))
@@ -158,11 +158,6 @@ def _without(tied: set[str], modules: list[TargetModule]) -> tuple[TargetModule,
         if own:
             kept.append(TargetModule(m.name, m.kind_name, own, m.facts, m.stored_in_out))
     return tuple(kept)
-
-
-def _tensor(module: torch.nn.Module, name: str) -> Any:
-    owner, _, last = name.rpartition(".")
-    return getattr(module.get_submodule(owner), last, name)
 
 
 def _kind(module: torch.nn.Module) -> str:

@@ -32,6 +32,14 @@ class Crossed(torch.nn.Module):
         return b(torch.tanh(a(torch.sin(c(x)))))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:The .grad attribute of a Tensor")
+def test_a_module_of_torchscript_is_derived_like_any_other() -> None:
+    module = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh(), torch.nn.Linear(D, D)))
+    shapes = {"a": SQUARE, "ba": (D,), "k": SQUARE, "bk": (D,)}
+    found = derive(lambda w, x: jnp.tanh(x @ w["k"].T + w["bk"]) @ w["a"] + w["ba"], module, shapes)
+    assert [rule.rpartition("linear: ")[2] for rule in rules(found, module)] == ['"0"', '"2"']
+
+
 def test_layers_of_one_shape_are_told_apart_by_what_they_meet():
     def function(w, x):
         return (jnp.tanh((jnp.sin(x @ w["z"] + w["bz"])) @ w["k"].T + w["bk"])) @ w["a"] + w["ba"]

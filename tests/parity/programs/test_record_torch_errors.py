@@ -52,11 +52,6 @@ def sparse(x: torch.Tensor) -> torch.Tensor:
 CASES = {
     "meta device": (meta, "module-not-runnable", ["weight", "meta device"]),
     "lazy": (lambda: nn.LazyLinear(4), "module-not-runnable", ["weight", "lazy"]),
-    "TorchScript": (
-        lambda: nn.Sequential(torch.jit.script(nn.Linear(8, 4))),
-        "module-not-runnable",
-        ["the module 0 is compiled", "give the module that it was made of"],
-    ),
     "inputs do not fit": (lambda: nn.Linear(4, 4), "module-not-runnable", ["RuntimeError", "shapes"]),
     "GPU": (
         lambda: Code(to_gpu),
@@ -71,7 +66,6 @@ CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize(("make", "code", "words"), CASES.values(), ids=CASES)
 def test_one_clear_error(make: Callable[[], nn.Module], code: str, words: list[str]) -> None:
     module = make()

@@ -15,6 +15,7 @@ A, B, V, W = torch.randn(3, 4), torch.randn(4, 5), torch.randn(4), torch.randn(3
 X, IMAGE, SCALE, SHIFT = torch.randn(2, 3, 4), torch.randn(2, 6, 5, 5), torch.randn(6), torch.randn(6)
 MEAN, VAR = torch.randn(6), torch.rand(6) + 0.5
 QUERY = torch.randn(2, 2, 3, 4)
+ROWS = torch.tensor([2, 0, 1, 1, 2, 0])
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.addmm.default, (torch.randn(3, 5), A, B), {"beta": 0.5, "alpha": 2}),
     (aten.addmm.default, (torch.randn(5), A, B), {}),
@@ -51,7 +52,16 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         {"enable_gqa": True, "scale": 0.2},
     ),
     (aten._scaled_dot_product_flash_attention_for_cpu.default, (QUERY, QUERY, QUERY), {"attn_mask": torch.randn(3, 3)}),
+    (aten._embedding_bag.default, (A, ROWS, torch.tensor([0, 2, 4])), {}),
+    (aten._embedding_bag.default, (A, ROWS, torch.tensor([0, 1, 1, 5])), {"mode": 1}),  # an empty bag
+    (aten._embedding_bag.default, (A, ROWS, torch.arange(6)), {"mode": 1}),
+    (aten._embedding_bag_forward_only.default, (A, ROWS, torch.tensor([0, 2, 6])), {"include_last_offset": True}),
+    (aten._embedding_bag_forward_only.default, (A, ROWS, torch.tensor([0, 4])), {"per_sample_weights": torch.randn(6)}),
 ]
+
+
+def in_float64(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def first(result: Any) -> torch.Tensor:
@@ -60,8 +70,8 @@ def first(result: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("operator", "args", "kwargs"), CALLS, ids=[str(call[0]) for call in CALLS])
 def test_apart_it_computes_the_same(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    args = tuple(x.double() if isinstance(x, torch.Tensor) else x for x in args)
-    kwargs = {key: x.double() if isinstance(x, torch.Tensor) else x for key, x in kwargs.items()}
+    args = tuple(map(in_float64, args))
+    kwargs = {key: in_float64(x) for key, x in kwargs.items()}
     want, got = first(operator(*args, **kwargs)), first(table()[operator](*args, **kwargs))
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
 
