@@ -22,11 +22,9 @@ evaluates large arrays, too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -38,6 +36,7 @@ from jax.extend import core
 
 from convert.numerics import loops, numpy_primitives
 from convert.numerics.jax_observer import Observer, Step
+from convert.numerics.jax_values import FLOAT, as_jax, digits, narrow, small, up, usual, wide
 
 try:  # JAX's own hook to interpret primitives; without it, only the staged mode is available
     from jax._src import core as interpreter
@@ -48,20 +47,9 @@ try:  # JAX's own hook to interpret primitives; without it, only the staged mode
 except (ImportError, AttributeError):
     _EvalTrace, _eval_trace, _set_current_trace = object, None, None
 
-try:  # what `jax.device_put` ends in; it takes a tenth of the time, and a run has thousands of small arrays
-    from jax._src.interpreters import pxla
-
-    _put: Any = pxla.batched_device_put
-except (ImportError, AttributeError):
-    _put = None
-
 # Calls whose body is evaluated in place; the custom derivative rules do not matter here.
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
 _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
-FLOAT = np.dtype(np.float64)
-# Elements. XLA computes a larger array faster, with the time to compile it, and NumPy copies one that it turns.
-_SMALL = 2**18
-_OF_GELU = math.sqrt(2 / math.pi)
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
@@ -86,66 +74,6 @@ def _in_own_dtype(primitive: Any, params: Mapping[str, Any], ins: Sequence[Any])
     raise RefusedError(f"{primitive.name}: {first}")
 
 
-def _narrow(dtype: Any) -> bool:
-    """Whether a dtype is floating, real or complex, and narrower than float64."""
-    if not isinstance(dtype, np.dtype):
-        if not (isinstance(dtype, type) and issubclass(dtype, np.generic)) and not hasattr(dtype, "dtype"):
-            return False  # random keys have special dtypes
-        try:
-            dtype = np.dtype(dtype)
-        except TypeError:
-            return False
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return bool(dtype.itemsize < 16)
-    return bool(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 8)
-
-
-def _wide(dtype: Any) -> Any:
-    return np.dtype("complex128" if jnp.issubdtype(dtype, jnp.complexfloating) else "float64")
-
-
-def _up(x: Any) -> Any:
-    return jnp.asarray(x).astype(_wide(x.dtype)) if hasattr(x, "dtype") and _narrow(x.dtype) else x
-
-
-def _small(operands: Sequence[Any]) -> bool:
-    """Whether operands are arrays with few elements; a traced one is none."""
-    return all(not isinstance(x, jax.core.Tracer) and np.size(x) <= _SMALL for x in operands)
-
-
-@cache
-def _device() -> tuple[Any, Any]:
-    device = jax.local_devices()[0]
-    return device, jax.sharding.SingleDeviceSharding(device)
-
-
-def _as_jax(x: np.ndarray[Any, Any]) -> Any:
-    """Return an array of JAX with these elements."""
-    if _put is None:
-        return jax.device_put(x)
-    device, sharding = _device()
-    try:
-        return _put(jax.core.ShapedArray(x.shape, x.dtype), sharding, [x], [device])
-    except TypeError:  # another JAX has other arguments
-        return jax.device_put(x)
-
-
-def _usual(x: Any) -> Any:
-    """Return the shape and dtype that an array has without float64: as code that requires its dtypes expects."""
-    return jax.ShapeDtypeStruct(x.shape, jnp.float32 if x.dtype == jnp.float64 else x.dtype)
-
-
-def _digits(x: Any) -> float:
-    """Return what most likely stands in the source code: the constant of GELU, or the shortest decimal that rounds to this scalar."""
-    if x.dtype == np.float32 and np.float32(_OF_GELU) == x:
-        return _OF_GELU
-    for precision in range(1, 18):
-        typed = float(f"{float(x):.{precision}g}")
-        if np.asarray(typed).astype(x.dtype) == x:
-            return typed
-    return float(x)  # NaN
-
-
 class _Lifter:
     """Evaluates primitives in float64.
 
@@ -164,17 +92,16 @@ class _Lifter:
 
     def constant(self, x: Any) -> Any:
         """Lift a value that no lifted primitive returned: an argument of a primitive, or a literal or constant of a jaxpr."""
-        if not hasattr(x, "dtype") or not _narrow(x.dtype) or isinstance(x, jax.core.Tracer):
-            return _up(x)
+        if not hasattr(x, "dtype") or not narrow(x.dtype) or isinstance(x, jax.core.Tracer):
+            return up(x)
         value = np.asarray(x)
         if value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating):
-            return jnp.asarray(_digits(value), jnp.float64)
-        wide = value.astype(_wide(value.dtype))
-        if not np.array_equal(wide, np.asarray(value, jnp.bfloat16).astype(wide.dtype), equal_nan=True):
-            self.unlifted.add(
-                f"constant {value.dtype}{list(value.shape)}"
-            )  # more digits than a bfloat16 holds: it was rounded
-        return jnp.asarray(wide)
+            return jnp.asarray(digits(value), jnp.float64)
+        lifted = value.astype(wide(value.dtype))
+        if not np.array_equal(lifted, np.asarray(value, jnp.bfloat16).astype(lifted.dtype), equal_nan=True):
+            # more digits than a bfloat16 holds: it was rounded
+            self.unlifted.add(f"constant {value.dtype}{list(value.shape)}")
+        return jnp.asarray(lifted)
 
     def bind(self, primitive: Any, ins: Sequence[Any], params: dict[str, Any]) -> list[Any]:
         """Evaluate a primitive on arguments that are already float64; calls, loops and branches by what they contain."""
@@ -194,7 +121,7 @@ class _Lifter:
         out, lifted = self.evaluate(primitive, params, ins)
         if not lifted:
             self.unlifted.add(primitive.name)
-        out = [_as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
+        out = [as_jax(x) if isinstance(x, np.ndarray) else x for x in out]
         if self.observer:
             step = Step(primitive, ins, params, out, lifted, source, self.evaluate, place)
             place = self.observer.step(step)
@@ -209,7 +136,7 @@ class _Lifter:
 
     def evaluate(self, primitive: Any, params: Mapping[str, Any], ins: Sequence[Any]) -> tuple[list[Any], bool]:
         """Return the results of a primitive in float64, and whether no narrower dtype was needed."""
-        if (self.observer or _small(ins)) and (made := self.by_numpy(primitive.name, params, ins)) is not None:
+        if (self.observer or small(ins)) and (made := self.by_numpy(primitive.name, params, ins)) is not None:
             return made, True
         lifted = True
         try:
@@ -225,8 +152,8 @@ class _Lifter:
         except _REFUSALS:
             lifted, out = False, _in_own_dtype(primitive, params, ins)
         results = out if primitive.multiple_results else [out]
-        lifted = lifted and not any(hasattr(x, "dtype") and _narrow(x.dtype) for x in results)
-        return [_up(x) for x in results], lifted
+        lifted = lifted and not any(hasattr(x, "dtype") and narrow(x.dtype) for x in results)
+        return [up(x) for x in results], lifted
 
     def by_numpy(self, name: str, params: Mapping[str, Any], ins: Sequence[Any]) -> list[Any] | None:
         """Return what NumPy gives for a primitive; None if it has no such function, or a result has a weak integer dtype."""
@@ -244,7 +171,7 @@ class _Lifter:
         """Lift a parameter: a dtype, or a jaxpr such as the update of a scatter. Algorithms of matrix products are dropped."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
             avals = [
-                jax.ShapeDtypeStruct(v.shape, _wide(v.dtype) if _narrow(v.dtype) else v.dtype) for v in _avals(value)
+                jax.ShapeDtypeStruct(v.shape, wide(v.dtype) if narrow(v.dtype) else v.dtype) for v in _avals(value)
             ]
             inner = _Lifter()  # it is traced, not evaluated: not observed
             inner.unlifted = self.unlifted
@@ -252,14 +179,14 @@ class _Lifter:
             return lifted if isinstance(value, core.ClosedJaxpr) or lifted.consts else lifted.jaxpr
         if "DotAlgorithm" in type(value).__name__:
             return jax.lax.Precision.HIGHEST
-        return _wide(value) if _narrow(value) else value
+        return wide(value) if narrow(value) else value
 
     # ---- jaxprs
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         """Evaluate a jaxpr."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
-        env |= zip(jaxpr.invars, map(_up, args), strict=True)
+        env |= zip(jaxpr.invars, map(up, args), strict=True)
 
         def read(var: Any) -> Any:
             return self.constant(_typed(var)) if isinstance(var, core.Literal) else env[var]
@@ -418,7 +345,7 @@ class Lifted:
         """Evaluate the function in float64; the arguments are pytrees of arrays."""
         with float64():
             args = jax.tree.map(jnp.asarray, args)
-            wide, staged = jax.tree.map(_up, args), self.staged
+            wide, staged = jax.tree.map(up, args), self.staged
             try:
                 return self._evaluated(args, wide)
             except (TypeError, RefusedError) as error:
@@ -462,7 +389,7 @@ class Lifted:
         try:
             closed, shape = trace(*wide)  # rounds fewer scalars
         except (TypeError, ValueError):  # float64 arguments conflict with arrays that the code makes
-            closed, shape = trace(*jax.tree.map(_usual, args))
+            closed, shape = trace(*jax.tree.map(usual, args))
         outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(wide))
         self.unlifted = tuple(sorted(lifter.unlifted))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
