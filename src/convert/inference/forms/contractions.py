@@ -37,10 +37,10 @@ def sums_as_products(program: Program, *, keep: bool) -> Program:
 
 
 def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
-    """Return the operations that take the place of a sum; none if it adds up no product, or over axes of one operand alone."""
+    """Return the operations that take the place of a sum; none if it adds up squares or no product, or over axes of one operand alone."""
     times = made_by.get(total.operands[0]) if total.name in SUMS and total.operands else None
-    if times is None or times.name != "mul" or len(times.operands) != 2 or not times.results[0].data:
-        return []
+    if times is None or times.name != "mul" or len(set(times.operands)) != 2 or not times.results[0].data:
+        return []  # squares are those of a norm, or of a variance
     shape = times.results[0].array.shape
     axes = _axes(total, len(shape))
     kept = [_kept(x, shape, made_by) for x in times.operands]
