@@ -53,7 +53,7 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
 
     An activation is often a function in `forward`, not a module, so it is measured: `holder` runs on random numbers, and the
     input of `behind` is compared with each activation of the output of `before`. The fact is the name of the nearest
-    activation, or ``unknown`` if none agrees up to rounding.
+    activation, or ``unknown`` if none agrees up to rounding. A block that does not run alone has no such fact.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, submodule in module.named_modules():
@@ -62,7 +62,7 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
     config = getattr(module, "config", None)
     if values := {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}:
         found[""] = values
-    measured: dict[Any, str] = {}  # equal blocks are measured once
+    measured: dict[Any, str | None] = {}  # equal blocks are measured once
     for block in blocks:
         kind = (
             tuple(name.removeprefix(block.holder) for name in (block.before, block.behind, block.times)),
@@ -70,7 +70,8 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
         )
         if kind not in measured:
             measured[kind] = activation(module, block)
-        found.setdefault(_member(block.before)[0], {})["activation"] = measured[kind]
+        if (name := measured[kind]) is not None:
+            found.setdefault(_member(block.before)[0], {})["activation"] = name
     return {name: dict(values) for name, values in found.items()}
 
 
@@ -178,8 +179,11 @@ def _factor(module: torch.nn.Module) -> str:
     return "1+weight" if torch.allclose(at_one, 2 * at_zero) else "unknown"
 
 
-def activation(module: torch.nn.Module, block: Block) -> str:
-    """Measure the activation between two layers and return its name."""
+def activation(module: torch.nn.Module, block: Block) -> str | None:
+    """Measure the activation between two layers and return its name; None if the block does not run alone.
+
+    The layers of Gemma 4 E2B need the keys of another layer.
+    """
     import torch
 
     holder = module.get_submodule(block.holder)
@@ -193,7 +197,10 @@ def activation(module: torch.nn.Module, block: Block) -> str:
     x = torch.as_tensor(np.random.default_rng(SEED).normal(0, 3, (1, positions, width)))
     names = [before, behind + INPUT, *([times] if times else [])]
     with torch.no_grad(), observe(holder, names) as seen:
-        _call(holder, x.to(weight.device, weight.dtype))
+        try:
+            _call(holder, x.to(weight.device, weight.dtype))
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
+            return None
     given, got = seen[before][first].double(), seen[behind + INPUT]
     factor = seen[times][second].double() if times else torch.ones_like(given)
     # The mean: in bfloat16, the rounding of one large value exceeds the difference between two kinds of GeLU.
