@@ -228,3 +228,9 @@ def test_from_the_command_line(case: str, out: Path, tmp_path: Path, run: Run) -
     assert "adapter-alone" in error and "--lora" in error
     _, error = run(CASES[case][0], base(case), pairs(case) / "out", "--lora", pairs(case), *words, code=2)
     assert "output-within-input" in error
+
+
+def test_an_alpha_that_the_checkpoint_states_otherwise_is_named() -> None:
+    case = "maxtext-llama3.1"
+    plan = convert.plan_conversion(case, base(case), lora=pairs(case), settings=CASES[case][1] | {"lora_alpha": 7.0})
+    assert any("alpha 7 (--set lora_alpha; _CHECKPOINT_METADATA states 5)" in str(note) for note in plan.notes)

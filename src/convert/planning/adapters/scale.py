@@ -77,6 +77,8 @@ def read_scaling(source: Source, pairs: Mapping[str, NamedPair], settings: Mappi
     alpha, origin = stated.alpha, stated.origin
     if ALPHA in settings:
         alpha, origin = None if settings[ALPHA] == RANK else float(settings[ALPHA]), f"--set {ALPHA}"
+        if stated.alpha is not None and stated.alpha != alpha:
+            origin += f"; {stated.origin} states {stated.alpha:g}"
     is_rank = settings.get(ALPHA) == RANK
     return Scaling(alpha, bool(settings.get(RSLORA, stated.rslora)), stated.rank, origin, is_rank)
 
