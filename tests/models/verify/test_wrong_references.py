@@ -92,7 +92,7 @@ def test_a_layer_that_is_right_is_not_tried_with_other_weights(
         module.get_submodule("blocks.1.o").register_forward_hook(lambda layer, given, y: y * noise.to(y))
 
     said["build"] = disturbed
-    monkeypatch.setattr(diagnose, "_search", lambda site, reference: (None, []))
+    monkeypatch.setattr(diagnose, "_search", lambda site, reference, names: (None, []))
     monkeypatch.setattr(diagnose, "other_operation", lambda site, reference, names: OtherOperation())
     monkeypatch.setattr(whole_model.Replay, "with_tensors", counted)
     level = model(checked(converted))
