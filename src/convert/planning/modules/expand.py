@@ -323,13 +323,11 @@ def _other_widths(
     for name, width in listed.widths.items():
         one = claimed.get(tuple(name.split(".")))
         leaf = "/".join((*([root] if root else []), *one.path, "kernel")) if one else ""
-        if leaf in source.leaves and (stated := source.leaves[leaf].spec.shape[-1:]) not in (
-            (),
-            (width,),
-        ):  # a derived leaf has no shape yet
+        shape = source.leaves[leaf].spec.shape if leaf in source.leaves else ()
+        if shape and shape[-1] != width:  # a derived leaf has no shape yet
             yield Finding(
                 "config-conflict",
-                f"{listed.package} `{listed.loads}` has {width} outputs in {name}, and the tree has {stated[0]}",
+                f"{listed.package} `{listed.loads}` has {width} outputs in {name}, and the tree has {shape[-1]}",
                 rule=rules.path,
                 path=leaf,
                 fix=f"`{of.key}` of {_file(rules)} names another class than that of the checkpoint",
