@@ -46,6 +46,14 @@ class _Trial:
     leaf_dtype: str | None
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """A model that the tensors are not of, or whose leaves they do not give."""
+
+    stage: int  # that the attempt reached: what a later one finds says more
+    error: PlanError
+
+
 def plan_derived(
     candidates: Sequence[RuleFile], written: Written, layout: str | None, options: ConversionOptions
 ) -> ReversePlan:
@@ -63,20 +71,24 @@ def plan_derived(
     options, leaf_dtype = _dtypes(written, options)
     candidates = [for_tensors(rules, written) for rules in candidates]
     fitting: list[ReversePlan] = []
-    errors: list[PlanError] = []
+    failed: list[_Failed] = []
     questions: dict[str, None] = {}  # of models that come before those that fit
     for trial in _likely(candidates, written, layout, options, leaf_dtype):
-        try:
-            fitting.append(_plan(trial))
-        except OptionError:
-            raise
-        except PlanError as error:
-            errors.append(error)
-            questions |= dict.fromkeys(() if fitting else _question(trial, error))
+        planned = _plan(trial)
+        if isinstance(planned, ReversePlan):
+            fitting.append(planned)
+            continue
+        failed.append(planned)
+        questions |= dict.fromkeys(() if fitting else _question(trial, planned.error))
     if fitting:
         plan = _only(fitting, options)
         return replace(plan, notes=(*plan.notes, *questions))
-    raise min(errors, key=lambda error: len(error.findings)) if errors else _of_another_model(candidates, written)
+    raise _furthest(failed).error if failed else _of_another_model(candidates, written)
+
+
+def _furthest(failed: Sequence[_Failed]) -> _Failed:
+    """Return the attempt that reached the latest stage; of several, the one with the fewest errors."""
+    return min(failed, key=lambda one: (-one.stage, len(one.error.findings)))
 
 
 def _question(trial: _Trial, error: PlanError) -> Iterator[str]:
@@ -173,18 +185,22 @@ def _only(fitting: Sequence[ReversePlan], options: ConversionOptions) -> Reverse
     return next((plan for plan in fitting if plan.forward.rules.model == getattr(picked, "rules", rules[0]).model), first)  # fmt: skip
 
 
-def _plan(trial: _Trial) -> ReversePlan:
-    """Plan with one model: with the first form of the layout whose tree gives exactly these tensors."""
+def _plan(trial: _Trial) -> ReversePlan | _Failed:
+    """Plan with one model: with the first form of the layout whose tree gives exactly these tensors.
+
+    Raises:
+        OptionError: an option of the user does not fit.
+    """
     rules, target, written = trial.rules, trial.target, trial.written
     said = {**stated_settings(rules, target, written), **trial.options.settings}
     options = replace(trial.options, to=target, settings=said)
-    layout, errors = layout_of(rules, trial.layout), list[tuple[int, PlanError]]()
+    layout, failed = layout_of(rules, trial.layout), list[_Failed]()
     for written_so, root in forms(rules, layout):
         for form in _alternatives(replace(rules, rules=written_so), target, trial.names):
             known = known_sizes(rules, target, written, said)
             choices = {name: said[name] for name in rules.choices if name in said}
             choices = {**stated_choices(rules, written), **choices}
-            stage = 0  # that the attempt reaches: what a later one finds says more
+            stage = 0
             try:
                 variants = {**{name: several[0] for name, several in rules.choices.items()}, **choices}
                 source, sizes = _tree(trial, form, root, variants, known)
@@ -200,12 +216,12 @@ def _plan(trial: _Trial) -> ReversePlan:
                 plan = plan_match(match_rules(rules, source, replace(options, settings=settings)))
                 return _described(reverse(plan, written, like=False), layout, rules)
             except MisfitError as misfit:
-                errors.append((stage, PlanError(misfit.finding)))
+                failed.append(_Failed(stage, PlanError(misfit.finding)))
             except OptionError:
                 raise
             except PlanError as error:
-                errors.append((stage, error))
-    raise min(reversed(errors), key=lambda one: (-one[0], len(one[1].findings)))[1]
+                failed.append(_Failed(stage, error))
+    return _furthest(failed[::-1])
 
 
 def _undecided(rules: RuleFile, choice: str) -> PlanError:
