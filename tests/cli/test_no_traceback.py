@@ -245,10 +245,10 @@ def test_a_draft_that_cannot_be_written_leaves_no_file(
 
 
 def test_an_error_of_the_system_without_a_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convert.writing.execute.execute", failing(errno.EMFILE))
+    monkeypatch.setattr("convert.cli.conversion.to_pytorch.execute", failing(errno.EMFILE))
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", code=2)
     assert stderr.startswith("error[file-not-readable]: a file cannot be read or written: Too many open files")
-    monkeypatch.setattr("convert.writing.execute.execute", failing(errno.EBADF))
+    monkeypatch.setattr("convert.cli.conversion.to_pytorch.execute", failing(errno.EBADF))
     _, stderr = run("timesfm", checkpoint("timesfm-2.5"), tmp_path / "o.safetensors", code=2)
     assert stderr.startswith("error[internal]: ")
 

@@ -11,7 +11,7 @@ import typer
 
 from convert.cli import INTERRUPTED, output
 from convert.cli.check import check
-from convert.cli.convert import convert
+from convert.cli.conversion.command import convert
 from convert.cli.help import Command, Group
 from convert.cli.infer import infer
 from convert.cli.inspect import inspect

@@ -101,8 +101,8 @@ def check(
 
     Exit codes: 0 equal, 1 different, 2 inconclusive.
     """
-    from convert.cli.back import refuse_check
     from convert.cli.check_text import lines
+    from convert.cli.conversion.to_jax import refuse_check
     from convert.planning.options import ConversionOptions
     from convert.rules import library
     from convert.verify.report.report import LEVELS

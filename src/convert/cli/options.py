@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,8 @@ OUTPUT = "What to write"
 BATCH = "How to run the jobs"
 PROOF = "What to prove"
 REPORT = "What to print"
+
+JAX_FORMATS = ("orbax", "msgpack", "npz")  # values of --to that are no target of the rules
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -321,3 +323,28 @@ def parse_settings(pairs: Iterable[str] | None, custom_cells: bool = False) -> d
 def split(values: Iterable[str] | None) -> tuple[str, ...]:
     """Split comma-separated values: ``--level coverage,weights`` equals ``--level coverage --level weights``."""
     return tuple(part.strip() for value in values or () for part in value.split(",") if part.strip())
+
+
+def refuse_options_of_pytorch(to: str, given: Mapping[str, object]) -> None:
+    """Refuse options that only a conversion to PyTorch has.
+
+    Raises:
+        ConvertError: one of them was given.
+    """
+    for option, value in given.items():
+        if value:
+            problem = f"{option} is an option of a conversion to PyTorch"
+            raise ConvertError(Finding("usage", problem, path=f"--to {to}", fix="leave it out"))
+
+
+def refuse_layout(layout: str | None) -> None:
+    """Refuse the option of the way back.
+
+    Raises:
+        ConvertError: it was given.
+    """
+    if layout is not None:
+        fix = f"add --to {' or '.join(JAX_FORMATS)}"
+        raise ConvertError(
+            Finding("usage", "only the way back to JAX has a choice of layout", path="--layout", fix=fix)
+        )

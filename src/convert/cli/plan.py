@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.cli import back, output
 from convert.cli import options as o
+from convert.cli import output
 from convert.cli.folding import fold
 from convert.cli.output import HEADING, NOTE, Line
 
@@ -52,10 +52,10 @@ def plan(
     from convert.writing.execute import plan_layout
     from convert.writing.shard_size import shard_bytes
 
-    if to in back.FORMATS:
-        back.refuse_options(to, {"--lora": lora, "--max-shard-size": max_shard_size})
+    if to in o.JAX_FORMATS:
+        o.refuse_options_of_pytorch(to, {"--lora": lora, "--max-shard-size": max_shard_size})
     options = ConversionOptions(
-        to=None if to in back.FORMATS else to,
+        to=None if to in o.JAX_FORMATS else to,
         dtype=dtype,
         settings=o.parse_settings(settings, custom_cells),
         step=step,
@@ -64,12 +64,15 @@ def plan(
         skeleton=skeleton,
         follow_links=follow_links,
         rules_dir=rules_dir,
-        like=read_specs(like) if like and to not in back.FORMATS else None,
+        like=read_specs(like) if like and to not in o.JAX_FORMATS else None,
     )
-    if to in back.FORMATS:
-        back.print_plan(back.plan_back(model, checkpoint, like, tree_layout, options), full, as_json)
+    if to in o.JAX_FORMATS:
+        from convert.api import plan_reverse
+        from convert.cli.reverse_plan import print_plan as print_reverse_plan
+
+        print_reverse_plan(plan_reverse(model, checkpoint, like, options, layout=tree_layout), full, as_json)
         return
-    back.refuse_layout(tree_layout)
+    o.refuse_layout(tree_layout)
     match = select_rules(model, checkpoint, options)
     try:
         made = plan_selected(match)

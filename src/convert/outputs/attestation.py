@@ -7,6 +7,7 @@ files in the order of their names, and the files as ``resources`` of the predica
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 from convert.core.errors import CheckpointError, OutputError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import open_unbuffered
+from convert.outputs.integrity import provenance
+from convert.writing.destination.atomic import write_text
 from convert.writing.destination.permitted import real
+from convert.writing.written import open_written
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -57,6 +61,17 @@ def attest(out: Path, provenance: Mapping[str, str]) -> dict[str, Any]:
             "conversion": dict(provenance),
         },
     }
+
+
+def write_statement(statement: Path, out: Path) -> None:
+    """Write the statement about an output to a file.
+
+    Raises:
+        CheckpointError: as `attest`.
+        OutputError: the statement cannot be written.
+    """
+    content = attest(out, provenance(open_written(out).metadata))
+    write_text(statement, json.dumps(content, indent=2) + "\n")
 
 
 def _sha256(path: Path) -> bytes:

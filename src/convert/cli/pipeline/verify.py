@@ -8,7 +8,6 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
-from convert.cli.convert import write_statement
 
 if TYPE_CHECKING:
     from convert.outputs.integrity import Integrity
@@ -47,6 +46,8 @@ def verify(
         require_text_file(attest)
     result = verify_output(out, o.split(ignore))
     if attest and result.intact:
+        from convert.outputs.attestation import write_statement
+
         write_statement(attest, out)
     if as_json:
         output.data_json(result.to_dict())

@@ -6,35 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convert.cli import output
-from convert.core.errors import ConvertError
-from convert.core.findings import Finding
 
 if TYPE_CHECKING:
+    from convert.cli.conversion.request import Request
     from convert.stores.publish import Target
 
 
-def refuse(push: str | None, private: bool, given: dict[str, object]) -> Target | None:
-    """Find the repository before anything is read; refuse options that do not go with it.
-
-    Args:
-        given: these options, and whether each was given.
+def repository(asked: Request) -> Target | None:
+    """Find the repository of ``--push`` before anything is read; None without it.
 
     Raises:
         ConvertError: there is no token, the Hub refused, or an option does not go with ``--push``.
     """
-    if push is None:
-        if private:
-            raise ConvertError(Finding("usage", "--private is for a repository of --push", fix="leave it out, or add --push"))  # fmt: skip
-        return None
-    for option, value in given.items():
-        if value:
-            raise ConvertError(Finding("usage", f"--push does not go with {option}", fix="leave one out"))
     from convert.stores import located
     from convert.stores.publish import find_target
     from convert.writing.destination.permitted import os_errors
 
-    with os_errors(located(f"hf://{push.removeprefix('hf://')}")):
-        return find_target(push)
+    if asked.push is None:
+        return None
+    with os_errors(located(f"hf://{asked.push.removeprefix('hf://')}")):
+        return find_target(asked.push)
 
 
 def push(out: Path, target: Target, private: bool, quiet: bool) -> str:
