@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -106,11 +107,14 @@ def test_a_job_ends_with_its_batch(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_ends_the_jobs_and_leaves_nothing_unfinished(folder: Path) -> None:
-    np.savez(folder / "a.npz", **{f"layer_{k}/w": np.zeros((2048, 2048), np.float32) for k in range(8)})
+    """The disk is slow, so the signal comes while a part is written."""
+    (folder / "sitecustomize.py").write_text("import os, time\nos.fsync = lambda fd: time.sleep(1)\n")
     command = [sys.executable, "-m", "convert", "batch", "./small.yaml", "*.npz", "out", "--jobs", "2"]
-    batch = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    batch = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": paths})
     while not any((folder / "out").glob(".a.tmp-*")):
         assert batch.poll() is None
+        time.sleep(0.01)
     batch.send_signal(signal.SIGTERM)
     assert batch.wait(30) == 143
     assert not any((folder / "out").glob(".*"))
