@@ -58,7 +58,7 @@ HARMLESS = ("upcast_attention", "force_upcast", "latents_mean", "latents_std", "
 UNREAD: Mapping[str, dict[str, Any]] = {"AutoencoderKL": {"act_fn": "silu"}}
 GELU = (
     "diffusers' PyTorch class computes GELU with erf and the norms before attention with an epsilon of 1e-6, the flax class with tanh and with 1e-5; "
-    "no key of config.json says so, and the outputs differ by about 1e-3 (docs/guides/flax-diffusers.md has the lines that make them equal)"
+    "no key of config.json says so, and the outputs differ by about 1e-3 (docs/models/flax-diffusers.md has the lines that make them equal)"
 )
 SMALL = {"block_out_channels": [32, 64], "layers_per_block": 2, "norm_num_groups": 32}
 ATTENTION = {

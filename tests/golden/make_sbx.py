@@ -3,7 +3,7 @@
     python3.11 -m venv env && env/bin/pip install torch==2.13.0 && env/bin/pip install sbx-rl==0.28.0
     PYTHONPATH=src:tests env/bin/python tests/golden/make_sbx.py
 
-SBX saves a zip with a pickle of its policy. sbx/CASE.msgpack is what the four lines of docs/guides/policies.md make of a zip that SBX saved
+SBX saves a zip with a pickle of its policy. sbx/CASE.msgpack is what the four lines of docs/models/policies.md make of a zip that SBX saved
 and loaded again. sbx/CASE.npz has observations, actions and values that SBX computed, in float32 with matmul precision `highest` and in
 float64 with casts removed; what stable-baselines3's own policy computed after `load_state_dict(..., strict=True)`, in both, too; and the
 digest of the converted tensors with which it did. Every leaf is random.
@@ -65,7 +65,7 @@ def randomised(case: str, state: Any, name: str) -> Any:
 
 
 def recipe(policy: Any) -> dict[str, Any]:
-    """Return the trees as docs/guides/policies.md has them."""
+    """Return the trees as docs/models/policies.md has them."""
     if hasattr(policy, "vf_state"):
         return {"actor": policy.actor_state.params, "vf": policy.vf_state.params}
     return {

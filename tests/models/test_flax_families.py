@@ -51,7 +51,7 @@ def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path
     assert max(flax_table.errors(model, case).values()) < 2e-6
 
 
-EXPLAINED = {  # tensors that `from_flax=True` does not give, which docs/guides/flax-transformers.md explains
+EXPLAINED = {  # tensors that `from_flax=True` does not give, which docs/models/flax-transformers.md explains
     "llama.LlamaForCausalLM": "lm_head",
     "whisper.untied": "proj_out",
     "resnet.basic": "encoder.stages",

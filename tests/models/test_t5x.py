@@ -258,5 +258,5 @@ def test_another_value_in_config_json_is_named(case: str, key: str, value: Any, 
 
 
 def test_the_page_has_a_row_of_every_case() -> None:
-    rows = [line.split("|")[1].strip() for line in (DOCS / "guides" / "t5x.md").read_text().splitlines() if line.count("|") == 6]  # fmt: skip
+    rows = [line.split("|")[1].strip() for line in (DOCS / "models" / "t5x.md").read_text().splitlines() if line.count("|") == 6]  # fmt: skip
     assert rows[2:] == list(CASES)

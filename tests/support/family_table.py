@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m support.family_table
 
 It writes docs/explanation/families.csv, of which the documentation makes a table. The errors of the Flax models of transformers are those
-of docs/guides/flax-transformers.md, which `support.flax_table` measures for each class.
+of docs/models/flax-transformers.md, which `support.flax_table` measures for each class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures all flax families, and writes the table of docs/guides/flax-transformers.md: PYTHONPATH=tests python -m support.flax_table"""
+"""Measures all flax families, and writes the table of docs/models/flax-transformers.md: PYTHONPATH=tests python -m support.flax_table"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import flax_families
 from support.goldens import relative_error
 from support.paths import DOCS
 
-PAGE = DOCS / "guides" / "flax-transformers.md"
+PAGE = DOCS / "models" / "flax-transformers.md"
 START, END = "<!-- table: families -->\n", "<!-- end of table -->"
 
 
