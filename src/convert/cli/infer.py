@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -331,6 +332,10 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
             yield f"open: {name}: {candidates or first.lack}"
         else:
-            yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same outputs; the stored order is written"
+            if first.unseen:
+                said = f"{first.unseen:,} of its {math.prod(first.shape):,} elements"
+                yield f"{grade}: {name}: no output shows {said}; they are made as the others of this kind"
+            if first.alternatives:
+                yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same outputs; the stored order is written"
     if len(groups) > LISTED:
         yield f"{grade}: {len(groups) - LISTED} more groups of tensors"

@@ -214,7 +214,7 @@ class Tensor:
         ties: which columns the inputs cannot tell apart (`Grade.TIED`).
         candidates: leaves that may be the source (`Grade.OPEN`).
         also: further names of the same tensor in the state_dict.
-        unseen: how many elements no operation of the run used; they continue the pattern of the others.
+        unseen: how many elements no operation of the run used, or only with zeros; they continue the pattern of the others, or of other layers.
         unread: whether no operation of the target reads the tensor.
         guessed: whether its parts are the nearest guess, behind a difference of the programs.
     """

@@ -23,6 +23,7 @@ from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_some
+from convert.inference.grading.zeros import made_as_in_other_layers
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
@@ -100,7 +101,8 @@ def _derived(
     runs = _Runs(function, Draws(shapes))
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
-    target = _in_one_form(record_torch(module, run, given), keep=False)
+    as_run = record_torch(module, run, given)
+    target = _in_one_form(as_run, keep=False)
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
@@ -114,7 +116,9 @@ def _derived(
     others = interchangeable(search) if solved else []
     names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
     found = tensors(search, names, solved, others)
-    if not solved:
+    if solved:
+        found = made_as_in_other_layers(found, as_run, shapes)
+    else:
         differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
     unseen: tuple[str, ...] = ()

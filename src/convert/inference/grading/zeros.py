@@ -1,0 +1,176 @@
+"""Elements that meet nothing but zeros: the values of a decoder that starts from zeros, in its first layer.
+
+No inputs and weights give an output that shows such an element. It is made as in the other layers, if what is known of its
+layer is made as there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Grade, Part, Role, Tensor
+from convert.inference.sites import role_of
+from convert.programs.program import Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NUMBER = re.compile(r"[0-9]+")
+
+
+def made_as_in_other_layers(
+    tensors: Sequence[Tensor], target: Program, leaves: Mapping[str, Sequence[int]]
+) -> tuple[Tensor, ...]:
+    """Return the tensors; elements that meet nothing but zeros are interchangeable, where another layer says what they are made of.
+
+    Args:
+        target: its record as it ran.
+        leaves: shapes of the source's leaves by name.
+    """
+    whole = {tensor.name: tensor for tensor in tensors if _size(tensor) == _known(tensor) and not tensor.guessed}
+    used = {part.leaf for tensor in tensors for part in tensor.parts}
+    found = []
+    for tensor in tensors:
+        if tensor.name not in whole and not tensor.guessed and not tensor.unread and _meets_zeros(tensor, target):
+            found.append(next(_continued(tensor, whole, used, leaves), tensor))
+        else:
+            found.append(tensor)
+    return tuple(found)
+
+
+def _size(tensor: Tensor) -> int:
+    return int(np.prod(tensor.shape))
+
+
+def _known(tensor: Tensor) -> int:
+    return sum(len(part.elements) for part in tensor.parts)
+
+
+def _meets_zeros(tensor: Tensor, target: Program) -> bool:
+    """Whether products multiply the elements that no part makes by zeros that no input is in, and nothing else reads them."""
+    zeros = _always_zero(target)
+    lacking = np.ones(_size(tensor), bool)
+    for part in tensor.parts:
+        lacking[part.elements] = False
+    numbers = target.first_element[tensor.name] + np.flatnonzero(lacking)
+    met = False
+    for operation in target.operations:
+        for k, operand in enumerate(operation.operands):
+            if tensor.name not in operand.leaves or not any(np.isin(numbers, x).any() for x in operand.elements):
+                continue
+            if operation.results[0].elements:  # it moves them
+                continue
+            others = (other for j, other in enumerate(operation.operands) if j != k)
+            if role_of(operation) not in (Role.PRODUCT, Role.CONVOLUTION) or not any(x in zeros for x in others):
+                return False
+            met = True
+    return met
+
+
+def _always_zero(program: Program) -> set[Value]:
+    """Return the values that are zero for any inputs: zeros that no input is in, and what is multiplied by them."""
+    zeros: set[Value] = set()
+    for operation in program.operations:
+        given = operation.operands
+        zeros.update(x for x in given if not x.data and x.array.size and not x.array.any())
+        if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION) or operation.name == "mul":
+            zero = any(x in zeros for x in given)
+        else:
+            zero = all(x in zeros or not x.data for x in given)
+        zeros.update(x for x in operation.results if zero and x.array.size and not x.array.any())
+    return zeros
+
+
+def _continued(
+    tensor: Tensor, whole: Mapping[str, Tensor], used: set[str], leaves: Mapping[str, Sequence[int]]
+) -> Iterator[Tensor]:
+    """Yield the tensor, made as each of the other layers is; what is known of it must be made so."""
+    own = {part.elements.tobytes(): part for part in tensor.parts}
+    for number in NUMBER.finditer(tensor.name):
+        before, behind = tensor.name[: number.start()], tensor.name[number.end() :]
+        for name, other in whole.items():
+            index = NUMBER.match(name, len(before)) if name.startswith(before) else None
+            if index is None or name[index.end() :] != behind or other.shape != tensor.shape:
+                continue
+            layers = (before + index[0] + ".", before + number[0] + ".")
+            step = _Step.between(_pairs(tensor, other, whole, layers), leaves)
+            parts = [step.made(part, leaves) for part in other.parts]
+            lacking = [part for part in parts if part is not None and part.elements.tobytes() not in own]
+            if None in parts or any(part.leaf in used and part.leaf not in step.stacked for part in lacking):
+                continue
+            if all(_same(own[part.elements.tobytes()], part) for part in parts if part and part not in lacking):
+                made = sorted([*tensor.parts, *lacking], key=lambda part: int(part.elements.min()))
+                unseen = _size(tensor) - _known(tensor)
+                yield replace(tensor, parts=tuple(made), grade=Grade.INTERCHANGEABLE, unseen=unseen, candidates=())
+
+
+def _pairs(
+    tensor: Tensor, other: Tensor, whole: Mapping[str, Tensor], layers: tuple[str, str]
+) -> Iterator[tuple[Part, Part]]:
+    """Yield the parts of the other layer and of this one that make the same elements of the same tensor."""
+    tensors = [(other, tensor)]
+    for name, one in whole.items():
+        if name.startswith(layers[0]) and (two := whole.get(layers[1] + name[len(layers[0]) :])) is not None:
+            tensors.append((one, two))
+    for one, two in tensors:
+        for ours in two.parts:
+            yield from ((theirs, ours) for theirs in one.parts if np.array_equal(theirs.elements, ours.elements))
+
+
+def _same(one: Part, two: Part) -> bool:
+    return (one.leaf, one.arithmetic, one.factor) == (two.leaf, two.arithmetic, two.factor) and np.array_equal(
+        one.positions, two.positions
+    )
+
+
+@dataclass
+class _Step:
+    """How a part of one layer becomes that of another: by a number in the leaf's name, or by the position in a leaf of all layers.
+
+    Attributes:
+        names: the leaf's name in front of the number, with it -> the same with the other layer's number.
+        stacked: leaves that have both layers.
+        shares: how far the layers lie apart, as shares of a leaf.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    stacked: set[str] = field(default_factory=set)
+    shares: set[Fraction] = field(default_factory=set)
+
+    @staticmethod
+    def between(pairs: Iterable[tuple[Part, Part]], leaves: Mapping[str, Sequence[int]]) -> _Step:
+        """Return the step that the known parts of both layers have."""
+        step = _Step()
+        for one, two in pairs:
+            if one.leaf not in leaves or two.leaf not in leaves:
+                continue
+            if one.leaf == two.leaf:
+                step.stacked.add(one.leaf)
+                step.shares.add(Fraction(int(two.positions[0] - one.positions[0]), int(np.prod(leaves[one.leaf]))))
+                continue
+            for a, b in zip(NUMBER.finditer(one.leaf), NUMBER.finditer(two.leaf), strict=False):
+                if a[0] != b[0] and one.leaf[: a.start()] == two.leaf[: b.start()]:
+                    step.names[one.leaf[: a.end()]] = two.leaf[: b.end()]
+                    break
+        return step
+
+    def made(self, part: Part, leaves: Mapping[str, Sequence[int]]) -> Part | None:
+        """Return the part of this layer; None if there is no such leaf."""
+        for number in NUMBER.finditer(part.leaf):
+            if (to := self.names.get(part.leaf[: number.end()])) is not None:
+                leaf = to + part.leaf[number.end() :]
+                there = leaf in leaves and leaves[leaf] == leaves[part.leaf]
+                return replace(part, leaf=leaf) if there else None
+        if len(self.shares) != 1 or part.leaf not in leaves:
+            return None
+        size = int(np.prod(leaves[part.leaf]))
+        shift = next(iter(self.shares)) * size
+        positions = part.positions + int(shift)
+        if shift.denominator != 1 or positions.min() < 0 or positions.max() >= size:
+            return None
+        self.stacked.add(part.leaf)
+        return replace(part, positions=positions)

@@ -1,0 +1,103 @@
+"""Elements that meet nothing but zeros: a decoder that starts from zeros, as DETR's, never shows the values of its first layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from convert.cli.infer import summary
+from convert.inference.derivation import Derivation, Grade
+from support.inferred import WIDTH, derive, layer_norm, sources
+
+D = WIDTH
+LAYERS = range(2)
+LEAVES = {"q": (D, D), "k": (D, D), "v": (D, D), "o": (D, D), "s": (D,), "b": (D,)}
+
+
+class Decoder(nn.Module):
+    """Queries are added to what q and k project; `start` is what the first layer's values project."""
+
+    def __init__(self, start: float | None = 0.0, fused: bool = False) -> None:
+        super().__init__()
+        self.fused, self.start = fused, start
+        self.layers = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    **(
+                        {"qkv": nn.Linear(D, 3 * D, bias=False)}
+                        if fused
+                        else {n: nn.Linear(D, D, bias=False) for n in "qkv"}
+                    ),
+                    "o": nn.Linear(D, D, bias=False),
+                    "norm": nn.LayerNorm(D, eps=1e-6),
+                }
+            )
+            for _ in LAYERS
+        )
+
+    def forward(self, x: Any) -> Any:
+        t = functional.relu(x - 100) if self.start is None else torch.full_like(x, self.start)
+        for layer in self.layers:
+            if self.fused:
+                q, k, v = layer["qkv"].weight.chunk(3)
+            else:
+                q, k, v = (layer[name].weight for name in "qkv")
+            y = functional.scaled_dot_product_attention(
+                functional.linear(t + x, q), functional.linear(t + x, k), functional.linear(t, v)
+            )
+            t = layer["norm"](x + t + layer["o"](y))
+        return t
+
+
+def run(leaf: Any, x: Any, start: float | None) -> Any:
+    t = jax.nn.relu(x - 100) if start is None else jnp.full_like(x, start)
+    for i in LAYERS:
+        q, k, v = (t + x) @ leaf(i, "q"), (t + x) @ leaf(i, "k"), t @ leaf(i, "v")
+        y = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / np.sqrt(D)) @ v
+        t = layer_norm(x + t + y @ leaf(i, "o"), leaf(i, "s"), leaf(i, "b"))
+    return t
+
+
+def derived(stacked: bool = False, start: float | None = 0.0, fused: bool = False) -> Derivation:
+    if stacked:
+        shapes = {name: (len(LAYERS), *shape) for name, shape in LEAVES.items()}
+        return derive(lambda w, x: run(lambda i, n: w[n][i], x, start), Decoder(start, fused), shapes)
+    shapes = {f"layer_{i}/{name}": shape for i in LAYERS for name, shape in LEAVES.items()}
+    return derive(lambda w, x: run(lambda i, n: w[f"layer_{i}/{n}"], x, start), Decoder(start, fused), shapes)
+
+
+def test_a_matrix_that_meets_zeros_is_made_as_in_the_other_layer() -> None:
+    found = derived()
+    assert found.complete and sources(found)["layers.0.v.weight"] == "layer_0/v"
+    first, second = (found.tensor(f"layers.{i}.v.weight") for i in LAYERS)
+    assert (first.grade, first.unseen, second.grade, second.unseen) == (Grade.INTERCHANGEABLE, D * D, Grade.DERIVED, 0)
+    assert np.array_equal(first.parts[0].positions, second.parts[0].positions)
+    said = f"interchangeable: layers.0.v.weight: no output shows {D * D} of its {D * D} elements; they are made as the others of this kind"
+    assert said in list(summary(found, {}))
+
+
+@pytest.mark.slow
+def test_a_part_of_a_fused_matrix_and_a_leaf_of_all_layers() -> None:
+    found = derived(stacked=True, fused=True)
+    assert found.complete
+    tensor = found.tensor("layers.0.qkv.weight")
+    assert [part.leaf for part in tensor.parts] == ["q", "k", "v"] and tensor.unseen == D * D
+    assert tensor.parts[2].positions.max() < D * D <= found.tensor("layers.1.qkv.weight").parts[2].positions.min()
+
+
+@pytest.mark.slow
+def test_zeros_that_other_inputs_change_leave_it_open() -> None:
+    assert derived(start=None).tensor("layers.0.v.weight").grade is Grade.OPEN
+
+
+@pytest.mark.slow
+def test_other_numbers_than_zero_show_it() -> None:
+    """Equal columns show the sum of a row: the values are no longer free."""
+    assert not derived(start=0.5).complete
