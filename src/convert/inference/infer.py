@@ -140,9 +140,11 @@ def _derived(
             differences = (explained(ended, found, target.buffers, module, run, worst),)
             found, evidence = tensors(search, names, False, []), None
         else:
-            for sources in ([first], [first, *fresh]):  # most have nothing to show, and the first run says so
-                if unseen or sources == [first]:
-                    unseen = unshown.notes(sources, _target_runs(target, found, sources), allowed)
+            ran = [_target_run(target, found, first)]
+            unseen = unshown.notes([first], ran, allowed)
+            if unseen:  # most have nothing to show, and the first run says so
+                ran += [_target_run(target, found, other) for other in fresh if can_rerun(target, _given(other))]
+                unseen = unshown.notes([first, *fresh], ran, allowed)
         if evidence is not None and any(t.ties for t in found):
             found = told_apart(found, target, fresh, partial(proof.outputs, module, run, masks))
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
@@ -166,15 +168,14 @@ def _in_one_form(program: Program, *, keep: bool) -> Program:
     return constants_last(constants_as_data(sums_as_products(table_by_table(program), keep=keep)))
 
 
-def _target_runs(target: Program, tensors: Sequence[Tensor], sources: Sequence[Program]) -> list[Program]:
-    """Return runs of the target with the weights and inputs of runs of the source; of other shapes, or whose values decide a path: none."""
-    found: list[Program] = []
-    for source in sources:
-        given = {name: value.array for name, value in source.inputs.items()}
-        if not found or can_rerun(target, given):
-            weights = proof.weights(tensors, source)
-            found.append(rerun(target, {name: weights[name] for name in target.parameters}, given))
-    return found
+def _target_run(target: Program, tensors: Sequence[Tensor], source: Program) -> Program:
+    """Return a run of the target with the weights and inputs of a run of the source."""
+    weights = proof.weights(tensors, source)
+    return rerun(target, {name: weights[name] for name in target.parameters}, _given(source))
+
+
+def _given(program: Program) -> dict[str, Array]:
+    return {name: value.array for name, value in program.inputs.items()}
 
 
 class _Runs:

@@ -161,6 +161,7 @@ class Search:
         self._wanted: tuple[tuple[Any, ...], ...] = ()
         self._order = self.target.operations
         self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
+        self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
 
     # ---- segments
 
@@ -426,15 +427,13 @@ class Search:
 
     def _depends(self, value: Value, indices: set[int]) -> bool:
         """Whether a value is computed from the results of all these operations."""
-        todo, seen, first = [value], set(), min(indices)
-        missing = set(indices)
-        while todo and missing:
-            at = self._made_by.get(todo.pop(), -1)
+        todo, seen, first = [self._made_by.get(value, -1)], set[int](), min(indices)
+        while todo and not indices <= seen:
+            at = todo.pop()
             if at >= first and at not in seen:
                 seen.add(at)
-                missing.discard(at)
-                todo += self._order[at].data
-        return not missing
+                todo += self._inputs[at]
+        return indices <= seen
 
     def _outputs_agree(self) -> bool:
         for name, value in self.source.program.outputs.items():

@@ -127,11 +127,11 @@ def confirm(text: str, pair: Pair, shapes: Shapes, root: str, seed: int) -> floa
     Raises:
         ConvertError: the rules do not fit leaves of these sizes, or a side does not run.
     """
-    from convert.programs.record_jax import record_jax
+    from convert.programs.record_jax import outputs_jax
     from convert.programs.record_torch import few_threads
 
     given = require_inputs(pair.inputs(seed))
-    source = Draws(shapes).run(seed, lambda weights: record_jax(pair.function, weights, given, twice=False))
+    source = Draws(shapes).run(seed, lambda weights: outputs_jax(pair.function, weights, given))
     leaves = DrawnLeaves(shapes, root, {name: value.array for name, value in source.parameters.items()})
     plan = make_plan(parse_rules(text), leaves)
     state = {step.name: np.asarray(expected(step, plan.source), np.float64) for step in plan.steps}

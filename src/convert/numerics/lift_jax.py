@@ -139,6 +139,7 @@ class _Lifter:
         if (self.observer or small(ins)) and (made := self.by_numpy(primitive.name, params, ins)) is not None:
             return made, True
         lifted = True
+        ins = [as_jax(x) if isinstance(x, np.ndarray) else x for x in ins]  # Equinox's primitives take no NumPy arrays
         try:
             if (
                 primitive.name == "bitcast_convert_type"

@@ -16,6 +16,7 @@ from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
+from convert.numerics.jax_values import as_jax
 from convert.numerics.lift_jax import RefusedError, float64, lift
 from convert.numerics.same_trace import traces_alike
 from convert.programs.jax_elements import elements_of
@@ -57,7 +58,7 @@ def record_jax(
     data = {name: Value(_wide(value), data=True) for name, value in inputs.items()}
     recorder = _Recorder(jax.tree.leaves((own, data)))
     with float64():
-        arrays = [{name: jnp.array(value) for name, value in given.items()} for given in (parameters, inputs)]
+        arrays = _arrays(parameters, inputs)
         order: list[str] = []
 
         def in_order(*args: Any) -> Mapping[str, Any]:
@@ -78,6 +79,32 @@ def record_jax(
         first = {name: value.array for name, value in outputs.items()}
         require_same_outputs(first, {name: np.asarray(value) for name, value in again.items()})
     return program
+
+
+def outputs_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mapping[str, Any]) -> Program:
+    """Run a function in float64 as `record_jax` does, without its operations.
+
+    Args:
+        function: one that was recorded, perhaps with other sizes.
+
+    Raises:
+        ConvertError: it does not run, or an output has NaN.
+    """
+    with float64():
+        made = _run(lift(function, observer=_Unheard(), repeats=True), _arrays(parameters, inputs))
+        outputs = {name: Value(np.asarray(value), data=True) for name, value in made.items()}
+    if any(np.isnan(value.array).any() for value in outputs.values()):
+        return record_jax(function, parameters, inputs, twice=False)  # which says where it comes from
+    own = parameter_values({name: _wide(value) for name, value in parameters.items()})
+    return Program(own, {name: Value(_wide(value), data=True) for name, value in inputs.items()}, (), outputs)
+
+
+def _arrays(*given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return copies as arrays of JAX; it would compile a program for each shape of an array of NumPy."""
+    return [
+        {name: as_jax(np.array(x)) if isinstance(x, np.ndarray) else jnp.array(x) for name, x in arrays.items()}
+        for arrays in given
+    ]
 
 
 def _run(function: Callable[..., Mapping[str, Any]], arrays: Sequence[Any]) -> Mapping[str, Any]:
@@ -186,10 +213,8 @@ def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[A
     """Evaluate a primitive on other operands; those that were random keys become keys again."""
     with float64():
         arrays = [
-            x if kind is None else jax.random.wrap_key_data(x, impl=kind)
-            for x, kind in zip(
-                map(jnp.asarray, operands), keys, strict=True
-            )  # Equinox's primitives take no NumPy arrays
+            np.asarray(x) if kind is None else jax.random.wrap_key_data(jnp.asarray(x), impl=kind)
+            for x, kind in zip(operands, keys, strict=True)
         ]
         return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
+from convert.inference.grading import proof
 from support.inferred import WIDTH, derive, floats
 
 D, N = WIDTH, 4
@@ -61,3 +62,33 @@ def test_units_that_are_zero_in_different_draws() -> None:
     assert {tensor.name: tensor.grade for tensor in found.tensors} == dict.fromkeys(
         ("a.weight", "b.weight"), Grade.DERIVED
     )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_columns_that_no_draw_moves_are_tied_without_a_run(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the leaf is used once more, where its elements meet other numbers: the module runs, and tells them apart."""
+    runs: list[bool] = []
+    outputs = proof.outputs
+    monkeypatch.setattr(proof, "outputs", lambda *args: runs.append(True) or outputs(*args))  # type: ignore[func-returns-value]
+
+    def inputs(seed: int) -> dict[str, Any]:
+        x = floats(5, D)(seed)["x"]
+        x[:, D // 2 :] = 1.0
+        return {"x": x}
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            y = torch.tanh(self.a(x))
+            return self.a(y) if again else y
+
+    def function(w: Any, x: Any) -> Any:
+        y = jnp.tanh(x @ w["a"])
+        return y @ w["a"] if again else y
+
+    found = derive(function, Net(), {"a": (D, D)}, inputs)
+    assert found.tensor("a.weight").grade is (Grade.DERIVED if again else Grade.TIED)
+    assert not runs or again

@@ -16,7 +16,7 @@ from jax import lax
 from convert.core.errors import ConvertError
 from convert.numerics.lift_jax import lift
 from convert.programs.program import Program, Value
-from convert.programs.record_jax import record_jax
+from convert.programs.record_jax import outputs_jax, record_jax
 
 Arrays = Mapping[str, Any]
 RNG = np.random.default_rng(0)
@@ -309,6 +309,18 @@ def test_nan_is_refused_with_the_operation_and_the_weights_that_gave_it() -> Non
     error = refused("output-not-a-number", lambda w, i: {"y": i["x"] * jnp.sqrt(-jnp.abs(w["b"]))})
     assert error.findings[0].data == {"operation": "sqrt", "module": "", "leaves": ["b"]}
     refused("output-not-a-number", lambda w, i: {"y": i["x"]}, {"x": np.array([np.nan])})
+
+
+def test_the_outputs_alone_are_those_of_the_record() -> None:
+    def function(w: Arrays, x: Arrays) -> Arrays:
+        return {"y": lax.scan(lambda y, _: (jnp.tanh(y @ w["a"]), None), x["x"], None, length=3)[0], "b": w["b"] * 2}
+
+    whole, alone = record_jax(function, W, X), outputs_jax(function, W, X)
+    assert alone.outputs.keys() == whole.outputs.keys() and not alone.operations
+    for name, value in whole.outputs.items():
+        np.testing.assert_array_equal(alone.outputs[name].array, value.array)
+    with pytest.raises(ConvertError, match="the first comes from `log`"):
+        outputs_jax(lambda w, x: {"y": jnp.log(w["b"] - 10)}, W, X)
 
 
 def test_constants_are_values_without_data() -> None:

@@ -51,7 +51,9 @@ def told_apart(
         for tie in tensor.ties:
             if (key := _key(tie)) not in known:
                 columns = _elements(target, tie)
-                known[key] = _all_differ(columns, partial(_changes, tensors, target, columns, outputs), fresh)
+                changes = partial(_changes, tensors, target, columns, outputs)
+                alike = _meet_one(tensor, columns[:2], target, tensors, fresh)
+                known[key] = not alike and _all_differ(columns, changes, fresh)
         resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
         grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
         found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
@@ -102,6 +104,42 @@ def _elements(target: Program, tie: Tie) -> list[Array]:
         numbers = np.unique(elements[0])
         return list(numbers[numbers >= 0][list(tie.columns), None])
     return []
+
+
+def _meet_one(
+    tensor: Tensor, columns: Sequence[Array], target: Program, tensors: Sequence[Tensor], fresh: Sequence[Program]
+) -> bool:
+    """Whether columns of a tensor meet one number, in each product of the source that takes their leaf, in every fresh run.
+
+    The source's outputs are then the same whichever is moved, and so are the module's, which need not run to show it.
+    """
+    elements = np.concatenate([np.zeros(0, int), *columns]) - target.first_element[tensor.name]
+    here = [(part, part.positions[np.isin(part.elements, elements)]) for part in tensor.parts if part.leaf]
+    moved = {part.leaf: np.concatenate([at for other, at in here if other.leaf == part.leaf]) for part, _ in here}
+    others = [part for other in tensors if other is not tensor for part in other.parts]
+    if sum(map(len, moved.values())) != len(elements) or any(
+        part.leaves or np.isin(part.positions, moved.get(part.leaf, [])).any() for part in others
+    ):
+        return False
+    return all(_meets_one(leaf, at, source) for leaf, at in moved.items() if len(at) for source in fresh)
+
+
+def _meets_one(leaf: str, positions: Array, source: Program) -> bool:
+    """Whether the data meets elements of a leaf in products only, each with the same number in all columns that meet them."""
+    numbers = source.first_element[leaf] + positions
+    for operation in source.operations:
+        for side in parameter_operands(operation):
+            operand = operation.operands[side]
+            if leaf not in operand.leaves or (operand.elements and not np.isin(operand.elements, numbers).any()):
+                continue
+            if role_of(operation) is not Role.PRODUCT or not operand.elements:
+                return False
+            for product in products([operation], side):
+                rows = [np.isin(factor, numbers).reshape(len(factor), -1).any(1) for factor in product.numbers]
+                met = product.rows[0][:, np.any(rows, 0)]
+                if (met != met[:, :1]).any():
+                    return False
+    return True
 
 
 def _all_differ(columns: Sequence[Array], changes: Callable[[Array, Program], Array], fresh: Sequence[Program]) -> bool:

@@ -114,13 +114,13 @@ def _upstream(module: str) -> Any:
 
 
 def _import_flax() -> None:
-    """Import upstream's flax code. It builds a model of 200M parameters on import; here it builds a small one."""
-    base = import_module("timesfm.timesfm_2p5.timesfm_2p5_base")
-    published = base.TimesFM_2p5_200M_Definition
-    small = _sized(published(), {"i": 1, "N": 1, **dict.fromkeys("DFGPTS", 2)})
-    with mock.patch.object(base, "TimesFM_2p5_200M_Definition", lambda: small):
-        module = import_module(FLAX)
-    module.TimesFM_2p5_200M_flax_module.config = published()
+    """Import upstream's flax code. It builds a model of 200M parameters on import; here it builds one without layers."""
+    dense, transformer = (import_module(f"timesfm.flax.{name}") for name in ("dense", "transformer"))
+    with (
+        mock.patch.object(dense, "ResidualBlock", lambda config: None),
+        mock.patch.object(transformer, "Transformer", lambda config, rngs: None),
+    ):
+        import_module(FLAX)
 
 
 def _definition(plan: Plan) -> Any:
@@ -249,8 +249,8 @@ def _flax(plan: Plan, boundaries: bool = True) -> JaxSide:
             super().__call__(*args)
             raise _PrefilledError
 
-    module, prefill = (nnx.split(nnx.eval_shape(cls)) for cls in (Module, Prefill))
-    return partial(_jax, plan, upstream, module, prefill if boundaries else None)
+    module = nnx.split(nnx.eval_shape(Module))
+    return partial(_jax, plan, upstream, module, nnx.split(nnx.eval_shape(Prefill)) if boundaries else None)
 
 
 def _jax(
