@@ -50,10 +50,15 @@ class Draws:
                 return function(draw(self.shapes, seed, self.positive))
             except ConvertError as error:
                 leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
-                more = {name for name in leaves if len(self.shapes[name]) < 2} - self.positive
+                more = {name for name in leaves if _is_vector(self.shapes[name])} - self.positive
                 if not more:
                     raise
                 self.positive |= more
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """Whether only the last axis has several elements. Haiku keeps a variance as [1, 1, D]."""
+    return all(size == 1 for size in shape[:-1])
 
 
 def whole_rows(

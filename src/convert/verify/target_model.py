@@ -174,9 +174,9 @@ def _kind(module: torch.nn.Module) -> str:
         ("rms_norm", (nn.RMSNorm,)),
         ("group_norm", (nn.GroupNorm,)),
         ("batch_norm", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
-        ("gru", (nn.GRU,)),
-        ("lstm", (nn.LSTM,)),
-        ("rnn", (nn.RNN,)),
+        ("gru", (nn.GRU, nn.GRUCell)),
+        ("lstm", (nn.LSTM, nn.LSTMCell)),
+        ("rnn", (nn.RNN, nn.RNNCell)),
     )
     for kind, types in known:
         if isinstance(module, types):

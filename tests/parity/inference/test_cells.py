@@ -78,9 +78,10 @@ def pair(cell: str, from_zeros: bool) -> tuple[Any, torch.nn.Module, Any, dict[s
     return function, Recurrent(kind, cell).eval(), inputs, tree
 
 
-def derived(cell: str, from_zeros: bool) -> tuple[Derivation, str]:
+def derived(cell: str, from_zeros: bool, module: torch.nn.Module | None = None) -> tuple[Derivation, str]:
     """The derivation, and the rule file; converted with it, the module gives the numbers of the JAX function."""
-    function, module, inputs, tree = pair(cell, from_zeros)
+    function, layer, inputs, tree = pair(cell, from_zeros)
+    module = layer if module is None else module.eval()
     shapes = {name: array.shape for name, array in tree.items()}
     found = infer(function, module, lambda module, given: {"y": module(**given)}, inputs, shapes)
     written = write_rules(found, model_of_module(module, "Recurrent"))
@@ -117,6 +118,36 @@ def test_the_cells_of_the_libraries_from_zeros(cell: str) -> None:
 @pytest.mark.parametrize("cell", ["flax.linen.GRUCell", "flax.nnx.GRUCell", "keras.layers.GRU", "equinox.nn.GRUCell"])
 def test_the_cells_of_the_libraries_from_a_state(cell: str) -> None:
     assert f"cell: {cell} " in derived(cell, from_zeros=False)[1]
+
+
+class Stepped(torch.nn.Module):
+    """A loop over the steps in the module's own code."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.s = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell, "rnn": torch.nn.RNNCell}[kind](INPUTS, HIDDEN)
+        self.lstm = kind == "lstm"
+
+    def forward(self, x: Any, h: Any, c: Any = None) -> Any:
+        out = []
+        for now in x.unbind(1):
+            if self.lstm:
+                h, c = self.s(now, (h, c))
+            else:
+                h = self.s(now, h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell", ["flax.linen.GRUCell", "flax.linen.LSTMCell", "flax.nnx.OptimizedLSTMCell", "flax.linen.SimpleCell"]
+)
+def test_a_module_for_one_step(cell: str) -> None:
+    """Its tensors have no layer in their names; several leaves make each of them."""
+    _, text = derived(cell, from_zeros=False, module=Stepped(LIVE[cell][0]))
+    (rule,) = re.findall(r"(?m)^- cell: ([^#]*\S) +#.*\n  from: (.*)\n  (\w+): (.*)\n", text)
+    assert rule == (cell, START, LIVE[cell][0], "{module: s, layer: none}")
 
 
 class Bidirectional(torch.nn.Module):

@@ -10,10 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import convert
+from convert import RuleError
 from convert.layers.recurrent import library_cells
 from convert.layers.recurrent.equations import Cell
+from convert.planning.planner import make_plan
 from convert.reversing.source import ReversedSource
-from support.memory_source import MemorySource, rule_file
+from support.memory_source import MemorySource, rule_file, run
 
 INPUTS, HIDDEN = 3, 5
 ARGUMENTS = (
@@ -61,6 +63,22 @@ def comes_back(rules: convert.RuleFile, tree: dict[str, np.ndarray], folder: Pat
     convert.convert(rules, MemorySource(leaves), second, settings=said)
     one, two = load_file(first), load_file(second)
     assert one.keys() == two.keys() and all(one[name].tobytes() == two[name].tobytes() for name in one)
+
+
+def test_a_module_for_one_step_has_no_layer_in_its_names(tmp_path: Path) -> None:
+    rules = rule_file("- lstm: {module: step, layer: none}\n  cell: haiku.LSTM\n  from: c")
+    tree = tree_of(library_cells.named_cell("haiku.LSTM", "lstm"), "c", np.random.default_rng(0))
+    made = run(make_plan(rules, MemorySource(tree)))
+    assert list(made) == ["step.weight_ih", "step.weight_hh", "step.bias_ih", "step.bias_hh"]
+    layers = run(make_plan(rule_file("- lstm: step\n  cell: haiku.LSTM\n  from: c"), MemorySource(tree)))
+    for name, values in made.items():
+        np.testing.assert_array_equal(values, layers[f"{name}_l0"])
+    comes_back(rules, tree, tmp_path)
+
+
+def test_a_module_for_one_step_has_no_direction() -> None:
+    with pytest.raises(RuleError, match="no direction"):
+        rule_file("- lstm: {module: step, layer: none, direction: backward}\n  cell: haiku.LSTM\n  from: c")
 
 
 @pytest.mark.parametrize("name", [*library_cells.CELLS, *ARGUMENTS])

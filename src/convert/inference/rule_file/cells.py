@@ -17,7 +17,7 @@ from convert.core.path_pattern import escape_path
 from convert.inference.derivation import Arithmetic, Tensor
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.layers.draft import flow
-from convert.layers.recurrent.equations import EQUATIONS, GATES, TENSORS
+from convert.layers.recurrent.equations import EQUATIONS, GATES, NO_LAYER, TENSORS
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
@@ -25,8 +25,8 @@ from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = tuple(GATES)
-TENSOR = re.compile(rf"({'|'.join(TENSORS)})_(l[0-9]+(?:_reverse)?)")
-LAYER = re.compile(r"(?P<module>.*)\.l(?P<layer>[0-9]+|\{[^{}]*\})")
+TENSOR = re.compile(rf"({'|'.join(TENSORS)})(?:_(l[0-9]+(?:_reverse)?))?")
+LAYER = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
 LAYERS = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
 ARGUMENTS = ("", "(use_bias=False)", "(double_bias=False)", "(residual=True)")
 FORGET = "sigmoid(W x + U h + b + 1)"
@@ -46,11 +46,11 @@ class NamedCell:
 
 
 def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
-    """Group the tensors of a recurrent module by layer and direction: ``l0``, ``l0_reverse``."""
+    """Group the tensors of a recurrent module by layer and direction: ``l0``, ``l0_reverse``; without one for a single step."""
     found: dict[str, list[str]] = {}
     for name in names:
         if match := TENSOR.fullmatch(name):
-            found.setdefault(match[2], []).append(name)
+            found.setdefault(match[2] or "", []).append(name)
     return found
 
 
@@ -58,7 +58,8 @@ def cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
     """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0``."""
     match = LAYER.fullmatch(LAYERS.sub(lambda found: f".l{{{found[1].replace('l', '')}}}", module))
     assert match is not None, "layers are named by `layers_of`"
-    said = [("layer", match["layer"])] if match["layer"] != "0" else []
+    layer = match["layer"] or NO_LAYER
+    said = [("layer", layer)] if layer != "0" else []
     said += list(keys)
     named = "".join(f", {key}: {flow(value)}" for key, value in said)
     return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])

@@ -73,6 +73,11 @@ def _common(rule: PatternRule) -> tuple[Hashable, ...]:
     )
 
 
+def _alone(rule: PatternRule) -> Hashable:
+    """Return what no other rule has. A module may have several, such as one for each kernel of a cell."""
+    return rule.module, rule.layer.names
+
+
 def _split_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the elements of one axis have in common."""
     shared = replace(rule, layer=replace(rule.layer, keys=_without_activation(rule)))
@@ -102,7 +107,7 @@ def _parts_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the parts of one axis have in common."""
     part = _part(rule.layer.main[0])
     if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
-        return rule.module
+        return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
     return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of
 
@@ -165,7 +170,7 @@ def _size(layer: LayerRule, axis: int) -> int:
 
 def _alternatives_key(rule: PatternRule) -> Hashable:
     if rule.split is not None or len(rule.layer.main) > 1:
-        return rule.module
+        return _alone(rule)
     return (*_common(rule), re.findall(r"\{\w+(?:\+\d+)?\}", rule.module).__repr__())
 
 

@@ -160,7 +160,7 @@ def _cells(
     unknown: dict[str, str] = {}
     for suffix, names in layers_of(list(module.tensors)).items():
         tensors = {
-            name.removesuffix(f"_{suffix}"): known[full] for name in names if (full := join(module.name, name)) in known
+            name.removesuffix(f"_{suffix}" if suffix else ""): known[full] for name in names if (full := join(module.name, name)) in known
         }
         complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
         activation = str(module.facts.get("activation", "tanh"))
@@ -176,7 +176,7 @@ def _cells(
         keys += () if "bias_ih" in tensors else (("bias", "false"),)
         leaves = tuple(dict.fromkeys(p.leaf for tensor in tensors.values() for p in tensor.parts if p.leaf))
         evidence = _evidence(tensors["weight_ih"])
-        place = join(module.name, layer)
+        place = f"{module.name}.{layer}"
         found.append(
             LayerRule(
                 module.kind_name, place, (("from", (source,)),), (), cell.keys, keys, (), evidence, weakest, leaves

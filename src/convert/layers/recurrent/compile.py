@@ -12,7 +12,7 @@ from convert.core.value_ops import Add, AddIdentity, Multiply
 from convert.layers.base import CompileContext, LayerLeaves, Matched, Part, PartLayout, Rule, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
-from convert.layers.recurrent.equations import TENSORS, Cell, Held
+from convert.layers.recurrent.equations import TENSORS, Cell, Held, tensor_at
 from convert.layers.target import TargetLayer
 
 
@@ -63,7 +63,7 @@ def _layer(
     )
     dtype = ""
     for tensor, part in TENSORS.items():
-        name = f"{module}.{tensor}_{suffix}"
+        name = tensor_at(path, tensor)
         if part in "bc" and not biased:
             if held := next((role for role in found if part in cell.leaves[role].parts), None):
                 raise MisfitError(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from convert.core.findings import Finding
 
 TENSORS: Mapping[str, str] = {"weight_ih": "W", "weight_hh": "U", "bias_ih": "b", "bias_hh": "c"}
+NO_LAYER = "none"  # of a module for one step, such as ``torch.nn.LSTMCell``: the names of its tensors have no layer
 GATES: Mapping[str, tuple[str, ...]] = {"gru": ("r", "z", "n"), "lstm": ("i", "f", "g", "o"), "rnn": ("h",)}
 UNRESET = ("z", "n")  # of our own module, for a cell without a reset gate
 EQUATIONS: Mapping[
@@ -31,6 +32,16 @@ RESETS: Mapping[str, str] = {  # where the reset gate stands in a GRU's candidat
     "before": "tanh(W x + b + U (r * h))",
     "none": "tanh(W x + b + U h)",
 }
+
+
+def tensor_at(path: str, role: str) -> str:
+    """Return the name of a tensor, from the path of its module with the layer: ``rnn.l0``, or ``cell.`` for one without.
+
+    >>> tensor_at("rnn.l0", "weight_ih"), tensor_at("cell.", "weight_ih")
+    ('rnn.weight_ih_l0', 'cell.weight_ih')
+    """
+    module, _, layer = path.rpartition(".")
+    return f"{module}.{role}_{layer}".removesuffix("_")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.recurrent.compile import compile_cell
-from convert.layers.recurrent.equations import TENSORS, Cell, make_cell, parse_held
+from convert.layers.recurrent.equations import NO_LAYER, TENSORS, Cell, make_cell, parse_held, tensor_at
 from convert.layers.recurrent.library_cells import named_cell
 from convert.layers.recurrent.mistakes import cell_mistakes
 from convert.layers.recurrent.probe import probe_cell, random_weights
@@ -44,8 +44,10 @@ _CELL = Record(
 
 def _parse_layer(value: int | str) -> str:
     text = str(value)
-    if not (text.isdecimal() or re.fullmatch(r"\{([A-Za-z_]\w*|[0-9]+(,[0-9]+)+)\}", text)):
-        raise ValueError(f"a layer is a number, an index such as '{{k}}', or numbers such as '{{1,2}}', not {value!r}")
+    if not (text == NO_LAYER or text.isdecimal() or re.fullmatch(r"\{([A-Za-z_]\w*|[0-9]+(,[0-9]+)+)\}", text)):
+        raise ValueError(
+            f"a layer is a number, an index such as '{{k}}', numbers such as '{{1,2}}', or {NO_LAYER}, not {value!r}"
+        )
     return text
 
 
@@ -94,7 +96,7 @@ class Recurrent(LayerKind):
             "module": Key(PATTERN, "Name of the module in the state_dict.", required=True),
             "layer": Key(
                 Scalar((int, str), "a number or an index", _parse_layer),
-                "Index of the layer in the torch module. Default: 0.",
+                "Index of the layer in the torch module; `none`: a module for one step, such as torch.nn.LSTMCell. Default: 0.",
             ),
             "direction": Key(
                 Choice(tuple(DIRECTIONS)),
@@ -118,8 +120,11 @@ class Recurrent(LayerKind):
 
     @classmethod
     def layer(cls, values: Mapping[str, Any]) -> TargetLayer:
-        end = f".l{values.get('layer', '0')}{DIRECTIONS[values.get('direction', 'forward')]}"
-        return TargetLayer(parse_pattern(values["module"].text + end), computes=values.get("bias", True))
+        layer, direction = values.get("layer", "0"), DIRECTIONS[values.get("direction", "forward")]
+        if layer == NO_LAYER and direction:
+            raise ValueError("a module for one step (`layer: none`) has no direction; leave `direction` out")
+        end = f"l{layer}{direction}" if layer != NO_LAYER else ""
+        return TargetLayer(parse_pattern(f"{values['module'].text}.{end}"), computes=values.get("bias", True))
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
         return {path: parse_pattern(f"{start.text}/{path}") for path in self.cell.leaves}
@@ -152,11 +157,10 @@ class Recurrent(LayerKind):
 
     def tensor_name(self, path: str, role: str, layer: TargetLayer) -> str:
         """Return the name of a tensor; for the path of a leaf that of the first that holds a part of it."""
-        module, _, suffix = path.rpartition(".")
         if role not in TENSORS:
             first = self.cell.leaves[role].parts[0]
             role = next(tensor for tensor, part in TENSORS.items() if part == first)
-        return f"{module}.{role}_{suffix}"
+        return tensor_at(path, role)
 
     def leaf_shape(self, role: str, tensor: tuple[int, ...]) -> tuple[int, ...]:
         held, hidden = self.cell.leaves[role], tensor[0] // len(self.cell.order)
