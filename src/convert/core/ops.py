@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -303,6 +305,52 @@ class Interleave(_Pairs):
 
     def __str__(self) -> str:
         return f"axis {self.axis} interleaved{self._shown}"
+
+
+@dataclass(frozen=True)
+class Reorder(Op):
+    """Give the parts that stand one after the other along an axis another order.
+
+    Attributes:
+        axis: the axis.
+        lengths: of the parts, in the order of the input.
+        order: which part of the input is at each place of the result.
+    """
+
+    axis: int
+    lengths: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def moves(self) -> Iterator[tuple[int, int, int]]:
+        """Where each part starts in the input and in the result, and its length, in the order of the result."""
+        starts = list(accumulate(self.lengths, initial=0))
+        at = 0
+        for k in self.order:
+            yield starts[k], at, self.lengths[k]
+            at += self.lengths[k]
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not 0 <= self.axis < len(spec.shape) or sum(self.lengths) != spec.shape[self.axis] or min(self.lengths) < 0:
+            raise ValueError(f"axis {self.axis} of {spec} is not made of parts of {', '.join(map(str, self.lengths))}")
+        if sorted(self.order) != list(range(len(self.lengths))):
+            raise ValueError(f"{self.order} is no order of {len(self.lengths)} parts")
+        return spec
+
+    def apply(self, x: Array) -> Array:
+        out = np.empty_like(x)
+        before = (slice(None),) * self.axis
+        for start, at, length in self.moves:
+            out[(*before, slice(at, at + length))] = x[(*before, slice(start, start + length))]
+        return out
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        lengths = tuple(self.lengths[k] for k in self.order)
+        return Reorder(self.axis, lengths, tuple(self.order.index(k) for k in range(len(self.order))))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"[{start}:{start + length}]" for start, _, length in self.moves)
+        return f"axis {self.axis} in the order {parts}"
 
 
 def out_spec(ops: tuple[Op, ...], spec: TensorSpec) -> TensorSpec:

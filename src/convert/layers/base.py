@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from convert.core.axis_groups import AxisGroup
 from convert.core.ops import Op
 from convert.core.path_pattern import Pattern
 from convert.core.tensor_spec import TensorSpec
@@ -45,6 +46,7 @@ class Rule:
         prescaled_by: a factor that the source has multiplied into the weight.
         rope: the axis that RoPE rotates after this layer, and which features form a pair.
         flattened: an axis that the source makes by flattening a map.
+        concatenated: letter of an axis -> its parts, in the order in which the source's code concatenates them.
         normalized: weight norm or spectral norm of the weight.
         asked: key -> position of its value ``ask``; only the leaves of such a rule are known (`convert.rules.placeholders`).
         also: target name (None: all targets) -> further layers that get the same leaves.
@@ -68,6 +70,7 @@ class Rule:
     prescaled_by: Factor | None = None
     rope: Rope | None = None
     flattened: Flattened | None = None
+    concatenated: Mapping[str, AxisGroup] = field(default_factory=dict)
     normalized: Normalized | None = None
     asked: Mapping[str, Position] = field(default_factory=dict)
     also: Mapping[str | None, tuple[TargetLayer, ...]] = field(default_factory=dict)
@@ -212,6 +215,7 @@ class LayerLeaves:
         leaves: role -> name of the leaf, and the operations that select this layer in a stack.
         suffix: suffix of the tensors' names in the module: ``l0``, ``l1_reverse``; may be empty.
         sizes: widths by the letters of the kind: ``I`` and ``H`` of a recurrent layer.
+        inputs: of a recurrent layer: which element of the source's input each element of the target's is; empty: the same.
     """
 
     rule: Rule
@@ -219,6 +223,7 @@ class LayerLeaves:
     leaves: Mapping[str, tuple[str, tuple[Op, ...]]]
     suffix: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

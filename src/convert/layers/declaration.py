@@ -78,6 +78,7 @@ class Declaration(ABC):
             rows=rows,
             along=0 if named is None or rows is None else _axis_of(letter, named),
             has=values.get("parameters"),
+            concatenated=values.get("concatenated", {}),
             zeros_before=values.get("zeros_before", {}),
         )
 
@@ -119,6 +120,11 @@ class Declaration(ABC):
     @property
     def letters_used(self) -> str:
         """All letters of the file that the kind names; a dot is an axis of size 1."""
+        return "".join(weight for weight, _ in self.weight_axes)
+
+    @property
+    def concatenable(self) -> str:
+        """The letters of the axes whose parts may have another order in the target."""
         return "".join(weight for weight, _ in self.weight_axes)
 
     @property

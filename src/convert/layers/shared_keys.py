@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convert.core.axis_groups import parse_axis_names
+from convert.core.axis_groups import AxisGroup, parse_axis_names, parse_group
 from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Record, Scalar, located
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
@@ -116,6 +116,37 @@ def parse_part(text: str) -> tuple[int, int]:
     raise ValueError(f"expected a part such as 1 of 2, not {text!r}")
 
 
+def parse_concatenated(text: str) -> AxisGroup:
+    """Parse the parts that stand one after the other along an axis: ``A + B``, ``N H + K`` or ``A + 1``.
+
+    Raises:
+        ValueError: fewer than two parts, one twice, or something else; the message is the reason.
+    """
+    group = parse_group(text)
+    if len(group.parts) < 2 or group.before or group.after:
+        raise ValueError(f"expected the parts of an axis, one after the other, such as A + B, not {text!r}")
+    if len({"".join(sorted(part)) for part in group.parts}) < len(group.parts):
+        raise ValueError(
+            f"two parts of {text!r} have the same letters; give each its own, which may have the same size"
+        )
+    return group
+
+
+_PARTS = MapOf(
+    Scalar(str, "parts such as A + B", parse_concatenated),
+    "a mapping of an axis to its parts, such as {D: A + B}",
+    key=parse_letter,
+)
+CONCATENATED = Key(
+    _PARTS,
+    "Mapping of an axis to the parts that the source's code concatenates to it, in its order, such as {D: A + B}. The target has the same key with the parts in its own order. `axes` gives their sizes, but for one. Default: both have the parts in the same order.",
+)
+TARGET_CONCATENATED = Key(
+    _PARTS,
+    "Mapping of an axis of the rule's `concatenated` to the same parts in the order in which the target's code concatenates them, such as {D: B + A}. Default: the source's order.",
+)
+
+
 def module_target(**extra: Key) -> Record:
     """Return the keys of the long form of a target that is a module."""
     return Record(
@@ -129,6 +160,7 @@ def module_target(**extra: Key) -> Record:
                 Scalar(str, "a part such as 1 of 2", parse_part),
                 "Part of the tensor's rows that this rule writes, such as `1 of 2`; other rules write the other parts. Default: the whole tensor.",
             ),
+            "concatenated": TARGET_CONCATENATED,
             **extra,
         },
         "a target",

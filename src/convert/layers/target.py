@@ -48,6 +48,7 @@ class TargetLayer:
         along: the axis that `rows` is about; the last one is -1.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
+        concatenated: letter of an axis -> its parts, in the order in which the target's code concatenates them.
         zeros_before: of a parameter: letter of an axis -> elements in front of it that the source lacks and that are zeros.
     """
 
@@ -66,6 +67,7 @@ class TargetLayer:
     rows: AxisGroup | None = None
     along: int = 0
     piece: tuple[int, int] | None = None
+    concatenated: Mapping[str, AxisGroup] = field(default_factory=dict)
     zeros_before: Mapping[str, int] = field(default_factory=dict)
 
     def of_part(self, k: int) -> TargetLayer:

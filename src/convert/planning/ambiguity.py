@@ -47,8 +47,8 @@ class ShapeAmbiguity:
         parts: leaves of one shape that are fused into the tensor; the shape does not show their order.
         siblings: number of tensors of one layer that have this shape, such as q, k, v; 1 when there is no other.
         rope_axis: letter of the features that RoPE rotates as pairs, whose order the shape does not show; empty: no RoPE.
-        sum_of_parts: an axis of the leaf that holds several parts, such as ``(N H + K H + K H)``, whose order the shape does not show;
-            empty: there is none.
+        sum_of_parts: an axis of the leaf that holds several parts, such as ``(N H + K H + K H)`` or ``D = A + B``, whose order the
+            shape does not show; empty: there is none.
     """
 
     rule: str
@@ -168,6 +168,10 @@ def _sum_of_parts(part: Part) -> str:
     """Return the axis of the leaf that is a sum of parts; empty: none is."""
     if part.rule is None:
         return ""
+    letters = {letter for letter, _ in part.axes} or {part.rule.kind.concatenable if "I" in part.groups else ""}
+    found = [f"{axis} = {str(group)[1:-1]}" for axis, group in part.rule.concatenated.items() if axis in letters]
+    if found:
+        return " and of ".join(found)
     variants = part.rule.kind.variants or (None,)
     sums = (group for one in variants for group in part.rule.kind.axis_groups(one).values() if len(group.parts) > 1)
     return next((str(group) for group in sums), "")

@@ -123,11 +123,10 @@ def _solve_sum(sizes: dict[str, int], one: SumConstraint, same: Mapping[str, str
             if power == 1
             else f"which is not {each} times an integer to the power {power}"
         )
-        whole = (
-            f"{left} elements are left for {'*'.join(unknown * power)}, {misfit}"
-            if unknown
-            else f"its parts have {fixed} together"
-        )
+        letters = "*".join(unknown * power)
+        whole = f"{left} elements are left for {letters}, {misfit}" if unknown else f"its parts have {fixed} together"
+        if unknown and left < 1:
+            whole = f"its other parts have {fixed}, and none are left for {letters}"
         findings.append(
             Finding(
                 "size-conflict",

@@ -133,6 +133,8 @@ def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
         yield "`rope`", [rule.rope.axis, *rule.rope.leaf_axes]
     if rule.flattened is not None:
         yield "`flattened`", [rule.flattened.axis, *rule.flattened.order]
+    for axis, parts in rule.concatenated.items():
+        yield "`concatenated`", [axis, *"".join(parts.parts)]
     for _, layer in rule.layers:
         if layer.rows is not None:
             yield "the target's `axes`", "".join(layer.rows.terms)

@@ -10,6 +10,7 @@ from convert.core.yaml_nodes import YamlNode
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import LayerKind
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
+from convert.layers.transforms.concatenated import check_concatenated
 from convert.layers.transforms.rope import check_rope
 from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
@@ -113,6 +114,7 @@ def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             rule.kind.check_target(layer, rule.path)
             check_rope(rule, layer)
             check_flattened(rule)
+            check_concatenated(rule, layer)
             check_normalized(rule)
             check_parts(rule, layer)
             check_target_axes(rule, layer)

@@ -23,6 +23,7 @@ def letters_of(rule: Rule) -> Iterator[str]:
     """Yield the letters of the axes that a rule names."""
     yield from rule.kind.letters_used
     yield from rule.flattened.order if rule.flattened else ""
+    yield from "".join(part for group in rule.concatenated.values() for part in group.parts)
     factor = rule.prescaled_by
     if factor is not None and isinstance(factor.of, str) and factor.fact is None:
         yield factor.of

@@ -299,6 +299,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         prescaled_by=factor,
         rope=rope,
         flattened=flattened,
+        concatenated=values.get("concatenated", {}),
         normalized=normalized,
         asked=asked,
         each=tuple(values.get("each", ())),

@@ -24,6 +24,7 @@ from convert.core.ops import (
     Interleave,
     Op,
     Permute,
+    Reorder,
     Reshape,
     Slice,
     Take,
@@ -36,7 +37,7 @@ from convert.core.value_ops import Add, Cast, Multiply
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ELEMENTWISE = (Cast, Add, Multiply)
-MOVING = (Permute, Reshape, Flip, Take, Slice, Deinterleave, Interleave)
+MOVING = (Permute, Reshape, Flip, Take, Slice, Deinterleave, Interleave, Reorder)
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,27 @@ class DestinationView:
         origin: digits of the leaf's element that is the first of `region`.
         digits: for each axis of the leaf, the sizes of its digits, the slowest first.
         ops: elementwise ops that are applied to each value.
+        others: views of further regions, where parts of an axis have another order in the leaf.
     """
 
     region: Array
     origin: tuple[int, ...]
     digits: tuple[tuple[int, ...], ...]
     ops: tuple[Op, ...]
+    others: tuple[DestinationView, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """The number of elements of all regions."""
+        return self.region.size + sum(other.size for other in self.others)
 
     def parts(self, origin: Sequence[int], values: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield the parts of the region that a piece of the leaf fills, each with its values, of the same shape."""
+        """Yield the parts of the regions that a piece of the leaf fills, each with its values, of the same shape."""
+        yield from self._own_parts(origin, values)
+        for other in self.others:
+            yield from other.parts(origin, values)
+
+    def _own_parts(self, origin: Sequence[int], values: Array) -> Iterator[tuple[Array, Array]]:
         here = Box(self.origin, self.region.shape)
         if len(self.origin) == len(self.digits):  # one digit for each axis: the common case, and the fast one
             if (common := here.overlap(origin, values.shape)) is not None:
@@ -161,6 +174,20 @@ class _InverseView:
         else:
             raise _NotABoxError
 
+    def through_parts(self, op: Reorder) -> Iterator[_InverseView]:
+        """Go back to the array before `op`: yield a region for each part of the axis."""
+        if len(self.axes[op.axis]) != 1:
+            raise _NotABoxError
+        ((size, origin),), at = self.axes[op.axis], self._at(op.axis)
+        end = origin + self.view.shape[at]
+        for start, place, length in op.moves:
+            first, last = max(origin, place), min(end, place + length)
+            if first < last:
+                own = _InverseView(self.view[(slice(None),) * at + (slice(first - origin, last - origin),)])
+                own.axes = [list(axis) for axis in self.axes]
+                own.axes[op.axis] = [_Digit(size, start + first - place)]
+                yield own
+
     def _at(self, axis: int) -> int:
         """Return the position of the first digit of an axis."""
         return sum(map(len, self.axes[:axis]))
@@ -231,18 +258,23 @@ def destination_view(ops: Sequence[Op], spec: TensorSpec, region: Array) -> Dest
         return None
     if not region.size:
         return empty_view(spec)
-    back, values = _InverseView(region), list[Op]()
+    regions, values = [_InverseView(region)], list[Op]()
     try:
-        for k in range(len(ops) - 1, -1, -1):
-            if isinstance(ops[k], ELEMENTWISE):
-                values.insert(0, ops[k])
+        for op, before in zip(reversed(ops), reversed(specs[:-1]), strict=True):
+            if isinstance(op, ELEMENTWISE):
+                values.insert(0, op)
+            elif isinstance(op, Reorder):
+                regions = [part for back in regions for part in back.through_parts(op)]
             else:
-                back.through(ops[k], specs[k].shape)
+                for back in regions:
+                    back.through(op, before.shape)
     except _NotABoxError:
         return None
-    return DestinationView(
-        back.view, back.origin, tuple(tuple(d.size for d in axis) for axis in back.axes), tuple(values)
+    first, *others = (
+        DestinationView(x.view, x.origin, tuple(tuple(d.size for d in axis) for axis in x.axes), tuple(values))
+        for x in regions
     )
+    return replace(first, others=tuple(others))
 
 
 def needed_box(ops: tuple[Op, ...], spec: TensorSpec) -> tuple[Box, tuple[Op, ...]]:

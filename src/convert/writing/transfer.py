@@ -287,7 +287,7 @@ class _Share:
         direct = destination_view(part.ops, spec, self._rows)
         self._buffer = BufferedLeaf(with_operands(part.ops, operands), spec) if direct is None else None
         self._view = direct or self._buffer.view  # type: ignore[union-attr]
-        self._left = self._view.region.size
+        self._left = self._view.size
         self._lock = Lock()
         self.nbytes = self._view.region.nbytes if self._buffer is not None else 0
         self.give_back: Callable[[int], None] | None = None

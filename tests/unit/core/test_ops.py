@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from convert import TensorSpec
 from convert.core import ops
 from convert.core.errors import ConvertError
-from convert.core.ops import Deinterleave, Flip, Interleave, Op, Pad, Permute, Place, Reshape, Slice, Take
+from convert.core.ops import Deinterleave, Flip, Interleave, Op, Pad, Permute, Place, Reorder, Reshape, Slice, Take
 from convert.core.tensor_spec import SAFETENSORS_TAGS, dtype_name, is_float, numpy_dtype, widens
 from convert.core.value_ops import Add, Cast, Multiply
 
@@ -80,6 +80,8 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
         size = draw(st.integers(1, 4))
         return Place(draw(st.integers(0, len(shape))), draw(st.integers(0, size - 1)), size)
     axis = draw(st.sampled_from(axes))
+    if kind is Reorder:
+        return draw(reorders(axis, shape[axis]))
     if kind is Pad:
         return Pad(axis, draw(st.integers(0, 3)), draw(st.integers(0, 3)))
     if kind is Take and shape[axis]:
@@ -88,8 +90,16 @@ def movements(draw: st.DrawFn, shape: tuple[int, ...], kinds: tuple[type[Op], ..
     return Slice(axis, start, draw(st.integers(start, shape[axis])))
 
 
-MOVEMENTS = (Permute, Reshape, Flip, Deinterleave, Interleave, Slice, Take, Pad, Place)
+MOVEMENTS = (Permute, Reshape, Flip, Deinterleave, Interleave, Reorder, Slice, Take, Pad, Place)
 BIJECTIVE = (Permute, Reshape, Flip, Deinterleave, Interleave)
+
+
+@st.composite
+def reorders(draw: st.DrawFn, axis: int, size: int) -> Reorder:
+    """An axis of this size in parts, some of them empty, in any order."""
+    cuts = sorted(draw(st.lists(st.integers(0, size), max_size=4)))
+    lengths = tuple(int(n) for n in np.diff([0, *cuts, size]))
+    return Reorder(axis, lengths, tuple(draw(st.permutations(range(len(lengths))))))
 
 
 @st.composite
@@ -106,6 +116,22 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 # --- operations that only move elements -----------------------------------------------------------------------------
+
+
+@given(st.data(), specs(), seeds)
+@settings(max_examples=200, deadline=None)
+def test_parts_in_another_order_are_what_concatenate_makes_of_them(
+    data: st.DataObject, spec: TensorSpec, seed: int
+) -> None:
+    if not spec.shape:
+        return
+    axis = data.draw(st.integers(0, len(spec.shape) - 1))
+    op = data.draw(reorders(axis, spec.shape[axis]))
+    x = random_array(spec, seed)
+    parts = np.split(x, np.cumsum(op.lengths)[:-1], axis)
+    made = np.concatenate([parts[k] for k in op.order], axis)
+    assert same_bits(op.apply(x), made)
+    assert same_bits(op.inverse(spec).apply(made), x)
 
 
 @given(pipelines(), seeds)
@@ -200,6 +226,8 @@ def test_movements_are_views(op: Op) -> None:
         (Flip((3,)), "axes (3,) are not in float32[2,3,5]"),
         (Deinterleave(1), "axis 1 of float32[2,3,5] has no pairs"),
         (Interleave(3), "axis 3 of float32[2,3,5] has no pairs"),
+        (Reorder(1, (1, 3), (1, 0)), "axis 1 of float32[2,3,5] is not made of parts of 1, 3"),
+        (Reorder(1, (1, 2), (1, 1)), "(1, 1) is no order of 2 parts"),
         (Deinterleave(0, 4), "axis 0 of float32[2,3,5] is not made of runs of 4 elements that have pairs"),
         (Multiply(0), "a multiplication by zero loses the weight"),
     ],

@@ -22,7 +22,7 @@ from convert.checkpoints.orbax.arrays import read_array
 from convert.checkpoints.orbax.stores import open_store
 from convert.checkpoints.orbax.zarr_metadata import read_metadata
 from convert.core.errors import ConvertError
-from convert.core.ops import Deinterleave, Flip, Interleave, Op, Permute, Reshape, Slice, Take, apply, out_spec
+from convert.core.ops import Deinterleave, Flip, Interleave, Op, Permute, Reorder, Reshape, Slice, Take, apply, out_spec
 from convert.core.tensor_spec import TensorSpec
 from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.planning.planner import make_plan
@@ -55,6 +55,7 @@ def chains(draw: st.DrawFn) -> tuple[TensorSpec, tuple[Op, ...]]:
                 lambda order=order: Permute(order),
                 lambda merged=merged: Reshape(merged),
                 lambda axis=axis: Flip((axis,)),
+                lambda axis=axis, n=size, k=start: Reorder(axis, (k, n - k), (1, 0)),
             ]
             if size % 2 == 0:
                 kinds += [
@@ -90,7 +91,7 @@ def test_pieces_in_any_order_give_what_the_operations_give(
     target = found or gathered.view  # type: ignore[union-attr]
     given = [(box, leaf[box.within((0,) * leaf.ndim)]) for box in _split(spec.shape, nbytes)]
     random.shuffle(given)
-    left = target.region.size
+    left = target.size
     for box, values in given:
         for view, part in target.parts(box.origin, values):
             assert np.shares_memory(part, leaf) and view.shape == part.shape
@@ -112,6 +113,7 @@ def test_movements_need_no_copy_of_the_leaf() -> None:
         (Take(1, 6), Cast("bfloat16")),
         (Slice(0, 0, 3), Flip((1, 2)), Multiply(0.5)),
         (Reshape((35, 6)), Permute((1, 0))),
+        (Take(0, 1), Reorder(0, (2, 5), (1, 0)), Reorder(2, (1, 2), (1, 0)), Permute((2, 0, 1)), Reshape((3, 14))),
     ]
     for ops in chains:
         assert destination_view(ops, spec, np.zeros(*_region(ops, spec))) is not None

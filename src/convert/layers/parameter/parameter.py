@@ -20,6 +20,7 @@ from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
     AXES,
     TARGET_AXES,
+    TARGET_CONCATENATED,
     TENSOR_TARGET,
     named_axes,
 )
@@ -76,6 +77,7 @@ class Parameter(LayerKind):
         {
             **TENSOR_TARGET.keys,
             "axes": TARGET_AXES,
+            "concatenated": TARGET_CONCATENATED,
             "zeros_before": Key(
                 MapOf(INTEGER, "a mapping of an axis letter to a number, such as {L: 1}"),
                 "Elements that the target has in front of an axis of `axes` and the source has not, such as {L: 1} for the position of a class token; zeros are written. Default: none.",

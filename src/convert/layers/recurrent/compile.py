@@ -14,6 +14,7 @@ from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, dtype_mismatch, leaf_groups, not_convertible, shape_mismatch
 from convert.layers.recurrent.equations import TENSORS, Cell, Held, tensor_at
 from convert.layers.target import TargetLayer
+from convert.layers.transforms.concatenated import reordered, shown_orders, source_places
 
 
 def compile_cell(context: CompileContext, cell: Cell, matched: Matched, layer: TargetLayer) -> Iterator[Step]:
@@ -54,7 +55,8 @@ def _layer(
     widths = _widths(rule, cell, found, specs)
     module, _, suffix = path.rpartition(".")
     hidden = widths["H"]
-    group = LayerLeaves(rule, module, leaves, suffix, widths)
+    moves, places = _order_of_inputs(context, rule, layer, cell, widths, found)
+    group = LayerLeaves(rule, module, leaves, suffix, widths, places)
     biased = layer.computes is not False
     notes = (
         (f"{module} must be a {cell.module}, not a torch.nn.GRU: only that computes {cell.name}",)
@@ -76,7 +78,7 @@ def _layer(
                     )
                 )
             continue
-        step = _tensor(context, rule, cell, group, tensor, part, name)
+        step = _tensor(context, rule, cell, group, tensor, part, name, layer, moves if part == "W" else ())
         if step is None:
             spec = TensorSpec((len(cell.order) * hidden,), dtype)
             if any(cell.offsets.values()) and part == "b" and not _has_bias(cell, found):
@@ -105,6 +107,32 @@ def _layer(
             raise dtype_mismatch(rule, name, (dtype, step.spec.dtype), "the weights of a layer have one dtype")
         yield replace(step, notes=notes)
         notes = ()
+
+
+def _order_of_inputs(
+    context: CompileContext,
+    rule: Rule,
+    layer: TargetLayer,
+    cell: Cell,
+    widths: Mapping[str, int],
+    found: Mapping[str, str],
+) -> tuple[tuple[Op, ...], tuple[int, ...]]:
+    """Return what gives the columns of the input the target's order, and which input of the source each of the target's is.
+
+    Raises:
+        MisfitError: the sizes of the parts are unknown, or not those of the input.
+    """
+    (axis,) = [*rule.concatenated] or [""]
+    if not axis or "I" not in widths:
+        return (), ()
+    try:
+        moves = reordered(rule, layer, f".{axis}", (0, widths["I"]), context.sizes)
+        places = source_places(rule, layer, axis, widths["I"], context.sizes)
+    except ValueError as error:
+        role = cell.holder("W", cell.gates[cell.order[0]])
+        code = "size-unknown" if "nothing gives" in str(error) else "shape-mismatch"
+        raise MisfitError(Finding(code, str(error), rule=rule.at.line_only, path=found[role or next(iter(found))])) from None  # fmt: skip
+    return moves, () if places is None else tuple(places.tolist())
 
 
 def _has_bias(cell: Cell, found: Mapping[str, str]) -> bool:
@@ -141,9 +169,21 @@ def _widths(rule: Rule, cell: Cell, found: Mapping[str, str], specs: Mapping[str
 
 
 def _tensor(
-    context: CompileContext, rule: Rule, cell: Cell, group: LayerLeaves, tensor: str, part: str, name: str
+    context: CompileContext,
+    rule: Rule,
+    cell: Cell,
+    group: LayerLeaves,
+    tensor: str,
+    part: str,
+    name: str,
+    layer: TargetLayer,
+    moves: tuple[Op, ...],
 ) -> Step | None:
-    """One tensor; None when the source has nothing for it."""
+    """One tensor; None when the source has nothing for it.
+
+    Args:
+        moves: that give its columns the target's order.
+    """
     rows: list[tuple[int, _Share]] = []
     for row, gate in enumerate(cell.order):
         letter = cell.gates[gate]
@@ -173,7 +213,7 @@ def _tensor(
         spec = context.spec(leaf)
         try:
             held = cell.leaves[share.role]
-            ops = (*takes, *_take_out(held, part, share, group, out_spec(takes, spec)))
+            ops = (*takes, *_take_out(held, part, share, group, out_spec(takes, spec)), *moves)
             dtype = target_dtype(rule, spec, context.dtype)
             ops = (*ops, *computing(share.compute, spec, dtype), *(pad if pad[0].before or pad[0].after else ()))
             made = out_spec(ops, spec)
@@ -182,7 +222,8 @@ def _tensor(
         shape = made.shape[1:]
         side = {"W": " I", "U": " H"}.get(part, "")
         packed = f"({' '.join(share.letters)})" if len(share.letters) > 1 else share.letters
-        remark = "zeros for the others" if pad[0].before or pad[0].after else ""
+        order = shown_orders(rule, layer, "".join(rule.concatenated)) if moves else []
+        remark = ", ".join([*order, *(["zeros for the others"] if pad[0].before or pad[0].after else [])])
         layout = PartLayout(held.text, f"{packed}{side}", remark)
         names, sizes = ("G", *side.split()), (len(share.letters) * hidden, *shape)
         stored = () if pad[0].before or pad[0].after else tuple(zip(names, sizes, strict=True))

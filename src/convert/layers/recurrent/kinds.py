@@ -19,7 +19,7 @@ from convert.layers.recurrent.equations import NO_LAYER, TENSORS, Cell, make_cel
 from convert.layers.recurrent.library_cells import named_cell
 from convert.layers.recurrent.mistakes import cell_mistakes
 from convert.layers.recurrent.probe import probe_cell, random_weights
-from convert.layers.shared_keys import PATTERN, parse_letter
+from convert.layers.shared_keys import PATTERN, TARGET_CONCATENATED, parse_letter
 from convert.layers.target import TargetLayer
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -102,6 +102,7 @@ class Recurrent(LayerKind):
                 Choice(tuple(DIRECTIONS)),
                 "Direction of the layer in a bidirectional torch module, `forward` or `backward`. Default: forward.",
             ),
+            "concatenated": TARGET_CONCATENATED,
             "bias": Key(FLAG, "Whether the target was created with bias=True. Default: true."),
         },
         "a target",
@@ -124,7 +125,8 @@ class Recurrent(LayerKind):
         if layer == NO_LAYER and direction:
             raise ValueError("a module for one step (`layer: none`) has no direction; leave `direction` out")
         end = f"l{layer}{direction}" if layer != NO_LAYER else ""
-        return TargetLayer(parse_pattern(f"{values['module'].text}.{end}"), computes=values.get("bias", True))
+        path, order = parse_pattern(f"{values['module'].text}.{end}"), values.get("concatenated", {})
+        return TargetLayer(path, computes=values.get("bias", True), concatenated=order)
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:
         return {path: parse_pattern(f"{start.text}/{path}") for path in self.cell.leaves}
@@ -136,6 +138,10 @@ class Recurrent(LayerKind):
     @property
     def letters_used(self) -> str:
         return "".join(filter(None, (self.inputs, self.hidden)))
+
+    @property
+    def concatenable(self) -> str:
+        return self.inputs or ""
 
     def letters(self, role: str, shape: tuple[int, ...], variant: str | None) -> None:
         self.cell.leaves[role].check(shape)

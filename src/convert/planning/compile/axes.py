@@ -11,6 +11,7 @@ from convert.core.ops import Flip, Op, Pad, Permute, Reshape, Take
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part, PartLayout
 from convert.layers.leaves import MisfitError
+from convert.layers.transforms.concatenated import reordered, shown_orders
 from convert.layers.transforms.rope import rope_permutation, rotated_heads, target_rope_pairs
 from convert.layers.transforms.weight_transforms import unflattened
 from convert.planning.compile.named_leaf import NamedLeaf
@@ -102,6 +103,17 @@ def arranged(
     opening = len(ops)
     taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
     if leaf.letters is None:
+        outputs = "".join(of for _, of in rule.kind.weight_axes)
+        if moved := [x for x in layer.concatenated if rule.normalized is None or x in outputs]:
+            raise MisfitError(
+                Finding(
+                    "layer-not-representable",
+                    f"`concatenated` orders {moved[0]}, and the axes of this leaf have no letters",
+                    rule=rule.at.line_only,
+                    path=leaf.name,
+                    fix="write the leaf as a `parameter` with `axes`, in a rule of its own",
+                )
+            )
         if member:
             raise MisfitError(
                 Finding(
@@ -144,6 +156,8 @@ def arranged(
                     f"name it in the target, such as {{{letters[-1]}:{','.join(layer.path.groups[-1].words)}}}"
                 )
             chosen[axis] = member[0]
+        if gone := sorted(set(chosen) & set(layer.concatenated)):
+            raise ValueError(f"`concatenated` names {gone[0]}, whose elements are different tensors")
         for axis, k in chosen.items():
             at = letters.index(axis)
             ops.append(Take(at, k))
@@ -151,6 +165,7 @@ def arranged(
             letters, shape = letters[:at] + letters[at + 1 :], shape[:at] + shape[at + 1 :]
         opening = len(ops)
         paired = rope_permutation(rule, layer, letters, sizes, variant)
+        in_order = reordered(rule, layer, letters, shape, sizes)
         heads = " and ".join(one.shown(rule) for one in rotated_heads(rule, letters, variant))
         whole, outer = shape, letters
         letters, shape = rule.kind.inner_axes(role, letters, shape, sizes)
@@ -159,12 +174,13 @@ def arranged(
         inner = rule.kind.inner_axes(role, leaf.letters, leaf.own_shape, sizes)
         full = unflattened(rule, layer, *inner, (), sizes)[:2]
     except ValueError as error:
+        code = "size-unknown" if "nothing gives" in str(error) else "shape-mismatch"
         raise MisfitError(
-            Finding("shape-mismatch", f"{leaf.spec} as {before}: {error}", rule=rule.at.line_only, path=leaf.name)
+            Finding(code, f"{leaf.spec} as {before}: {error}", rule=rule.at.line_only, path=leaf.name)
         ) from None
     turned = rule.kind.turned(role, layer)
     apart_ = (Reshape(shape),) if shape != whole else ()
-    ops += (*paired, *apart_, *movement(letters, shape, groups), *turned)
+    ops += (*paired, *in_order, *apart_, *movement(letters, shape, groups), *turned)
     if rule.flattened is not None and rule.flattened.axis in outer:
         before = " ".join(group_shown(rule.flattened.order) if x == rule.flattened.axis else x for x in before.split())
     split = sorted({letter for letter in full[0] if letter not in letters})
@@ -173,6 +189,7 @@ def arranged(
     remarks = []
     if paired and rule.rope is not None:
         remarks.append(f"{heads} from {rule.rope.pairs} to {target_rope_pairs(layer)} pairs")
+    remarks += shown_orders(rule, layer, outer)
     if turned:
         axes = [group_shown(groups[axis]) for op in turned if isinstance(op, Flip) for axis in op.axes]
         remarks += [f"{' and '.join(axes)} flipped"] if axes else []

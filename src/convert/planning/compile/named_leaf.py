@@ -146,8 +146,14 @@ def constraints(
                 if index in counted:  # places need not stack as many: 26 layers in units of 6
                     continue
                 yield Constraint(index, size, where, name, text)
-            for letter, size, held in matched.rule.kind.implied_sizes(role, leaf.own_shape):
+            implied = [*matched.rule.kind.implied_sizes(role, leaf.own_shape)]
+            for letter, size, held in implied:
                 yield Constraint(letter, size, where, name, f"{spec} as {held}")
+            axes = dict(zip(leaf.letters or "", leaf.own_shape, strict=False)) | {x: size for x, size, _ in implied}
+            for axis, parts in matched.rule.concatenated.items():
+                if axis in axes and varying.isdisjoint(axis + "".join(parts.parts)):
+                    made = f"{text}, {axis} = {' + '.join(map(' '.join, parts.parts))}"
+                    yield SumConstraint(parts.terms, axes[axis], where, name, made)
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter in leaf.groups:
                     yield SumConstraint(leaf.groups[letter].terms, size, where, name, text)

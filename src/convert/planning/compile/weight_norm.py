@@ -12,6 +12,7 @@ from convert.core.ops import Op, Reshape, out_spec
 from convert.core.weight_norm_ops import Features, Operand, SpectralNorm, WeightNorm
 from convert.layers import Rule, TargetLayer
 from convert.layers.leaves import MisfitError, unstacked
+from convert.layers.transforms.concatenated import reordered
 from convert.layers.transforms.rope import rope_permutation
 from convert.layers.transforms.weight_normalization import features
 from convert.layers.transforms.weight_transforms import unflattened
@@ -108,7 +109,8 @@ class Folding:
         if math.prod(shape) != math.prod(own):  # the operation reports it: it knows what the values are for
             return Operand(name, tuple(ops), math.prod(own), self.source.read)
         letters, inner, _ = unflattened(rule, layer, axes, shape, (), self.sizes)
-        ops += [Reshape(shape), *rope_permutation(rule, layer, axes, self.sizes), Reshape(inner)]
+        order = reordered(rule, layer, axes, shape, self.sizes)
+        ops += [Reshape(shape), *rope_permutation(rule, layer, axes, self.sizes), *order, Reshape(inner)]
         ops += movement(letters, inner, ("".join(x for x in target if x in letters),)) if letters else ()
         return Operand(name, tuple(ops), math.prod(own), self.source.read)
 

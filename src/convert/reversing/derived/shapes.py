@@ -172,6 +172,9 @@ class Shapes:
                     rule = replace(written, kind=written.kind.resolved(sizes, facts))
                 except ValueError as error:
                     raise _underivable(written, written.lead, str(error)) from None
+                if rule.concatenated:  # the order of parts, whose sizes are made up, changes no shape
+                    layer = replace(layer, concatenated={})
+                    rule = replace(rule, concatenated={}, targets={None: layer}, also={})
                 steps += rule.kind.compile(compiler, replace(matched, rule=rule), layer, self._variant(rule)).steps
         return list(join(steps)[0])
 

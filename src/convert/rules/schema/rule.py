@@ -11,7 +11,7 @@ from convert.core.fields import (
     Record,
 )
 from convert.layers import KINDS
-from convert.layers.shared_keys import PATTERN, SHARED
+from convert.layers.shared_keys import CONCATENATED, PATTERN, SHARED
 from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
@@ -35,6 +35,8 @@ def rule_record(word: str) -> Record:
         shared = {}
     elif kind.from_key == "required":
         shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True, example="layers_{i}/dense/kernel")
+    if kind.target is not None and "concatenated" in kind.target.keys:
+        shared["concatenated"] = CONCATENATED
     return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)
 
 

@@ -126,7 +126,7 @@ class _LayerRuns:
     def _rows(self, step: Step, part: Part) -> slice:
         """Return some neighbouring rows of a large table whose rows are used one by one; all rows of other tensors."""
         size = step.spec.shape[0] if step.spec.shape else 0
-        if not rule_of(part).kind.rowwise or part.rows is not None or size <= ROWS:
+        if not rule_of(part).kind.rowwise or part.rows is not None or size <= ROWS or rule_of(part).concatenated:
             return slice(None)
         start = int(np.random.default_rng(self._seed).integers(0, size - ROWS + 1))
         return slice(start, start + ROWS)

@@ -82,10 +82,15 @@ def measure_group(
     measures = {}
     for weights, source, tensors in (("", leaves, written), ("random weights", random, from_random)):
         stored = {role: apply(takes, source[leaf]) for role, (leaf, takes) in group.leaves.items()}
-        by_role = {step.role: tensors[step.name] for step in steps}
+        by_role = {step.role: _of_inputs_in_order(tensors[step.name], step.role, group.inputs) for step in steps}
         probe = kind.probe_group(stored, by_role, device=device, rng=rng)
         measures[weights] = _measure_group(f"{name}, {weights}" if weights else name, probe, steps, group)
     return measures
+
+
+def _of_inputs_in_order(tensor: Array, role: str, inputs: tuple[int, ...]) -> Array:
+    """Return a tensor of a recurrent layer with the columns of its input in the source's order."""
+    return tensor[:, np.argsort(inputs)] if inputs and role == "weight_ih" else tensor
 
 
 def _made(step: Step, leaves: Mapping[str, Array]) -> Array:

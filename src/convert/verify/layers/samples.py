@@ -12,6 +12,7 @@ from convert.core.ops import Take, apply
 from convert.core.weight_norm_ops import operand_leaves
 from convert.layers.base import Part, ProbeSample, Rule, Step
 from convert.layers.probe import LowRankPair
+from convert.layers.transforms.concatenated import in_source_order
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -85,7 +86,7 @@ def make_sample(
         stored=stored,
         operands=tuple(unstack(part, plan.source.read(name)) for name in operand_leaves(part.ops)),
         pair=_pair(plan, part),
-        written=part.share(written),
+        written=in_source_order(part.share(written), rule, layer, part.groups, dict(part.axes), plan.sizes),
         precision=step.spec.dtype if step.spec.dtype in PRECISIONS else "float32",
         device=device,
         rng=np.random.default_rng(seed),

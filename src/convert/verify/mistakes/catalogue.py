@@ -20,6 +20,7 @@ from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.mistakes.index_moves import find_move, without_numbers
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
+from convert.verify.mistakes.orders_of_parts import order_mistakes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_IN_SOURCE = "bias that the source does not add"
@@ -32,6 +33,7 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     if not step.parts:
         return
     source = plan.source
+    yield from order_mistakes(step, plan)
     yield from own_mistakes(step, plan)
     yield from layout_mistakes(step, source)
     yield from fused_order_mistakes(step, source)

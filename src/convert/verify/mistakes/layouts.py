@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Deinterleave, Interleave, Pad, Permute, Reshape, Slice, Take
+from convert.core.ops import Deinterleave, Interleave, Pad, Permute, Reorder, Reshape, Slice, Take
 from convert.core.value_ops import Cast
 from convert.layers.base import Part, Step
 from convert.layers.leaf_reader import LeafReader
@@ -63,7 +63,7 @@ def _reordered(part: Part, order: list[str], step: Step) -> Part:
         if isinstance(op, Pad):  # added behind the reshape
             shape[op.axis] -= op.before + op.after
     # Operations on the axes of the leaf stay before the permutation; casts, arithmetic and those on the target's axes after it.
-    before = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave))]
+    before = [op for op in kept if isinstance(op, (Take, Deinterleave, Interleave, Reorder))]
     after = [op for op in kept if op not in before]
     unflattened = Reshape(tuple(size for _, size in part.axes))
     moved = (unflattened, Permute(tuple(letters.index(x) for x in order)), Reshape(tuple(shape)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.ops import Deinterleave, Interleave, Op, apply
+from convert.core.ops import Deinterleave, Interleave, Op, Reorder, apply
 from convert.core.path_index import path_template
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.value_ops import Cast, Multiply
@@ -149,9 +149,9 @@ def _turned(leaf: Array, form: Form, place: Array, other: Form, rank: str) -> Ar
 
 
 def _operations(step: Step) -> Iterator[tuple[Op, ...]]:
-    """Yield what an export of the pair alone may leave out: the order of RoPE's pairs, a factor, or both."""
+    """Yield what an export of the pair alone may leave out: the order of RoPE's pairs or of parts, a factor, or both."""
     ops = [op for part in step.parts for op in part.ops]
-    orders = tuple(op for op in ops if isinstance(op, Deinterleave | Interleave))
+    orders = tuple(op for op in ops if isinstance(op, Deinterleave | Interleave | Reorder))
     factors = tuple(op for op in ops if isinstance(op, Multiply))
     yield from dict.fromkeys(some for some in (orders + factors, orders, factors) if some)
 

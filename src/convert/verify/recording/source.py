@@ -20,6 +20,7 @@ from convert.core.ops import (
     Pad,
     Permute,
     Place,
+    Reorder,
     Reshape,
     Slice,
     Take,
@@ -39,7 +40,7 @@ from convert.writing.written import Written
 Array = np.ndarray[Any, np.dtype[Any]]
 Users = Mapping[str, list[tuple[Step, Part]]]  # leaf -> the steps that read it, each with the part that does
 _VIEWS = (Take, Slice, Permute, Flip)  # return views of the array, which can be written through
-_MOVES = (*_VIEWS, Reshape, Pad, Place, Deinterleave, Interleave, Cast)  # compute nothing
+_MOVES = (*_VIEWS, Reshape, Pad, Place, Deinterleave, Interleave, Reorder, Cast)  # compute nothing
 
 
 class RecordedSource(Source, HoldsMerged):
