@@ -300,7 +300,7 @@ def test_a_cell_by_its_equations() -> None:
         ("- lstm: m\n  cell: {c: f * c + i * g + p}\n  leaves:\n    k: W [I, ifgo]\n  from: a", "r.yaml:5:3: c = f * c + i * g + p is not an equation of an LSTM: c = f * c + i * g; torch has no other"),
         ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: W [I]\n  from: a", "r.yaml:8:8: 'W [I]' lacks the axes of W: a leaf holds W [I, zrn], U [H, zrn]"),
         ("- gru: m\n  cell: haiku.GRU\n  leaves:\n    k: matrix\n  from: a", "r.yaml:8:8: 'matrix' does not describe a leaf of a cell"),
-        ("- gru: {module: m, layer: one}\n  cell: haiku.GRU\n  from: a", "r.yaml:5:27: a layer is a number, an index such as '{k}', or numbers such as '{1,2}', not 'one'"),
+        ("- gru: {module: m, layer: one}\n  cell: haiku.GRU\n  from: a", "r.yaml:5:27: a layer is a number, an index such as '{k}', numbers such as '{1,2}', or none, not 'one'"),
         ("- gru: m\n  cell: haiku.GRU\n  from: a_{i}", "expected a target with the source's indices: {i}, got none"),
     ],
 )  # fmt: skip
