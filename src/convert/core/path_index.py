@@ -50,10 +50,15 @@ class TemplateIndex:
         return self._cache[pattern.text]
 
     def _candidates(self, pattern: Pattern) -> list[str]:
-        """Return the templates that the pattern's matches may have. The first and last piece exclude most of them."""
-        first, last = (piece if isinstance(piece, str) else "" for piece in (pattern.pieces[0], pattern.pieces[-1]))
-        head, tail = _NUMBER.split(first)[0], _NUMBER.split(last)[-1]
-        near = [template for template in self._by_template if template.startswith(head) and template.endswith(tail)]
+        """Return the templates that the pattern's matches may have. The texts of its pieces exclude most of them."""
+        texts = [text for piece in pattern.pieces if isinstance(piece, str) for text in _NUMBER.split(piece)]
+        first, last = pattern.pieces[0], pattern.pieces[-1]
+        head, tail = texts[0] if isinstance(first, str) else "", texts[-1] if isinstance(last, str) else ""
+        near = [
+            template
+            for template in self._by_template
+            if template.startswith(head) and template.endswith(tail) and all(text in template for text in texts)
+        ]
         if not near:
             return []
         fits = _template_regex(pattern).fullmatch

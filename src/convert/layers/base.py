@@ -82,8 +82,10 @@ class Rule:
         """Keys whose value is ``ask``, by their names in the file."""
         return {self.macro if self.macro and key == self.kind_name else key: at for key, at in self.asked.items()}
 
-    def resolve(self, indices: Mapping[str, int]) -> dict[str, int]:
+    def resolve(self, indices: Mapping[str, int]) -> Mapping[str, int]:
         """Add the indices of the target that are computed from these indices of the source."""
+        if not self.index_from:
+            return indices
         return {**indices, **{name: numbering.value(indices) for name, numbering in self.index_from.items()}}
 
     def holds(self, indices: Mapping[str, int]) -> bool:

@@ -70,6 +70,11 @@ class Coverage:
         return self.explain()
 
     @property
+    def fits(self) -> bool:
+        """Whether nothing is found. Quick where a leaf has no rule, as in most of the rule files that are tried."""
+        return self.claimed == self.total and not self.findings
+
+    @property
     def fraction(self) -> float:
         """Fraction of the leaves that rules convert, from 0 to 1; leaves that a rule drops by name do not count."""
         named = {drop.leaf for drop in self.dropped if not drop.rest}

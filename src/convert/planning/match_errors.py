@@ -184,7 +184,8 @@ def _missing(facts: MatchFacts) -> Iterator[Finding]:
         for role, pattern in rule.sources.items():
             values = (sorted(layers if name == index else facts.domain.get(name, ())) for name in pattern.indices)
             keys = [(key, choices) for key in itertools.product(*values) for choices in pattern.all_choices()]
-            keys = [key for key in keys if rule.holds(dict(zip(pattern.indices, key[0], strict=True)))]
+            if rule.index_from:
+                keys = [key for key in keys if rule.holds(dict(zip(pattern.indices, key[0], strict=True)))]
             missing = [key for key in keys if key not in found.leaves[role] and not _replaced(facts, rule, key[0])]
             if found.leaves[role] or role not in rule.kind.may_lack:
                 yield from _missing_of_role(facts, found, role, missing, expects_some=bool(keys))

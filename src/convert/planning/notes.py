@@ -51,12 +51,13 @@ def _fact_notes(match: RuleMatch, sized: Sized) -> Iterator[str]:
 
 
 def _dtype_note(match: RuleMatch, steps: Sequence[Step]) -> Iterator[str]:
-    dtypes: dict[str, list[str]] = {}
-    for step in steps:
-        if step.parts and is_float(step.spec.dtype):
-            dtypes.setdefault(step.spec.dtype, []).append(step.name)
+    counts = Counter(step.spec.dtype for step in steps if step.parts)
+    dtypes = {dtype: count for dtype, count in counts.items() if is_float(dtype)}
     if len(dtypes) > 1 and match.rules.targets[match.target].config:
-        shown = ", ".join(f"{len(names)} in {dtype} ({names[0]}, ...)" for dtype, names in dtypes.items())
+        first = {
+            dtype: next(step.name for step in steps if step.parts and step.spec.dtype == dtype) for dtype in dtypes
+        }
+        shown = ", ".join(f"{count} in {dtype} ({first[dtype]}, ...)" for dtype, count in dtypes.items())
         yield (
             f"the tensors have several dtypes, {shown}: config.json names none, and from_pretrained loads all of them in one; "
             "--dtype writes one"

@@ -10,6 +10,7 @@ from convert.checkpoints.formats.safetensors import OF_PYTORCH
 from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
+from convert.core.system.process import collector_paused
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
 from convert.planning.compile_rules import compile_rules
@@ -42,6 +43,7 @@ def make_plan(
     return plan_match(match_rules(rules, source, replace(options, **keywords)))
 
 
+@collector_paused()
 def plan_match(match: RuleMatch) -> Plan:
     """Stages 2 to 4.
 

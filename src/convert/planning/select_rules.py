@@ -91,7 +91,7 @@ def _of_another_class(choice: RuleMatch | Ambiguous | NoMatch) -> bool:
     match = choice.nearest if isinstance(choice, NoMatch) else choice
     if match.target not in match.rules.targets:
         return False
-    return bool(match.coverage.findings) or any(class_conflict(match.rules, match.target, match.sized[0].sidecar))
+    return not match.coverage.fits or any(class_conflict(match.rules, match.target, match.sized[0].sidecar))
 
 
 def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
@@ -114,7 +114,7 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
 
 def _fits(match: RuleMatch) -> bool:
     """Whether leaves, sizes, facts and options suit the rules."""
-    if match.coverage.fraction == 0 or match.coverage.findings or match.refused:
+    if match.coverage.fraction == 0 or not match.coverage.fits or match.refused:
         return False
     try:
         check_options(match)
@@ -141,8 +141,8 @@ def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     """
     supporting = [m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target)]
     most = [match for match in supporting if match.coverage.fraction > SAME_MODEL]
-    fitting = next((match for match in most if not match.coverage.findings), None)
-    whole = (m for m in matches if m not in supporting and not m.coverage.findings)
+    fitting = next((match for match in most if match.coverage.fits), None)
+    whole = (m for m in matches if m not in supporting and m.coverage.fits)
     return fitting or next(whole, None) or next(iter(most), matches[0])
 
 
@@ -168,7 +168,7 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         return error.with_hint(
             f"Name {outcome.smaller.rules.model} in place of {nearest.rules.family} to convert without the leaves that it drops"
         )
-    if isinstance(error, OptionError) or not nearest.coverage.findings:
+    if isinstance(error, OptionError) or nearest.coverage.fits:
         return error  # the model is recognized; the problem is another
     shares = ", ".join(f"{m.rules.model} matches {round(100 * m.coverage.fraction)} %" for m in outcome.matches)
     return error.with_hint(
@@ -208,8 +208,8 @@ def suggest_relative(named: RuleMatch, family: Sequence[RuleFile]) -> str:
         family: the other models.
     """
     rules, to = named.rules, named.options.to
-    fitting = [relative for relative in family if not cover(relative, named.source).findings]
-    if named.coverage.findings and len(fitting) == 1:
+    fitting = [relative for relative in family if cover(relative, named.source).fits]
+    if not named.coverage.fits and len(fitting) == 1:
         relative = fitting[0]
         return (
             f"The tree is that of {relative.model} ({relative.title}): name {relative.model} in place of {rules.model}, or "

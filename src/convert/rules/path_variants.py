@@ -197,7 +197,7 @@ def _matched(rules: Sequence[Rule], find: Find) -> set[str]:
         if rule.kind.drop_reason is None
         for p in rule.sources.values()
         for name, match in find(p)
-        if rule.holds(dict(match.indices))
+        if not rule.index_from or rule.holds(dict(match.indices))
     }
 
 

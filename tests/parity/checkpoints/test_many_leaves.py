@@ -25,6 +25,9 @@ RULES = """
 - {einsum: "...D,DNH->...NH", from: "l_{i}/{q,k,v}/w", linear: "l.{i}.qkv"}
 - {einsum: "...D,GDF->...GF", from: "l_{i}/two/w", linear: "l.{i}.{one,other}"}
 - {einsum: "...F,FD->...D", from: "l_{i}/stack/w", stacked: {s: 0}, linear: "l.{i}.{s}.down"}
+- {einsum: "...D,DNH->...NH", from: "l_{i}/stack/{q,k}", stacked: {s: 2, t: 0}, linear: "l.{i}.{s}.{t}.qk"}
+- {einsum: "X...D,XDF->X...F", from: "l_{i}/stack/{gate,up}", stacked: {s: 1}, linear: "l.{i}.{s}.{X}.100%.{gate,up}"}
+- {einsum: "X...D,XGDF->X...GF", from: "l_{i}/stack/two", stacked: {s: 3}, linear: "l.{i}.{X}.{s}.{one,other}"}
 - {from: "l_{i}/norm/scale", multiplies_by: 1+scale, epsilon: 1e-6, rms_norm: "l.{i}.norm"}
 - {from: "l_{i}/norm/extra", multiplies_by: scale, epsilon: 1e-6, optional: true, rms_norm: "l.{i}.extra"}
 - {from: table, axes: VD, embedding: {module: embed, tied: head}}
@@ -37,7 +40,14 @@ def mixture(layers: int, experts: int) -> dict[str, np.ndarray]:
     for i in range(layers):
         dtype = np.float16 if i % 3 == 2 else np.float32
         shapes: dict[str, tuple[int, ...]] = {f"{x}/w": (4, 2, 3) for x in "qkv"}
-        shapes |= {"two/w": (2, 4, 6), "stack/w": (3, 6, 4), "norm/scale": (4,)}
+        shapes |= {
+            "two/w": (2, 4, 6),
+            "norm/scale": (4,),
+            "stack/w": (experts, 6, 4),
+            "stack/two": (experts, 2, 4, experts, 6),
+        }
+        shapes |= {f"stack/{x}": (2, 4, experts, 2, 3) for x in "qk"}
+        shapes |= {f"stack/{x}": (experts, experts, 4, 6) for x in ("gate", "up")}
         shapes |= {f"e_{e}/{x}/w": (4, 6) for e in range(experts) for x in ("gate", "up")}
         shapes |= {f"e_{e}/{x}/b": (6,) for e in range(experts) for x in ("gate", "up")}
         shapes |= {"norm/extra": (4,)} if i % 2 else {}
@@ -77,7 +87,7 @@ def test_shapes_are_read_and_steps_compiled_once_for_all_that_are_alike(monkeypa
     compiled = counted(monkeypatch, compiler.Compiler, "_step")
     planned(6, 5)
     few = [asked() for asked in (*read, compiled)]
-    planned(60, 40)
+    planned(60, 20)
     assert [asked() for asked in (*read, compiled)] == few
 
 
@@ -86,15 +96,28 @@ def test_what_is_alike_gets_the_steps_that_it_would_get_alone(monkeypatch: pytes
     compiled = counted(monkeypatch, compiler.Compiler, "_step")
     real = compiler.LayerTensor
     monkeypatch.setattr(compiler, "LayerTensor", lambda *args: real(*args[:-1], True))
+    monkeypatch.setattr(compiler, "uniform", lambda *_: False)
     alone = planned(7, 3)
     assert compiled() == sum(not step.tied for step in alone.steps)
     assert alike.steps == alone.steps
-    assert {step.siblings for step in alike.steps} == {1, 2}
+    assert {step.siblings for step in alike.steps} == {1, 2, 6}
+    assert {part.at for step in alike.steps for part in step.parts} > {"s=2", "s=2, t=1", "s=2, X=1", "s=2, X=1, G=1"}
     assert alike.notes == alone.notes
     for one, other in zip(alike.steps, alone.steps, strict=True):
         assert [part.rule and part.rule.at for part in one.parts] == [
             part.rule and part.rule.at for part in other.parts
         ]
+
+
+def test_elements_that_are_not_alike_are_compiled_alone() -> None:
+    both = rule_file(
+        '- {einsum: "...D,DNH->...NH", from: "{q,k}", linear: {module: "l.{N}.qk", axes: "(N (H + H)) D"}}'
+    )
+    plan = make_plan(both, MemorySource({x: np.zeros((4, 2, 3), np.float32) for x in "qk"}))
+    assert [[part.at for part in step.parts] for step in plan.steps] == [["N=0", "N=0", "N=1", "N=1"]] * 2
+    rows = rule_file('- {einsum: "...D,DH->...H", from: "{q,k}", stacked: {s: 0}, linear: "l.{s}.qk"}')
+    with pytest.raises(PlanError, match=r"l\.2\.qk\.weight: element 2 of axis 0 is not in float32\[2,4,3\]"):
+        make_plan(rows, MemorySource({"q": np.zeros((3, 4, 3), np.float32), "k": np.zeros((2, 4, 3), np.float32)}))
 
 
 def test_what_is_said_of_one_leaf_is_not_said_of_another() -> None:

@@ -73,8 +73,13 @@ def axes_shown(axes: Iterable[str]) -> str:
 
 
 def taken_out(stacked: Iterable[tuple[str, int, int]], stack: Mapping[str, int]) -> list[Op]:
-    """Select one element of each stacked axis, the last axis first, so that the numbers of the others stay valid."""
-    return [Take(axis, stack[index]) for index, axis, _ in sorted(stacked, key=lambda s: -s[1])]
+    """Select one element of each stacked axis."""
+    return [Take(axis, stack[index]) for index, axis, _ in last_first(stacked)]
+
+
+def last_first(stacked: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """Return stacked axes in the order in which their elements are taken: the numbers of the others stay valid."""
+    return sorted(stacked, key=lambda s: -s[1])
 
 
 def arranged(

@@ -22,7 +22,7 @@ from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.axes import arranged
-from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name
+from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name, uniform
 from convert.planning.compile.named_leaf import check_names, read_leaf
 from convert.planning.compile.pieces import Piece, in_columns, row_by_row, rule_of_part, rules_of_rows
 from convert.planning.compile.weight_norm import Folding, check_bias
@@ -91,25 +91,28 @@ class Compiler:
                 names = {choices: of_role.get((values, choices)) for choices in every}
                 specs = tuple([None if name is None else leaves[name].spec for name in names.values()])
                 tensors = derived.get(specs)
-                if tensors is not None:
-                    made = [tensor.renamed(rule, role, layer, indices, names) for tensor in tensors]
-                else:
-                    found = [
-                        tensor
-                        for choices in layer.path.all_choices()
-                        for tensor in self._tensor(
-                            rule, role, layer, variant, indices, values, names, choices, second_leaves, each_part
-                        )
-                    ]
-                    tensors = among_siblings(found, len(rule.stacked))
-                    made = [tensor.step for tensor in tensors]
+                if tensors is None:
+                    tensors = among_siblings(
+                        [
+                            tensor
+                            for choices in layer.path.all_choices()
+                            for tensor in self._tensor(
+                                rule, role, layer, variant, indices, values, names, choices, second_leaves, each_part
+                            )
+                        ]
+                    )
                     if not any(tensor.own for tensor in tensors):
                         derived[specs] = tensors
-                for tensor, step in zip(tensors, made, strict=True):
-                    yield step
-                    for tied in layer.tied:
-                        name = tied.tensor.fill(rule.resolve({**indices, **tensor.stack}), tensor.choices)
-                        yield replace(step, name=name, kind_name=tied.kind_name, tied=step.name, notes=(), siblings=1)
+                made: list[Step] = []
+                for tensor in tensors:
+                    for where, step in tensor.steps(rule, role, layer, indices, names):
+                        made.append(step)
+                        yield step
+                        for tied in layer.tied:
+                            name = tied.tensor.fill(rule.resolve(where), tensor.choices)
+                            yield replace(
+                                step, name=name, kind_name=tied.kind_name, tied=step.name, notes=(), siblings=1
+                            )
                 if role == rule.lead:
                     constants = rule.kind.constants(layer)
                     yield from (self._constant(rule, layer, one, step) for step in made for one in constants)
@@ -135,7 +138,7 @@ class Compiler:
         second_leaves: Mapping[str, Mapping[MatchKey, str]],
         each_part: Sequence[Rule],
     ) -> Iterator[LayerTensor]:
-        """Yield the tensors of one target name: one for each element of the stacked axes.
+        """Yield the tensors of one target name: together where they differ in names and numbers only, else one by one.
 
         Args:
             each_part: the rule for each part of an axis that is a sum of parts.
@@ -160,7 +163,9 @@ class Compiler:
         counts = {index: size for index, _, size in leaves[0].stacked}
         counts |= {axis: self.sizes[axis] for axis in split_axes}
         check_names(rule, layer, leaves[0], counts)
-        for elements in itertools.product(*map(range, counts.values())):
+        merged = any(leaf.name in self.merges for leaf in leaves)
+        every = list(itertools.product(*map(range, counts.values())))
+        for k, elements in enumerate(every):
             stack = dict(zip(counts, elements, strict=True))
             name = tensor_name(rule, role, layer, {**indices, **stack}, choices)
             key = (values, sources[0])
@@ -174,8 +179,21 @@ class Compiler:
                 arrange = in_columns if layer.along else row_by_row
                 pieces = arrange(pieces, layer.rows, layer.part, self.sizes)
             step = self._step(rule, role, layer, variant, pieces, stack, member, name, second)
-            own = bool(second or step.notes or any(leaf.name in self.merges for leaf in leaves))
-            yield LayerTensor(step, stack, choices, sources * (len(pieces) // len(sources)), own)
+            own = bool(second or step.notes)
+            others = rule.kind.split_axis(role, leaves[0].letters or "", variant) if member else ""
+            others += layer.rows.before if layer.rows is not None else ""
+            together = not own and uniform(leaves, counts, others)
+            yield LayerTensor(
+                step,
+                tuple(counts),
+                every if together else every[k : k + 1],
+                leaves[0].stacked,
+                choices,
+                sources * (len(pieces) // len(sources)),
+                own or merged,
+            )
+            if together:
+                return
 
     def _step(
         self,
