@@ -262,6 +262,37 @@ def test_a_head_that_is_quantised_alone_is_not_taken_for_a_tied_one() -> None:
         convert.plan_conversion("maxtext", alone, settings=settings)
 
 
+@pytest.mark.parametrize("module", ["decoder/mtp_block/mtp_layer_1/projection", "decoder/layers/engram/table"])
+def test_what_is_quantised_of_a_module_that_no_rule_knows_is_no_copy(module: str) -> None:
+    stored = convert.open_source(maxtext.checkpoint("qwen3"))
+    tree = {name: stored.read(name) for name in stored.leaves}
+    leaf = f"params/aqt/{module}/AqtDotGeneral_0/qrhs/frozen/qvalue"
+    tree |= {leaf: np.zeros((4, 4), np.int8), f"{AQT}qvalue": np.zeros((4, 4), np.int8)}
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion("maxtext-qwen3-tied", MemorySource(tree), settings=maxtext.settings("qwen3"))
+    assert [(one.code, one.path) for one in refused.value.findings] == [("leaf-without-rule", leaf)]
+
+
+@pytest.mark.parametrize(
+    ("case", "module"),
+    [
+        ("mixtral", "params/aqt/decoder/layers/MoeBlock_0/AqtEinsum_0"),
+        ("deepseek3", "params/aqt/decoder/moe_layers/DeepSeekMoeBlock_0/AqtEinsum_0"),
+        ("qwen3-untied", "params/aqt/decoder/logits_dense"),
+        (
+            "gemma3-vision",
+            "params/aqt/vision_encoder/Gemma3VisionEncoderLayer_0/Transformer/encoderblock_0/MlpBlockViT_0/Dense_0",
+        ),
+    ],
+)
+def test_experts_heads_and_towers_are_quantised_in_their_modules(case: str, module: str) -> None:
+    stored = convert.open_source(maxtext.checkpoint(case))
+    tree = {name: stored.read(name) for name in stored.leaves}
+    tree |= {f"{module}/AqtDotGeneral_0/qrhs/frozen/qvalue": np.zeros((4, 4), np.int8)}
+    plan = convert.plan_conversion(maxtext.rules(case), MemorySource(tree), settings=maxtext.settings(case))
+    assert len([drop for drop in plan.dropped if "Aqt" in drop.leaf]) == 1
+
+
 def test_every_file_of_rules_drops_them() -> None:
     for path in shipped_rules_dir().glob("maxtext*.yaml"):
         for rules in load_models(path):

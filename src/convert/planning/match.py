@@ -16,7 +16,8 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
 from convert.layers.base import Matched, MatchKey
 from convert.planning.adapters.names import NamedPair, find_pairs, has_word, place_of
-from convert.planning.match_errors import LayerNumbers, MatchFacts, match_findings
+from convert.planning.match_errors import LayerNumbers, MatchFacts, full_path, match_findings
+from convert.planning.quantised import of_unknown_modules
 from convert.rules.copies import resolve_copies
 from convert.rules.file import LayerTypes, RuleFile
 from convert.rules.path_variants import each_combination, independent_groups, resolve_path_variants
@@ -145,6 +146,10 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             found.leaves[role] = of_role
         if rule.kind.drop_reason is None:
             matched.append(found)
+    paths = {full_path(root, p): rule for rule in rules.rules for p in rule.sources.values()}
+    for name in of_unknown_modules(claims, paths):
+        del claims[name]
+    dropped = [drop for drop in dropped if drop.leaf in claims]
     of_drop = {drop.leaf: drop for drop in dropped}
     pairs = {base: pair for base, pair in pairs.items() if not claims.keys() & {pair.first, pair.second}}
     for base, pair in pairs.items():
