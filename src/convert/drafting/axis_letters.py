@@ -49,6 +49,10 @@ class Letters:
         self._known: dict[tuple[str, int, int], str] = {}
         self.fixed: set[str] = set()
         """Letters whose size no leaf shows on its own: it is declared as a number."""
+        self.of_leaves: set[str] = set()
+        """Letters that are an axis of a leaf."""
+        self.sums: list[tuple[str, ...]] = []
+        """Letters of the parts of an axis, of which a file gives all but one."""
 
     def named(self, role: str, size: int, again: int = 0) -> str:
         """Return the letter of an axis; with `again`, another one for a second axis of the same size in a tensor.
@@ -70,6 +74,14 @@ class Letters:
     def knows(self, role: str, size: int) -> bool:
         """Whether an axis of this role and size has a letter."""
         return (role, size, 0) in self._known
+
+    def fix_sums(self) -> None:
+        """Declare as numbers the sizes of parts that no leaf shows, all but the last of each sum."""
+        same = {letter: self._known[role, size, 0] for (role, size, again), letter in self._known.items() if again}
+        for letters in self.sums:
+            known = self.of_leaves | self.fixed
+            unknown = [x for x in letters if x not in known and same.get(x) not in known]
+            self.fixed |= {*unknown[:-1]} - same.keys() | {same[x] for x in unknown[:-1] if x in same}
 
     def declared(self, texts: Iterable[str] | None = None) -> Iterator[str]:
         """Yield the lines of ``axes``.

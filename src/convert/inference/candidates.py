@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
+MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
 
 COMPUTE: dict[Arithmetic, Callable[[Array], Array]] = {
@@ -325,6 +328,28 @@ class Context:
         ):
             return []
         return [x.array.shape[-1] for x in made.operands]
+
+    def cuts(self, value: Value, axis: int) -> tuple[int, ...]:
+        """Return the lengths of the parts in which the target takes an axis of a value, or of what it makes of each element; none for one.
+
+        Args:
+            axis: -1 for the last one, also where the others are joined or split.
+        """
+        size, bounds, level = value.array.shape[axis], {0}, [value]
+        for _ in range(MAX_DEPTH):
+            users = [(at, user) for at in level for user in self._users.get(at, [])]
+            level = []
+            for at, user in users:
+                if user.name in SPLITS and user.settings.get("dim", 0) % at.array.ndim == axis % at.array.ndim:
+                    start = user.settings.get("start", 0) if user.name == "slice" else 0
+                    ends = accumulate(result.array.shape[axis] for result in user.results)
+                    bounds |= {start, *(start + end for end in ends)}
+                elif (made := user.results[0]).array.shape == at.array.shape or (
+                    user.name in VIEWS and axis == -1 and made.array.shape[-1:] == (size,)
+                ):
+                    level.append(made)
+        found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
+        return found if len(found) > 1 else ()
 
     def free(self, numbers: Array, target: Array | None = None) -> bool:
         """Whether no element is used yet, but where it is the target's element already, or all may be used again."""

@@ -11,11 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert import PlanError, RuleError
-from convert.layers.mistake import Mistake
 from convert.planning.planner import make_plan
 from convert.rules.file import RuleFile
 from convert.verify.mistakes.named import mistake_in
-from convert.verify.mistakes.orders_of_parts import undeclared_orders
 from convert.writing.scatter import destination_view
 from support.memory_source import HEAD, MemorySource, rule_file, run
 
@@ -159,6 +157,18 @@ def test_the_scale_of_a_weight_norm_follows_the_rows() -> None:
     np.testing.assert_allclose(made, wanted.T[np.r_[2:7, 0:2]], rtol=1e-12)
 
 
+def test_a_pair_that_is_merged_and_the_transposed_matrix_of_burn(tmp_path: Path) -> None:
+    text = LINEAR.replace("  concatenated", '  plus: {einsum: "...D,DR,RF->...F", from: a, times: b}\n  concatenated')
+    rng = np.random.default_rng(0)
+    w = {name: rng.standard_normal(shape).astype("f4") for name, shape in (("a", (D, 2)), ("b", (2, F)))}
+    w["head/kernel"] = checkpoint()["head/kernel"]
+    made = run(make_plan(rules(text), MemorySource(w)))["head.weight"]
+    whole = w["head/kernel"] + w["a"].astype(np.float64) @ w["b"]
+    np.testing.assert_allclose(made, np.concatenate([whole[A:], whole[:A]]).T, rtol=1e-6)
+    convert.convert(rules(text), MemorySource(w), tmp_path / "burn.safetensors", to="burn")
+    assert np.array_equal(load_file(tmp_path / "burn.safetensors")["head.weight"], made.T)
+
+
 LINEAR = """
 - einsum: ...D,DF->...F
   from: head/kernel
@@ -237,28 +247,3 @@ def test_another_order_is_named(source: str, target: str, name: str) -> None:
     step = next(step for step in plan.steps if step.name == "head.weight")
     found = mistake_in(step, made, plan, "float32")
     assert found is not None and found.name == name
-
-
-def _undeclared(plan: Any, made: np.ndarray) -> Mistake:
-    (found,) = [one for one in undeclared_orders(plan.steps[0], plan) if np.array_equal(one.make(), made)]
-    return found
-
-
-def test_an_order_that_no_rule_declares_is_named() -> None:
-    w = MemorySource({"head/kernel": checkpoint()["head/kernel"], "other": np.zeros((A, F), np.float32)})
-    text = LINEAR + "- einsum: ...A,AF->...F\n  from: other\n  linear: other\n"
-    plain = text.replace("  concatenated: {D: A + C}\n", "").replace(", concatenated: {D: C + A}", "")
-    plan, made = make_plan(rules(plain, ""), w), run(make_plan(rules(text, ""), w))["head.weight"]
-    found = _undeclared(plan, made)
-    assert (found.name, found.converse) == (
-        "concatenated in another order needlessly",
-        "concatenated in the source's order",
-    )
-    assert found.gives == "with its columns 3 to 18 in front of columns 0 to 2"
-
-
-def test_halves_that_are_exchanged_are_named() -> None:
-    x = np.random.default_rng(0).standard_normal((6, F)).astype(np.float32)
-    plan = make_plan(rules("- einsum: ...D,DF->...F\n  from: w\n  linear: m\n", ""), MemorySource({"w": x}))
-    found = _undeclared(plan, np.concatenate([x[3:], x[:3]]).T)
-    assert found.gives == "with the two halves of its 6 columns exchanged"

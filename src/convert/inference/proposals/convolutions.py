@@ -50,16 +50,18 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
             if value.shape != weight.array.shape or not numbers or not context.free(numbers[0]):
                 continue
-            found = context.fitted(
-                weight.elements,
-                numbers,
-                value,
-                lambda: context.replay.value(weight),
-                meeting,
-                places,
-            )
-            if found is not None:
-                yield Candidate(found, f"channels of the data{how}", ("convolution", how), tied)
+            for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
+                value, places, *numbers = of
+                found = context.fitted(
+                    weight.elements,
+                    numbers,
+                    value,
+                    lambda: context.replay.value(weight),
+                    meeting,
+                    places,
+                )
+                if found is not None:
+                    yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
     if kernels and weight.elements:
         yield from products.of_parts(
             context,
@@ -78,6 +80,16 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         for data in (shifted, shifted[:, :, *kept]):
             rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
             yield from anywhere(context, weight.elements, rows, Role.SCALE)
+
+
+def _rows_in_parts(
+    context: Context, operation: Operation, stack: list[Array], groups: int, transposed: bool
+) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
+    """Yield the kernels with the channels of the result in the order in which the target takes parts of it."""
+    if context.level > 0 and groups == 1:
+        axis = 1 if transposed else 0
+        for order, rows in products.orders_of_parts(stack[0].shape[axis], context.cuts(operation.results[0], 1)):
+            yield order, [np.take(a, rows, axis) for a in stack]
 
 
 def _out(kernel: Array, transposed: bool) -> int:

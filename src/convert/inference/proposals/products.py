@@ -27,6 +27,7 @@ MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
 MAX_STEPS = 20_000  # so many times a leaf is looked at as the next part of a fused matrix
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
+MAX_CUTS = 4  # of a result, whose parts may have any order in the source
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
 
 
@@ -85,7 +86,8 @@ def _lacks(context: Context, operation: Operation, side: int, group: int, groups
 def _matrix(context: Context, operation: Operation, side: int, group: int, target: Product) -> Iterator[Candidate]:
     size, out = target.numbers[0].shape[0], math.prod(target.numbers[0].shape[1:])
     numbers = [n.reshape(size, out) for n in target.numbers]
-    atoms = list(_atoms(context, target, out))
+    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
+    atoms = list(_atoms(context, target, out, cuts))
 
     def read(part: slice | Array) -> Array:
         return _weight(context, operation, side, group).reshape(size, out)[:, part]
@@ -153,8 +155,12 @@ def _candidate(
     yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope)
 
 
-def _atoms(context: Context, target: Product, out: int) -> Iterator[_Atom]:
-    """Yield the matrices that may be the target's or a part of it, whole ones first."""
+def _atoms(context: Context, target: Product, out: int, cuts: Sequence[int]) -> Iterator[_Atom]:
+    """Yield the matrices that may be the target's or a part of it, whole ones first.
+
+    Args:
+        cuts: lengths of the parts that the target takes of the result.
+    """
     paired = []
     for product, meeting in context.source.same_rows(target.rows, context.tolerance):
         if product.value.shape[:1] != target.numbers[0].shape[:1]:
@@ -166,7 +172,7 @@ def _atoms(context: Context, target: Product, out: int) -> Iterator[_Atom]:
     seen = set()
     for product, meeting, pairing in paired:
         orders = _orders(product.value.shape[1:], out, context.level)
-        for order, columns, rope in itertools.chain(orders, _by_leaf(context, product)):
+        for order, columns, rope in itertools.chain(orders, _by_leaf(context, product), _as_cut(product, cuts)):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
             key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
@@ -212,6 +218,27 @@ def _by_leaf(context: Context, product: Product) -> Iterator[tuple[tuple[Any, ..
     if len(changes) and (first >= 0).all():
         for columns in np.split(np.arange(len(first)), changes):
             yield ("leaf", len(columns)), columns, ""
+
+
+def _as_cut(product: Product, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix whose parts the source takes in another order than the target."""
+    for order, columns in orders_of_parts(math.prod(product.value.shape[1:]), cuts):
+        yield ("parts", *order), columns, ""
+
+
+def orders_of_parts(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yield which part is at each place of the source, and where the elements of the target's parts are there; not as they are.
+
+    Args:
+        cuts: lengths of the target's parts.
+    """
+    if len(cuts) > MAX_CUTS or sum(cuts) != size:
+        return
+    for order in itertools.permutations(range(len(cuts))):
+        if order != tuple(range(len(cuts))):
+            ends = np.cumsum([cuts[k] for k in order])
+            runs = {k: np.arange(end - cuts[k], end) for k, end in zip(order, ends, strict=True)}
+            yield order, np.concatenate([runs[k] for k in range(len(cuts))])
 
 
 def _blocks(flat: Array, out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from convert.core.errors import ConvertError
 from convert.core.path_pattern import escape_path
 from convert.inference.derivation import Arithmetic, Tensor
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
+from convert.inference.rule_file.layout import MAX_PARTS, runs_of
+from convert.inference.rule_file.letters import with_keys
 from convert.layers.draft import flow
 from convert.layers.recurrent.equations import EQUATIONS, GATES, NO_LAYER, TENSORS
 from convert.layers.recurrent.library_cells import CELLS, named_cell
@@ -39,10 +41,12 @@ class NamedCell:
     Attributes:
         start: path that the leaves of the cell lie below.
         keys: ``cell`` and, for one by its equations, ``leaves``, as YAML.
+        inputs: (start, length) of the runs of the source's inputs, in the target's order; none if it is the same.
     """
 
     start: str
     keys: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[int, int], ...] = ()
 
 
 def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
@@ -61,7 +65,7 @@ def cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
     layer = match["layer"] or NO_LAYER
     said = [("layer", layer)] if layer != "0" else []
     said += list(keys)
-    named = "".join(f", {key}: {flow(value)}" for key, value in said)
+    named = with_keys(said)
     return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])
 
 
@@ -76,12 +80,35 @@ def name_cell(
         shapes: of the source's leaves.
         activation: of an RNN.
     """
+    tensors, inputs = _with_inputs_in_order(tensors, shapes)
     used = list(dict.fromkeys(part.leaf for tensor in tensors.values() for part in tensor.parts if part.leaf))
     biased = "bias_ih" in tensors
     for start, keys in _proposals(kind_name, tensors, used, shapes, activation):
         if start and _gives(kind_name, start, keys, {leaf: shapes[leaf] for leaf in used}, tensors, biased):
-            return NamedCell(start, keys)
+            return NamedCell(start, keys, inputs)
     return None
+
+
+def _with_inputs_in_order(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[Mapping[str, Tensor], tuple[tuple[int, int], ...]]:
+    """Return the tensors with the columns of the input in the source's order, and the runs that they have in the target's."""
+    weight = tensors.get("weight_ih")
+    if weight is None or len(weight.shape) != 2:
+        return tensors, ()
+    part, width = weight.parts[0], weight.shape[1]
+    row = np.flatnonzero(part.elements // width == part.elements[0] // width)
+    columns = part.elements[row] % width
+    places = np.unravel_index(part.positions[row], shapes[part.leaf])
+    varying = [place for place in places if len(np.unique(place)) == width]
+    if len(row) != width or len(varying) != 1:
+        return tensors, ()
+    order = varying[0][np.argsort(columns)] - varying[0].min()
+    runs = runs_of(order)
+    if len(runs) == 1 or len(runs) > MAX_PARTS or not np.array_equal(np.sort(order), np.arange(width)):
+        return tensors, ()
+    moved = [replace(p, elements=p.elements // width * width + order[p.elements % width]) for p in weight.parts]
+    return {**tensors, "weight_ih": replace(weight, parts=tuple(moved))}, runs
 
 
 def _proposals(

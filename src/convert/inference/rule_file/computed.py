@@ -105,6 +105,7 @@ def gives(layers: Sequence[LayerRule], derivation: Derivation, target: TargetMod
         entries = [entry_of(rule, letters, target) for rule in rules]
     except (NoWordsError, NoLetterError):
         return False
+    letters.fix_sums()
     axes = "".join(f"  {line}\n" for line in letters.declared())
     head = f"model: m\ntitle: m\n{f'axes:{chr(10)}{axes}' if axes else ''}targets:\n  torch: {{loads: m}}\nrules:\n"
     used = frozenset().union(*(rule.leaves for rule in rules))

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.layer import LayerRule
 from convert.inference.rule_file.layout import REVERSED
 from convert.inference.rule_file.letters import Named, NoWordsError
@@ -15,7 +14,7 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
 
 
-def convolution_keys(layer: LayerRule, letters: Letters, stacked: Collection[int]) -> list[tuple[str, str]]:
+def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -> list[tuple[str, str]]:
     """Return (dimension numbers, letters of the kernel), then the other keys with their values.
 
     Raises:
@@ -29,14 +28,15 @@ def convolution_keys(layer: LayerRule, letters: Letters, stacked: Collection[int
     turned = layer.kind_name == "conv_transpose"
     if not turned and any(axis.order == REVERSED for axis in layout.axes):
         raise NoWordsError("the kernel is flipped, and its convolution is not transposed")
-    named = Named(letters)
     found = []
     for axis, role in zip(kernel, roles, strict=True):
         of = layout.made_of(axis)
         if len(of) > 1:
             raise NoWordsError(f"axis {axis} of the kernel is composite")
         size = layout.leaf_shape[axis]
-        found.append(named.take("width" if role in "OI" else "kernel", size) if size > 1 else named.take("one", 1))
+        letter = named.take("width" if role in "OI" else "kernel", size) if size > 1 else named.take("one", 1)
+        named.of[axis, 0] = letter
+        found.append(letter)
     keys = [(numbers, "".join(found))]
     for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
         if key in said and not _plain(key, said[key]):

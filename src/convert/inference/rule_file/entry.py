@@ -6,15 +6,25 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.cells import KINDS as CELLS
 from convert.inference.rule_file.cells import cell_target
 from convert.inference.rule_file.convolutions import convolution_keys
-from convert.inference.rule_file.layer import ATTENTION, BESIDE, IN_TURNS, LOW_RANK, NORMS, PRESCALED, LayerRule
+from convert.inference.rule_file.layer import (
+    ATTENTION,
+    BESIDE,
+    CONVOLUTIONS,
+    IN_TURNS,
+    LOW_RANK,
+    NORMS,
+    PRESCALED,
+    LayerRule,
+)
 from convert.inference.rule_file.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Axis, Layout
-from convert.inference.rule_file.letters import Named, NoWordsError, leaf_letters, target_axes
+from convert.inference.rule_file.letters import CONCATENATED, Named, NoWordsError, leaf_letters, target_axes, with_keys
 from convert.inference.rule_file.patterns import PatternRule
 from convert.layers.draft import DraftEntry, flow, plain
 
@@ -30,14 +40,16 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     said = list(layer.keys)
     sizes: dict[str, int] = {}
     equation = ""
-    main = layer.main[0].layout
+    if layer.kind_name not in CONVOLUTIONS:
+        rule = replace(rule, layer=(layer := _in_parts(layer)))
+    main, named = layer.main[0].layout, Named(letters)
     remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
     if layer.kind_name == "linear":
         if (stored := dict(said).get(LOW_RANK)) is not None:
             equation, axes, flattened = _low_rank(rule, letters, stored), "", ""
             rope: dict[str, str] = {}
         else:
-            equation, axes, rope, flattened, sizes = _equation(rule, letters)
+            equation, axes, rope, flattened, sizes = _equation(rule, named)
         said = [
             (key, value if key != "plus.einsum" else _added(rule, letters, value, equation))
             for key, value in said
@@ -54,18 +66,24 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     elif layer.kind_name in CELLS:
         (key, cell), *more = layer.keys
         entry.say(key, cell, remark)
-        said = more
+        said = [*more]
+        if main.axes:
+            named.of[0, 0] = named.take("width", main.axes[0].size)
+            said.append(("inputs", named.of[0, 0]))
     elif layer.kind_name in ("conv", "conv_transpose"):
-        (numbers, axes), *more = convolution_keys(layer, letters, [axis for _, axis in rule.stacked])
+        (numbers, axes), *more = convolution_keys(layer, named, [axis for _, axis in rule.stacked])
         entry.say("dimension_numbers", numbers, remark)
         entry.say("axes", axes)
         said = [*more, *said]
     else:
         entry.say("from", plain(dict(rule.sources).get("from", "")), remark)
-        axes, of_target = _stored(rule, letters)
+        axes, of_target = _stored(rule, named)
         said += [("axes", axes)] if axes else []
         extra += [("axes", of_target)] if of_target else []
         sizes = {axes[-1]: main.shape[-1]} if axes.isalpha() else {}
+    if orders := named.concatenated(main):
+        for of, side in ((said, 0), (extra, 1)):
+            of.append((CONCATENATED, f"{{{', '.join(f'{axis}: {parts[side]}' for axis, parts in orders.items())}}}"))
     written = {line.key for line in entry.lines}
     for key, path in rule.sources:
         if key not in written and "." not in key:
@@ -91,15 +109,22 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         extra.append(("axes", _head_by_head(equation, turns, main)))
     if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
         extra.append(("tied", tied))
+    if layer.kind_name in CELLS:
+        entry.say(layer.kind_name, cell_target(rule.module, extra))
+        return entry
     if layer.kind_name != "conv_transpose":
         _check(main, None if rule.parts is None else rule.parts[0])
-    if layer.kind_name in CELLS:
-        entry.say(layer.kind_name, cell_target(rule.module, layer.target_keys))
-        return entry
     key = "name" if layer.kind_name == "parameter" else "module"
-    named = "".join(f", {k}: {flow(v)}" for k, v in extra)
-    entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{named}}}" if named else plain(rule.module))
+    keys = with_keys(extra)
+    entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{keys}}}" if keys else plain(rule.module))
     return entry
+
+
+def _in_parts(layer: LayerRule) -> LayerRule:
+    """Return the layer with the elements of a short axis that is reversed as parts of it."""
+    (key, of), *others = layer.sources
+    moved = tuple(replace(s, layout=replace(s.layout, axes=tuple(a.in_parts for a in s.layout.axes))) for s in of)
+    return replace(layer, sources=((key, moved), *others))
 
 
 def _factor(number: float, sizes: Mapping[str, int]) -> str:
@@ -136,7 +161,7 @@ def _check(layout: Layout, parted: int | None) -> None:
             )
 
 
-def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, str], str, dict[str, int]]:
+def _equation(rule: PatternRule, named: Named) -> tuple[str, str, dict[str, str], str, dict[str, int]]:
     """Return the equation of a linear layer, the target's axes where they are not those of a Linear, the orders of RoPE, a flattened map, and the size of a head."""
     source = rule.layer.main[0]
     layout, contracted = source.layout, set(source.contracted)
@@ -145,7 +170,6 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
     inward = [axis for group in groups for axis in group if axis.of in contracted]
     outward = [axis for group in groups for axis in group if axis.of not in contracted]
     inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
-    named = Named(letters)
     split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None else ""
     is_map = _is_map(inward) and tuple(inward) in groups
     if is_map:
@@ -178,7 +202,7 @@ def _equation(rule: PatternRule, letters: Letters) -> tuple[str, str, dict[str, 
             end = axes.index(")") + 1 if axes.startswith("(") else 1
             axes = f"({' + '.join([axes[:end].strip('()')] * len(rule.layer.main))}){axes[end:]}"
         for axis in (axis for axis in layout.axes if axis.place):  # no other leaf need have it
-            letters.fixed.add(named.of[axis.of, axis.place])
+            named.letters.fixed.add(named.of[axis.of, axis.place])
     rope = {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)}
     sizes = {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1}  # of a head
     return equation, axes, rope, flattened, sizes
@@ -283,7 +307,7 @@ def _opened(text: str, weight: str) -> str:
     return text
 
 
-def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
+def _stored(rule: PatternRule, named: Named) -> tuple[str, str]:
     """Return the letters of a leaf without an equation, as stored and, where they differ, in the target.
 
     Both are empty for a parameter that is kept as stored.
@@ -296,9 +320,9 @@ def _stored(rule: PatternRule, letters: Letters) -> tuple[str, str]:
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
     beside = int(dict(layer.target_keys).get(BESIDE, "1"))
-    if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1:
+    moved = any(axis.parts for axis in layout.axes)
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1 and not moved:
         return "", ""
-    named = Named(letters)
     for k, axis in enumerate(layout.axes):
         role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
         named.of[axis.of, axis.place] = named.take(role, axis.size)

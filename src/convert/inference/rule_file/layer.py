@@ -169,7 +169,11 @@ def _cells(
             why = "no cell of the rule language gives these tensors" if complete else ""
             unknown |= {tensor.name: why or tensor.lack for tensor in tensors.values()}
             continue
-        source = Source(cell.start, Layout((), (), (), ()))
+        width = sum(length for _, length in cell.inputs)
+        inputs = (
+            (Axis(0, 0, width, parts=cell.inputs),) if cell.inputs else ()
+        )  # no leaf's axis: that of the cell's input
+        source = Source(cell.start, Layout((width,), (), inputs, ()))
         weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
         layer = suffix.removesuffix("_reverse")
         keys: tuple[tuple[str, str], ...] = (("direction", "backward"),) if layer != suffix else ()

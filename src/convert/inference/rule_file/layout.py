@@ -12,6 +12,8 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
+MAX_PARTS = 8  # of an axis whose parts lie in another order in the target
+FEW = 4  # single elements that code puts side by side, such as position, time and mask
 MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
@@ -26,6 +28,7 @@ class Axis:
         start: the first of them along the leaf's axis, where the block has only some.
         order: how its elements lie in the target: empty (as stored), ``interleaved`` or ``half-split`` (how the source pairs the
             features of RoPE, where the target pairs them in the other way), or ``reversed``.
+        parts: (start, length) of the runs of elements, in the target's order; none if `order` says it.
     """
 
     of: int
@@ -33,6 +36,14 @@ class Axis:
     size: int
     start: int = 0
     order: str = ""
+    parts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def in_parts(self) -> Axis:
+        """The axis with each element as a part, where a few of them are reversed."""
+        if self.order != REVERSED or self.size > FEW:
+            return self
+        return replace(self, order="", parts=tuple((k, 1) for k in reversed(range(self.size))))
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ def _cut_at_borders(layout: Layout) -> Layout:
     rest, sizes = list(layout.axes), list(layout.shape)
     while rest and sizes:
         axis, size = rest.pop(0), sizes.pop(0)
-        if axis.size > size > 1 and axis.size % size == 0 and not axis.order and not axis.start:
+        if axis.size > size > 1 and axis.size % size == 0 and not (axis.order or axis.parts or axis.start):
             rest = [replace(other, place=other.place + _behind(other, axis)) for other in rest]
             axes = [replace(other, place=other.place + _behind(other, axis)) for other in axes]
             rest.insert(0, replace(axis, place=axis.place + 1, size=axis.size // size))
@@ -137,11 +148,34 @@ def _axes_of(k: int, column: Array, rotary: bool) -> list[tuple[int, Axis]] | No
     if int(used[-1]) - start + 1 != size:
         return None
     column = column - start
+    turned = None
     for sizes in _factors(size, len(column)):
         found = _decompose(k, column, sizes, start, rotary)
-        if found is not None:
+        if found is not None and (len(sizes) == 1 or all(axis.order != REVERSED for _, axis in found)):
             return found
-    return None
+        turned = turned or found
+    return _in_parts(k, column, size, start) or turned
+
+
+def _in_parts(k: int, column: Array, size: int, start: int) -> list[tuple[int, Axis]] | None:
+    """Return an axis whose parts lie one after the other in another order."""
+    step = int(np.flatnonzero(column != column[0])[0])
+    order = column[: step * size : step]
+    if len(order) != size or not np.array_equal(column, order[(np.arange(len(column)) // step) % size]):
+        return None
+    parts = runs_of(order)
+    return [(step, Axis(k, 0, size, start, parts=parts))] if len(parts) <= MAX_PARTS else None
+
+
+def runs_of(order: Array) -> tuple[tuple[int, int], ...]:
+    """Return start and length of each run of numbers that follow one another.
+
+    >>> runs_of(np.array([3, 4, 5, 0, 1, 2]))
+    ((3, 3), (0, 3))
+    """
+    starts = np.flatnonzero(np.diff(order, prepend=order[0] - 2) != 1)
+    lengths = np.diff(np.append(starts, len(order)))
+    return tuple((int(order[at]), int(length)) for at, length in zip(starts, lengths, strict=True))
 
 
 def _factors(size: int, elements: int) -> Iterator[tuple[int, ...]]:

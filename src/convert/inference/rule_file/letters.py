@@ -8,8 +8,17 @@ from collections.abc import Collection, Sequence
 
 from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.layout import Axis, Layout
+from convert.layers.draft import flow
 
 ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # of the axes that a group is made of
+
+
+CONCATENATED = "concatenated"
+
+
+def with_keys(keys: Sequence[tuple[str, str]]) -> str:
+    """Return the further keys of a target, as they stand within braces behind the first one."""
+    return "".join(f", {key}: {value if key == CONCATENATED else flow(value)}" for key, value in keys)
 
 
 class NoWordsError(Exception):
@@ -26,9 +35,24 @@ class Named:
         self.whole: dict[int, str] = {}  # of an axis that is a flattened map
 
     def take(self, role: str, size: int) -> str:
+        self.letters.of_leaves.add(letter := self._next(role, size))
+        return letter
+
+    def _next(self, role: str, size: int) -> str:
         again = self.count[role, size]
         self.count[role, size] += 1
         return self.letters.named(role, size, again)
+
+    def concatenated(self, layout: Layout) -> dict[str, tuple[str, str]]:
+        """Name the parts of the axes that have them in another order; return them by the axis, as the source and the target have them."""
+        found = {}
+        for axis in sorted((axis for axis in layout.axes if axis.parts), key=lambda axis: axis.of):
+            single = sum(length == 1 for _, length in axis.parts) == 1
+            of = {part: "1" if part[1] == 1 and single else self._next("width", part[1]) for part in sorted(axis.parts)}
+            self.letters.sums.append(tuple(x for x in of.values() if x != "1"))
+            named = self.of[axis.of, axis.place]
+            found[named] = (" + ".join(of.values()), " + ".join(of[part] for part in axis.parts))
+        return found
 
     def name(self, group: Sequence[Axis]) -> str:
         """Name the axes of a group; return their letters in the order of the target."""

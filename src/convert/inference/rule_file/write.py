@@ -92,6 +92,7 @@ def write_rules(
                 unwritten[rule.module] = "a key of its rule is open"
         except (NoWordsError, NoLetterError) as error:
             unwritten[rule.module or _own_tensor(rule)] = str(error) or "the rule file has no more letters"
+    letters.fix_sums()
     buffers = describe_buffers(derivation, letters)
     entries += buffers.entries
     unwritten |= buffers.open

@@ -16,6 +16,7 @@ from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite
 
 EXCHANGED, JOINED = "parts exchanged", "parts joined in another order"
+IN_THE_RULE = "or, if both are right, say both orders in the rule of the layer with `concatenated`"
 MOST_PARTS = 4  # of one value
 MOST_RUNS = 64
 MOST_OPERATIONS = 100_000  # that run again
@@ -85,7 +86,12 @@ def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
                     f"the target joins {' and '.join(own)} in this order ({where}); its outputs are equal with "
                     f"{' and '.join(own[k] for k in order)}"
                 )
-                return Rewrite(JOINED, problem, f"join them in this order at {where}, or correct the reference", error)
+                return Rewrite(
+                    JOINED,
+                    problem,
+                    f"join them in this order at {where}, or correct the reference; {IN_THE_RULE}",
+                    error,
+                )
     return None
 
 
@@ -100,7 +106,8 @@ def _rewrite(parts: Parts, order: Sequence[int], error: float) -> Rewrite:
         how = f"with these parts in the order {', '.join(map(str, order))}"
     problem = f"the target takes {n} {'parts of ' if parts.where else ''}{parts.of} for each other{at}: its outputs are equal {how}"
     place = parts.where[0] if parts.where else "the target's code"
-    return Rewrite(EXCHANGED, problem, f"exchange them at {place}, or correct the reference", error)
+    fix = f"exchange them at {place}, or correct the reference" + (f"; {IN_THE_RULE}" if parts.where else "")
+    return Rewrite(EXCHANGED, problem, fix, error)
 
 
 def _orders(n: int) -> list[tuple[int, ...]]:

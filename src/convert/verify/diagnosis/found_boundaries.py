@@ -19,6 +19,7 @@ from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference
+from convert.verify.diagnosis.norm import CHANNEL_NORMS, FEATURE_NORMS
 from convert.verify.diagnosis.site import holder_of
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.run_torch import input_tensors, observed
@@ -66,8 +67,8 @@ def find_boundaries(
     except HOOKS_FAIL:  # the code of the JAX model does not take hooks
         return None
     found = list(_matched(_layers(plan), calls))
-    flattened = _flattened(plan)
-    names = [name for layer, _ in found for name in (layer + INPUT, layer) if name not in flattened]
+    others = set(_in_another_order(plan))
+    names = [name for layer, _ in found for name in (layer + INPUT, layer) if name not in others]
     values = _torch_values(reference, module, evidence, names)
     aligned: dict[str, Array] = {}
     equal: list[str] = []
@@ -149,10 +150,17 @@ def _sources(step: Step, plan: Plan) -> Iterator[tuple[str, int | None] | None]:
         yield path, int(index) if index else None
 
 
-def _flattened(plan: Plan) -> set[str]:
-    """Return the inputs of layers whose rule declares that the two sides flatten a map in different orders."""
-    parts = {holder_of(step.name) + INPUT: step.parts[0] for step in plan.steps if step.parts}
-    return {name for name, part in parts.items() if part.rule is not None and part.rule.flattened is not None}
+def _in_another_order(plan: Plan) -> Iterator[str]:
+    """Yield the inputs and outputs of layers whose rule declares that the two sides flatten or concatenate them in different orders."""
+    for step in plan.steps:
+        rule = step.parts[0].rule if step.parts else None
+        if rule is None:
+            continue
+        layer, outputs = holder_of(step.name), "".join(of for _, of in rule.kind.weight_axes)
+        if rule.flattened is not None or any(axis not in outputs or rule.kind_name in (*FEATURE_NORMS, *CHANNEL_NORMS) for axis in rule.concatenated):  # fmt: skip
+            yield layer + INPUT
+        if any(axis in outputs for axis in rule.concatenated):
+            yield layer
 
 
 def _matched(

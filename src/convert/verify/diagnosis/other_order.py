@@ -31,6 +31,8 @@ def other_order(site: Site) -> Search:
         if before := _nearest_equal(site):
             problem += f"; {before} is equal, so the code behind it puts them together otherwise"
         fix = f"correct the order in the code in front of {site.boundary}, or in the JAX model"
+        if site.boundary.endswith(INPUT):
+            fix += f"; if both are right, say both orders in the rule of {site.name} with `concatenated`"
         return Search(Explanation(ORDER, problem, "", fix, error))
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0

@@ -20,7 +20,6 @@ from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
 from convert.verify.mistakes.named import in_words, mistake_in
-from convert.verify.mistakes.orders_of_parts import fix_of, undeclared_orders
 from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
 
@@ -191,8 +190,7 @@ def _of_cells(replay: Replay, steps: list[Step], plan: Plan) -> Iterator[Trial]:
 
 def _visible(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Return the mistakes whose effect an output can show."""
-    every = itertools.chain(known_mistakes(step, plan), undeclared_orders(step, plan))
-    return (mistake for mistake in every if not mistake.rounding)
+    return (mistake for mistake in known_mistakes(step, plan) if not mistake.rounding)
 
 
 def _of_rule(replay: Replay, mistakes: Mapping[Step, Mistake]) -> Trial:
@@ -206,6 +204,6 @@ def _of_rule(replay: Replay, mistakes: Mapping[Step, Mistake]) -> Trial:
         first.converse,
         f"by {rule} {'; '.join(tensors)}",
         rule,
-        fix_of(first, rule),
+        f"correct the rule at {rule}: it does not describe what the source computes",
         lambda: replay.with_tensors({step.name: h.make() for step, h in mistakes.items()}),
     )

@@ -30,7 +30,7 @@ from convert.verify.mistakes.layouts import (
     layout_mistakes,
     stacked_axis_mistakes,
 )
-from convert.verify.mistakes.orders_of_parts import fix_of, order_mistakes, undeclared_orders
+from convert.verify.mistakes.orders_of_parts import order_mistakes
 from convert.verify.sides.replay import Replay
 from convert.verify.sides.run_torch import input_tensors, observed
 
@@ -150,7 +150,6 @@ def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial
     yield from _reversals(site, replay, steps)
     yield from _of_rules(replay, steps, lambda step: own_mistakes(step, site.plan))
     yield from _rope_of_two(site, replay, steps)
-    yield from _of_rules(replay, steps, lambda step: undeclared_orders(step, site.plan))
 
 
 def _of_file(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
@@ -178,7 +177,7 @@ def _of_rules(
     for made in groups.values():
         (first, mistake), *others = made.items()
         rule, more = first.rule.line_only, f" and {len(others)} more tensors" if others else ""
-        fix = fix_of(mistake, rule)
+        fix = f"correct the rule at {rule}: it does not describe what the source computes"
         if mistake.name == HEAD_BY_HEAD:  # the order is that of the target
             fix = f"name this order in the target of the rule at {rule}, or correct the code that takes the parts apart"
         yield Trial(

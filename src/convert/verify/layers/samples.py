@@ -76,6 +76,11 @@ def make_sample(
         other = next(others)
         return unstack(other, plan.source.read(other.leaf))
 
+    def tensor(name: str) -> Array:
+        full = f"{module}.{name}"
+        other = next((s.parts[0] for s in plan.steps if s.name == full and s.parts), None)
+        return read_written(full) if other is None else _in_source_order(plan, other, read_written(full))
+
     return ProbeSample(
         plan=plan,
         step=step,
@@ -86,13 +91,20 @@ def make_sample(
         stored=stored,
         operands=tuple(unstack(part, plan.source.read(name)) for name in operand_leaves(part.ops)),
         pair=_pair(plan, part),
-        written=in_source_order(part.share(written), rule, layer, part.groups, dict(part.axes), plan.sizes),
+        written=_in_source_order(plan, part, part.share(written)),
         precision=step.spec.dtype if step.spec.dtype in PRECISIONS else "float32",
         device=device,
         rng=np.random.default_rng(seed),
         leaf=leaf,
-        tensor=lambda name: read_written(f"{module}.{name}"),
+        tensor=tensor,
     )
+
+
+def _in_source_order(plan: Plan, part: Part, written: Array) -> Array:
+    """Return what a part fills of a tensor with the parts of its axes as the source concatenates them."""
+    rule = rule_of(part)
+    layer = rule.layer(plan.target)
+    return written if layer is None else in_source_order(written, rule, layer, part.groups, dict(part.axes), plan.sizes)
 
 
 def _pair(plan: Plan, part: Part) -> LowRankPair | None:

@@ -13,7 +13,7 @@ from convert.core.ops import Op, Reorder
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import PlanView, Step
 from convert.layers.mistake import Mistake, symmetric
-from convert.layers.step_tensor import expected, maker
+from convert.layers.step_tensor import maker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KEPT, MOVED = "concatenated in the source's order", "concatenated in another order needlessly"
@@ -58,34 +58,3 @@ def _shown(lengths: tuple[int, ...], order: Iterator[int] | range | tuple[int, .
     starts = [sum(lengths[:k]) for k in range(len(lengths))]
     runs = (f"{starts[k]} to {starts[k] + lengths[k] - 1}" if lengths[k] > 1 else str(starts[k]) for k in order)
     return f"elements {', then '.join(runs)}"
-
-
-def fix_of(mistake: Mistake, rule: str) -> str:
-    """Say what to do where the rule makes a mistake."""
-    if mistake.name == MOVED:
-        return f"say both orders in the rule at {rule}: `concatenated: {{D: A + B}}`, and in its target `concatenated: {{D: B + A}}`"
-    return f"correct the rule at {rule}: it does not describe what the source computes"
-
-
-def undeclared_orders(step: Step, plan: PlanView) -> Iterator[Mistake]:
-    """Yield a tensor with two parts of an axis exchanged: its halves, or a part that is as long as an axis of the file.
-
-    They are tried where the file holds what the rules make: of a file that does not, the weights level says in which order it is.
-    """
-    if step.tied or any(isinstance(op, Reorder) for part in step.parts for op in part.ops):
-        return
-    known = {size for size in plan.sizes.values() if size > 1}
-    for axis, size in enumerate(step.spec.shape[:2]):
-        several = len(step.parts) > 1 and axis == step.parts[0].axis % len(step.spec.shape)
-        if several or size < 2:
-            continue
-        word = "columns" if axis else "rows" if len(step.spec.shape) > 1 else "elements"
-        halves = {size // 2} if size % 2 == 0 else set()
-        cuts = [k for k in range(1, size) if k in halves or k in known or size - k in known]
-        for cut in cuts:
-
-            def make(axis: int = axis, cut: int = cut) -> Array:
-                return np.roll(expected(step, plan.source), -cut, axis)
-
-            what = f"the two halves of its {size} {word} exchanged" if cut in halves else f"its {word} {cut} to {size - 1} in front of {word} 0 to {cut - 1}"  # fmt: skip
-            yield Mistake(MOVED, KEPT, f"with {what}", "in the source's order", make, f"{axis} {cut}")

@@ -81,3 +81,22 @@ def test_an_order_without_a_name_is_no_layout() -> None:
     broken = leaf.T.ravel().copy()
     broken[-1] = 0
     assert read_layout(leaf.shape, broken, (12, 6)) is None
+
+
+@pytest.mark.parametrize("parts", [((8, 4), (0, 8)), ((8, 4), (3, 5), (0, 3))])
+def test_parts_in_another_order_are_named(parts: tuple[tuple[int, int], ...]) -> None:
+    leaf = np.arange(12 * 5).reshape(12, 5)
+    rows = np.concatenate([leaf[start : start + length] for start, length in parts])
+    layout = read_layout(leaf.shape, rows.T.ravel(), (5, 12))
+    assert layout is not None and [axis.parts for axis in layout.axes] == [(), parts]
+
+
+def test_halves_are_parts_and_not_a_product_that_is_reversed() -> None:
+    leaf = np.arange(6 * 5).reshape(6, 5)
+    layout = read_layout(leaf.shape, np.roll(leaf, 3, 0).T.ravel(), (5, 6))
+    assert layout is not None and [axis.parts for axis in layout.axes] == [(), ((3, 3), (0, 3))]
+
+
+def test_a_few_reversed_elements_are_parts_of_their_own() -> None:
+    few, many = Axis(0, 0, 3, order="reversed"), Axis(0, 0, 9, order="reversed")
+    assert few.in_parts == Axis(0, 0, 3, parts=((2, 1), (1, 1), (0, 1))) and many.in_parts is many

@@ -1,0 +1,264 @@
+"""Values that the two programs put side by side, or take apart, in different orders: the rules, and what is made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import derive, floats, linen, rules
+
+W, A, B, C, F, T = 3, 5, 7, 11, 13, 17
+
+
+def derived(model: Any, module: torch.nn.Module, *shape: int) -> list[str]:
+    """The rules; each tensor is derived, and the plan of the rules makes it."""
+    function, shapes = linen(model, np.zeros(shape))
+    found = derive(function, module, shapes, floats(*shape))
+    assert found.proof is not None, found.differences
+    assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+    return rules(found, module)
+
+
+def one(written: list[str], leaf: str) -> str:
+    (rule,) = [rule for rule in written if leaf in rule]
+    return rule
+
+
+class Dense(nn.Module):
+    """A Dense layer behind a concatenation."""
+
+    widths: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        values = [jnp.tanh(nn.Dense(width, name=f"in_{width}")(x)) for width in self.widths]
+        return nn.Dense(F, name="head")(jnp.concatenate(values, -1))
+
+
+class Linears(torch.nn.Module):
+    def __init__(self, widths: tuple[int, ...], order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order = order
+        self.m = torch.nn.ModuleList([torch.nn.Linear(W, width) for width in widths])
+        self.last = torch.nn.Linear(sum(widths), F)
+
+    def forward(self, x: Any) -> Any:
+        values = [torch.tanh(module(x)) for module in self.m]
+        return self.last(torch.cat([values[k] for k in self.order], -1))
+
+
+@pytest.mark.parametrize(
+    ("widths", "order", "source", "target"),
+    [
+        pytest.param((A, B), (1, 0), "C + E", "E + C", marks=pytest.mark.slow),
+        pytest.param((A, B, C), (2, 0, 1), "? + F", "F + ?", marks=pytest.mark.slow),  # a and b stay together
+        ((A, B, C), (2, 1, 0), "C + E + F", "F + E + C"),
+        pytest.param((A, B, C), (1, 2, 0), "C + ?", "? + C", marks=pytest.mark.slow),
+        pytest.param((1, A, B), (1, 0, 2), "1 + E + F", "E + 1 + F", marks=pytest.mark.slow),
+    ],
+)
+def test_a_dense_layer_behind_a_concatenation(
+    widths: tuple[int, ...], order: tuple[int, ...], source: str, target: str
+) -> None:
+    written = one(derived(Dense(widths), Linears(widths, order), T, W), "head")
+    text = f"  concatenated: {{(.): {source}}}\n  linear: {{module: last, concatenated: {{(.): {target}}}}}"
+    for sign, of in (("+", r"\+"), ("{", r"\{"), ("}", r"\}"), ("?", ".")):
+        text = text.replace(sign, of)
+    found = re.search(text, written)
+    assert found is not None and found[1] == found[2], written
+
+
+class Inputs(torch.nn.Module):
+    """Parts of the input, of sizes that no leaf shows."""
+
+    def __init__(self, order: tuple[int, ...], widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order, self.widths = order, widths
+        self.m = torch.nn.Linear(sum(widths), F)
+
+    def forward(self, x: Any) -> Any:
+        parts = x.split(self.widths, -1)
+        return self.m(torch.cat([parts[k] for k in self.order], -1))
+
+
+@pytest.mark.parametrize(
+    ("order", "widths", "declared"),
+    [((2, 1, 0), (A, B, C), 2), ((1, 0), (A, B), 1), ((1, 0), (A, A), 1), ((2, 1, 0), (1, 1, 1), 2)],
+)
+def test_sizes_that_no_leaf_shows_are_declared(order: tuple[int, ...], widths: tuple[int, ...], declared: int) -> None:
+    module = Inputs(order, widths)
+    found = derive(lambda w, x: x @ w["k"], module, {"k": (sum(widths), F)}, floats(T, sum(widths)))
+    # without a bias in the source, zeros are written
+    text = write_rules(found, model_of_module(module, "Model")).text
+    assert compare_rules(text, found) == [] and text.count("concatenated: {") == 2, text
+    assert len(re.findall(r"equals: \d", text)) + len(re.findall("equals: [A-Z]", text)) >= declared, text
+
+
+class Heads(nn.Module):
+    """A result that is split."""
+
+    at: int
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        y = nn.Dense(F, name="heads")(jnp.tanh(nn.Dense(A, name="first")(x)))
+        u, v = y[..., : self.at], y[..., self.at :]
+        return nn.Dense(2, name="u")(jnp.tanh(u)) + nn.Dense(2, use_bias=False, name="v")(jax.nn.sigmoid(v))
+
+
+class Split(torch.nn.Module):
+    """The same with the other part first."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+        self.one, self.two = torch.nn.Linear(W, A), torch.nn.Linear(A, F)
+        self.three, self.four = torch.nn.Linear(at, 2), torch.nn.Linear(F - at, 2, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        v, u = self.two(torch.tanh(self.one(x))).split([F - self.at, self.at], -1)
+        return self.three(torch.tanh(u)) + self.four(torch.sigmoid(v))
+
+
+@pytest.mark.parametrize("at", [A, pytest.param(2, marks=pytest.mark.slow)])
+def test_rows_that_are_split_in_another_order(at: int) -> None:
+    written = one(derived(Heads(at), Split(at), T, W), "heads/kernel")
+    (source, target) = (line.split("concatenated: {")[1].split("}")[0] for line in written.splitlines() if "concatenated" in line)  # fmt: skip
+    assert source.split(": ")[0] == target.split(": ")[0]
+    assert source.split(": ")[1].split(" + ") == target.split(": ")[1].split(" + ")[::-1]
+    assert "heads/bias" in written  # which follows
+
+
+class Convolved(nn.Module):
+    """A convolution of channels that are put side by side."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        a = jnp.tanh(nn.Conv(A, (3, 3), name="a")(x))
+        b = jnp.tanh(nn.Conv(B, (1, 1), name="b")(x))
+        y = nn.GroupNorm(1, name="norm")(jnp.concatenate([x, a, b], -1))
+        return nn.Conv(F, (3, 2), padding="VALID", name="mix")(y)
+
+
+class Convs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = torch.nn.Conv2d(W, A, 3, padding=1), torch.nn.Conv2d(W, B, 1)
+        self.n, self.r = torch.nn.GroupNorm(1, W + A + B, eps=1e-6), torch.nn.Conv2d(W + A + B, F, (3, 2))
+
+    def forward(self, x: Any) -> Any:
+        x = x.permute(0, 3, 1, 2)
+        y = torch.cat([torch.tanh(self.q(x)), x, torch.tanh(self.p(x))], 1)
+        return self.r(self.n(y)).permute(0, 2, 3, 1)
+
+
+@pytest.mark.slow
+def test_channels_of_a_convolution_and_of_the_norm_in_front_of_it() -> None:
+    written = derived(Convolved(), Convs(), 2, 5, 4, W)
+    mix, norm = one(written, "mix/kernel"), one(written, "norm/scale")
+    for rule, target in ((mix, "conv: {module: r, "), (norm, "group_norm: {module: n, ")):
+        assert "concatenated: {" in rule.split(target)[0] and "concatenated: {" in rule.split(target)[1], rule
+
+
+class ConvolvedHeads(nn.Module):
+    """A convolution whose result is split."""
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        u, v = jnp.split(jnp.tanh(nn.Conv(F, (3,), name="heads")(x)), [A], -1)
+        return nn.Conv(2, (1,), name="u")(u) + nn.Conv(2, (3,), use_bias=False, name="v")(v)
+
+
+class ConvHeads(torch.nn.Module):
+    """The same with the other part first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = torch.nn.Conv1d(W, F, 3, padding=1), torch.nn.Conv1d(A, 2, 1)
+        self.r = torch.nn.Conv1d(F - A, 2, 3, padding=1, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        v, u = torch.tanh(self.p(x.transpose(1, 2))).split([F - A, A], 1)
+        return (self.q(u) + self.r(v)).transpose(1, 2)
+
+
+@pytest.mark.slow
+def test_channels_that_are_split_in_another_order() -> None:
+    rule = one(derived(ConvolvedHeads(), ConvHeads(), 2, 7, W), "heads/kernel")
+    assert "conv: {module: p, concatenated: {" in rule and "heads/bias" in rule, rule
+
+
+CELLS: dict[str, tuple[Any, Any]] = {
+    "flax.linen.LSTMCell": (nn.OptimizedLSTMCell, torch.nn.LSTM),  # which has the same tree
+    "flax.linen.GRUCell": (nn.GRUCell, torch.nn.GRU),
+}
+
+
+class Recurrent(nn.Module):
+    cell: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        values = [jnp.tanh(nn.Dense(width, name=f"in_{width}")(x)) for width in (A, B)]
+        return nn.RNN(self.cell(2), name="rnn")(jnp.concatenate(values, -1))
+
+
+class Rnn(torch.nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(W, A), torch.nn.Linear(W, B)
+        self.rnn = kind(A + B, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(torch.cat([torch.tanh(self.two(x)), torch.tanh(self.one(x))], -1))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CELLS)
+def test_the_inputs_of_a_cell(name: str) -> None:
+    cell, kind = CELLS[name]
+    function, shapes = linen(Recurrent(cell), np.zeros((3, 5, W)))
+    found = derive(function, Rnn(kind), shapes, floats(3, 5, W))
+    written = [rule for rule in rules(found, Rnn(kind)) if f"cell: {name}" in rule]
+    assert len(written) == 1 and "inputs: " in written[0] and written[0].count("concatenated: {") == 2, written
+
+
+Change = Callable[[Mapping[str, Any], Any], Any]
+
+
+def _other_columns(w: Mapping[str, Any], x: Any) -> Any:
+    """One column of the second part is among those of the first, where the target has none."""
+    a, b = (jnp.tanh(x @ w[name]) for name in "ab")
+    return jnp.concatenate([a[..., :2], b, a[..., 1:]], -1) @ w["c"]
+
+
+def _scaled(w: Mapping[str, Any], x: Any) -> Any:
+    a, b = (jnp.tanh(x @ w[name]) for name in "ab")
+    return jnp.concatenate([a, 2 * b], -1) @ w["c"]
+
+
+@pytest.mark.parametrize("change", [_other_columns, _scaled])
+def test_another_value_is_no_order(change: Change) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (torch.nn.Linear(*of, bias=False) for of in ((W, A), (W, B), (A + B, F)))
+
+        def forward(self, x: Any) -> Any:
+            return self.c(torch.cat([torch.tanh(self.b(x)), torch.tanh(self.a(x))], -1))
+
+    rows = A + B + (1 if change is _other_columns else 0)
+    found = derive(change, Model(), {"a": (W, A), "b": (W, B), "c": (rows, F)}, floats(T, W))
+    assert not found.complete or any(part.factor != 1 for tensor in found.tensors for part in tensor.parts)
