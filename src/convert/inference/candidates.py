@@ -15,7 +15,7 @@ from convert.inference.columns import Columns
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.reordered import terms
 from convert.inference.replay import Replay
-from convert.inference.rows import Rows, of_each_expert
+from convert.inference.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, ValueTable, fingerprint, per_size
 from convert.programs.program import Operation, Program, Value
@@ -155,6 +155,7 @@ class Source:
         self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)
         self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
         self._columns: dict[Role, tuple[Array, Array]] = {}
+        self._vectors: dict[Role, Rows] = {}
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
 
     def is_scaled(self, value: Value) -> bool:
@@ -187,6 +188,12 @@ class Source:
     @cached_property
     def _some_rows(self) -> Rows:
         return Rows([*self.products, *of_each_expert(self.program, self.meetings[Role.PRODUCT])])
+
+    def some_rows_met(self, role: Role, rows: Array, tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the vectors that these rows and others meet in this role, with these rows."""
+        if role not in self._vectors:
+            self._vectors[role] = Rows(list(of_each_vector(self.meetings[role])))
+        return self._vectors[role].find([rows], tolerance)
 
     def same_data(self, role: Role, data: Array, tolerance: float) -> list[Meeting]:
         """Return the meetings of this role with the same data."""

@@ -6,8 +6,9 @@ throughout count once: one program may repeat along a batch what the other compu
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAME = 1e-12  # relative: two rows that were computed in one way
+MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,8 @@ class Pairing:
 
     Attributes:
         numbers: of the source, in the order of the target's columns.
-        tied: positions of the target's columns that fit several of the source; they are paired in their order.
+        tied: positions of the target's columns that fit several of the source; they are paired as the others are, if those lie in
+            an order of axes, such as channels before rows; otherwise in their order.
     """
 
     numbers: Array
@@ -127,6 +130,9 @@ def pair(target: Columns, source: Columns, tolerance: float = EXACT) -> Pairing 
     taken = np.zeros(size, bool)
     if len(np.unique(two[alone])) != alone.sum():
         return None
+    regular = _regular(chosen, one, two) if len(tied) else None
+    if regular is not None:
+        return Pairing(source.numbers[regular], tied)
     taken[two[alone]] = True
     starts = np.searchsorted(one, tied)
     for k, start in zip(tied, starts, strict=True):
@@ -136,3 +142,31 @@ def pair(target: Columns, source: Columns, tolerance: float = EXACT) -> Pairing 
         chosen[k] = free[0]
         taken[free[0]] = True
     return Pairing(source.numbers[chosen], tied)
+
+
+def _regular(chosen: Array, one: Array, two: Array) -> Array | None:
+    """Return an order of the axes that the columns may be made of, with which the known ones agree; None if there is none.
+
+    Args:
+        chosen: the source's column for each of the target's; -1 where several fit.
+        one, two: pairs of columns that are equal.
+    """
+    size, known = len(chosen), np.flatnonzero(chosen >= 0)
+    equal = np.unique(one * size + two)
+    for sizes in ((size,), *factors(size)) if len(known) else ():
+        places = np.arange(size).reshape(sizes)
+        for axes in itertools.permutations(range(len(sizes))):
+            order = places.transpose(axes).ravel()
+            if np.array_equal(order[known], chosen[known]) and np.isin(np.arange(size) * size + order, equal).all():
+                return order
+    return None
+
+
+def factors(size: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write a size as a product of several factors, those of few factors first."""
+    divisors = [d for d in range(2, size) if size % d == 0]
+    for count in range(2, MAX_FACTORS + 1):
+        for head in itertools.product(divisors, repeat=count - 1):
+            rest, whole = divmod(size, math.prod(head))
+            if not whole and rest > 1:
+                yield (*head, rest)

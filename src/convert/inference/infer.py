@@ -10,9 +10,9 @@ import numpy as np
 
 from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
-from convert.inference.draws import Draws, Shapes, whole_rows
+from convert.inference.draws import Draws, Shapes, draw, whole_rows
 from convert.inference.facts import facts
-from convert.inference.forms.as_data import constants_as_data, learned_inputs, parameters_as_data
+from convert.inference.forms.as_data import constants_as_data, learned_inputs, outputs_as_data, parameters_as_data
 from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.sums import constants_last
@@ -23,6 +23,7 @@ from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_some
+from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -40,6 +41,7 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 DRAWS = 3
 ATTEMPTS = 3
+PATHS = 4  # so many further weights are tried where some lead past parameters of the module
 
 
 def infer(
@@ -79,11 +81,17 @@ def infer(
             found, again = _derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
-        if not again or ties[-1:] == ties[-2:-1]:  # no weights tell columns apart that the inputs make equal
+        if not again or (
+            found.proof and ties[-1:] == ties[-2:-1]
+        ):  # no weights tell columns apart that the inputs make equal
             break
-    return min(
-        attempts, key=lambda found: (found.proof is None, sum(tensor.grade is Grade.TIED for tensor in found.tensors))
-    )
+    return min(attempts, key=_is_open)
+
+
+def _is_open(found: Derivation) -> tuple[bool, int, int]:
+    """Return how much a derivation leaves open: the less, the better."""
+    grades = [tensor.grade for tensor in found.tensors]
+    return found.proof is None, grades.count(Grade.OPEN), grades.count(Grade.TIED)
 
 
 def _derived(
@@ -96,18 +104,16 @@ def _derived(
     seed: int,
 ) -> tuple[Derivation, bool]:
     """Derive with the weights and inputs of one seed; also return whether others may tell more columns apart."""
-    from convert.programs.record_torch import record_torch
-
     runs = _Runs(function, Draws(shapes))
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
-    as_run = record_torch(module, run, given)
+    as_run = _recorded(module, run, given)
     target = _in_one_form(as_run, keep=False)
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
 
-    search = Search(Source(first, repeated=bool(learned[0])), target)
+    search = Search(Source(outputs_as_data(first), repeated=bool(learned[0])), outputs_as_data(target))
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
     if not solved:
@@ -118,6 +124,9 @@ def _derived(
     found = tensors(search, names, solved, others)
     if solved:
         found = made_as_in_other_layers(found, as_run, shapes)
+        if search.met_nothing and not learned[0]:
+            others_of = partial(_search_again, runs, module, run, inputs)
+            found = found_by_others(found, [partial(others_of, seed + 1 + k) for k in range(PATHS)])
     else:
         differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
@@ -161,7 +170,47 @@ def _derived(
         (*_notes(first, target), *unseen),
         {name: value.array for name, value in first.parameters.items()},
     )
-    return made, again and any(t.grade is Grade.TIED for t in found)
+    grades = {tensor.grade for tensor in found}
+    return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades)
+
+
+def _search_again(
+    runs: _Runs,
+    module: torch.nn.Module,
+    run: Run,
+    inputs: Callable[[int], Mapping[str, Array]],
+    seed: int,
+    known: Sequence[Tensor],
+) -> Search:
+    """Return a search with the weights and inputs of another seed, along the path that the module takes with what is known."""
+    given = require_inputs(inputs(seed))
+    source = runs.program(seed, given)
+    state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
+    target = _in_one_form(_recorded(proof.loaded(module, state), run, given), keep=False)
+    return Search(Source(outputs_as_data(source)), outputs_as_data(target))
+
+
+def _recorded(module: torch.nn.Module, run: Run, given: Mapping[str, Array]) -> Program:
+    """Return the record of a module; where its values choose the path, of the weights whose path reads most parameters.
+
+    The module's own weights may send no row to an expert, whose operations are then missing.
+    """
+    from convert.programs.record_torch import record_torch
+
+    found = record_torch(module, run, given)
+    matrices = {name: x.shape for name, x in module.named_parameters() if x.ndim > 1}
+    for seed in range(PATHS if found.path_taken and _unread(found) else 0):
+        other = record_torch(proof.loaded(module, draw(matrices, seed)), run, given)
+        found = min(found, other, key=lambda program: len(_unread(program)))
+        if not _unread(found):
+            break
+    return found
+
+
+def _unread(program: Program) -> list[str]:
+    """Return the parameters that no operation reads."""
+    read = {value for operation in program.operations for value in operation.operands} | {*program.outputs.values()}
+    return [name for name, value in program.parameters.items() if value not in read]
 
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:

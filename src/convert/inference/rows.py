@@ -98,6 +98,25 @@ def of_each_expert(program: Program, found: Sequence[Meeting]) -> Iterator[tuple
             yield Product((rows[expert],), value, tuple(numbers), at), meeting
 
 
+def of_each_vector(found: Sequence[Meeting]) -> Iterator[tuple[Product, Meeting]]:
+    """Yield what is added to rows or multiplies them: for each vector of a parameter the rows that meet it."""
+    for meeting in found:
+        weight, data = meeting.weight, meeting.data[0]
+        if len(weight.elements) != 1 or len(meeting.operations) > 1:
+            continue
+        shape = np.broadcast_shapes(data.shape, weight.array.shape)
+        if not shape or shape[-1] < 2:
+            continue
+        places = np.arange(weight.array.size).reshape(weight.array.shape)
+        x, value, numbers, at = (
+            np.broadcast_to(a, shape).reshape(-1, shape[-1]) for a in (data, weight.array, weight.elements[0], places)
+        )
+        vectors, first, owner = np.unique(numbers[:, 0], return_index=True, return_inverse=True)
+        if len(vectors) <= MAX_EXPERTS and (numbers == numbers[first][owner]).all():
+            for k, row in enumerate(first):
+                yield Product((x[owner == k],), value[row], (numbers[row],), at[row]), meeting
+
+
 def _without_factor(operation: Operation | None, array: Array, features: Sequence[int]) -> Array:
     """Return what an operation multiplies by a number for all features of a row; the array itself if it does not."""
     for operand in operation.data if operation is not None else ():

@@ -139,6 +139,7 @@ class Search:
         failure: why it went no further.
         tried: candidates in all.
         guessing: whether the search goes on behind a difference.
+        met_nothing: whether no row met some parameter, so that other weights may show more.
     """
 
     source: Source
@@ -147,6 +148,7 @@ class Search:
     failure: Failure = field(default_factory=Failure)
     tried: int = 0
     guessing: bool = False
+    met_nothing: bool = False
 
     def __post_init__(self) -> None:
         self.replay = Replay(self.target)
@@ -207,6 +209,13 @@ class Search:
                 ways.append(again)
                 return True
         return False
+
+    def know(self, tensor: str, elements: Array, values: Array, numbers: Array) -> None:
+        """Take what is known of a tensor before the search; `numbers` are the source's elements that it is, or none."""
+        self.replay.assign([(tensor, elements, values)])
+        if len(numbers):
+            self.used[np.unique(numbers)] += 1
+            self._origins[self._first[tensor] + elements] = numbers
 
     def enter(self, solution: Solution) -> None:
         """Take what a solution assigns."""
@@ -334,7 +343,7 @@ class Search:
                         return
                 lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
                 replaced: dict[int, Array] = {}
-                if lacking and role_of(operation) is Role.PRODUCT and not self.replay.value(operation.data[0]).any():
+                if lacking and self._shows_nothing(operation):
                     replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
                 elif lacking:
                     children = self._children(at, operation, lacking[0], choices)
@@ -363,6 +372,12 @@ class Search:
             at += 1
         if self._loose or self._outputs_agree():
             yield self._solution(at, choices)
+
+    def _shows_nothing(self, operation: Operation) -> bool:
+        """Whether no result tells the parameter: a matrix that meets zeros, or what meets no row, as an expert without tokens."""
+        met = self.replay.value(operation.data[0])
+        self.met_nothing |= not met.size
+        return not met.size or (role_of(operation) is Role.PRODUCT and not met.any())
 
     def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
         """Go on as the target is; if that finds no solution, with a parameter that carries the factor of an operation."""

@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Grade
-from support.inferred import WIDTH, derive, floats, grades, layer_norm, sources
+from convert.inference.infer import infer
+from support.inferred import WIDTH, derive, floats, grades, layer_norm, rules, sources
 
 D = WIDTH
 SQUARE = (D, D)
@@ -109,3 +110,31 @@ def test_a_unit_that_one_draw_switches_off_is_told_apart_by_the_others():
     shapes = {"a": SQUARE, "b": SQUARE}
     found = derive(lambda w, x: jax.nn.relu(x @ w["a"]) @ w["b"], Model(), shapes, floats(2, D))
     assert found.complete and grades(found) == {Grade.DERIVED}
+
+
+class Policy(torch.nn.Module):
+    """A Gaussian policy: its deviation, and the table behind its second output, meet no state."""
+
+    def __init__(self, floor: float) -> None:
+        super().__init__()
+        self.m = torch.nn.Linear(D, D)
+        self.d, self.t, self.floor = torch.nn.Parameter(torch.zeros(D)), torch.nn.Parameter(torch.zeros(D, 3)), floor
+
+    def forward(self, x: Any) -> Any:
+        return {"y": self.m(x), "std": self.d.clamp(self.floor, 2).exp(), "table": self.t.T}
+
+
+@pytest.mark.parametrize("floor", [-5.0, 0.1])
+def test_outputs_of_parameters_alone(floor: float) -> None:
+    def function(w: Any, given: Any) -> Any:
+        std = jnp.exp(jnp.clip(w["log_std"], -5.0, 2.0))
+        return {"y": given["x"] @ w["mean"] + w["bias"], "std": std, "table": w["table"]}
+
+    module, shapes = Policy(floor).eval(), {"log_std": (D,), "mean": SQUARE, "bias": (D,), "table": (3, D)}
+    found = infer(function, module, lambda module, given: module(given["x"]), floats(6, D), shapes)
+    if floor > -5:
+        assert Grade.DERIVED not in grades(found) and "'std' differs" in found.differences[0].problem
+        return
+    assert grades(found) == {Grade.DERIVED}
+    assert "- from: log_std\n  parameter: d" in rules(found, module)
+    assert "- from: table\n  axes: CD\n  parameter: {name: t, axes: DC}" in rules(found, module)

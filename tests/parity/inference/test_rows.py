@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -65,6 +66,64 @@ def test_experts_that_see_their_own_tokens() -> None:
     written = "\n".join(rules(found, module))
     assert '  from: "{gate,up}"\n  stacked: {i: 0}\n  linear: experts.{i}.{w1,w3}' in written
     assert "  from: down\n  stacked: {i: 0}\n  linear: experts.{i}.w2" in written
+
+
+BIASED = {"router": (D, E), "wi": (E, D, D), "bi": (E, D), "wo": (E, D, D), "bo": (E, D), "out": (D, D)}
+
+
+def _biased_experts(w: Any, x: Any) -> Any:
+    top, chosen = jax.lax.top_k(x @ w["router"], 2)
+    gates = (jax.nn.one_hot(chosen, E) * jax.nn.softmax(top)[..., None]).sum(-2)
+    h = jax.nn.gelu(jnp.einsum("td,edf->tef", x, w["wi"]) + w["bi"])
+    y = jnp.einsum("tef,efd->ted", h, w["wo"]) + w["bo"]
+    return jnp.tanh(x + jnp.einsum("ted,te->td", y, gates)) @ w["out"]
+
+
+class BiasedExpert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc2(functional.gelu(self.fc1(x), approximate="tanh"))
+
+
+class Skipping(Routed):
+    """Experts with biases; one without tokens does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(BiasedExpert() for _ in range(E))
+
+    def forward(self, x: Any) -> Any:
+        top, chosen = self.router(x).topk(2, -1)
+        gates, y = top.softmax(-1), torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            row, place = torch.where(chosen == k)
+            if len(row):
+                y = y.index_add(0, row, expert(x[row]) * gates[row, place, None])
+        return self.out(torch.tanh(x + y))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [24, 2])
+def test_experts_with_biases_of_which_some_see_no_token(tokens: int) -> None:
+    """Two tokens go to the same two experts, by the weights of the module and by those that are drawn."""
+    module = Skipping()
+    with torch.no_grad():
+        module.router.weight[1:] = 0
+    found = derive(_biased_experts, module, BIASED, floats(tokens, D))
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    written = "\n".join(rules(found, module))
+    assert '  from: "{wi,wo}"\n  bias: "{bi,bo}"\n  stacked: {i: 0}\n  linear: experts.{i}.{fc1,fc2}' in written
+
+
+@pytest.mark.slow
+def test_experts_of_which_one_has_another_activation() -> None:
+    module = Skipping()
+    module.experts[1].forward = lambda x: module.experts[1].fc2(functional.gelu(module.experts[1].fc1(x)))
+    found = derive(_biased_experts, module, BIASED, floats(24, D))
+    assert not found.complete and found.differences and grades(found) == {Grade.OPEN}
 
 
 NODES = 9

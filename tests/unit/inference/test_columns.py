@@ -29,3 +29,17 @@ def test_rows_that_are_repeated_throughout_count_once_and_others_are_counted() -
     assert pair(columns_of_rows([tokens]), columns_of_rows([x])) is None
     apart = [columns_of_rows([tokens[:, part]]).sums for part in (slice(6), slice(6, 12))]
     assert np.allclose(np.concatenate(apart, 1)[:5], columns_of_rows([tokens]).sums[:5])
+
+
+def test_columns_of_zeros_lie_as_the_others_do() -> None:
+    """Units that no row fires, behind a flattened map whose channels come first on one side and last on the other."""
+    x = np.random.default_rng(0).normal(size=(20, 2, 3, 4))
+    for h, w, c in ((0, 1, 2), (1, 2, 2), (0, 0, 1)):
+        x[:, h, w, c] = 0
+    one, two = x.transpose(0, 3, 1, 2).reshape(20, -1), x.reshape(20, -1)
+    found = pair(columns_of_rows([one]), columns_of_rows([two]))
+    assert found is not None and len(found.tied) == 3
+    assert found.numbers.tolist() == np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1).ravel().tolist()
+    shuffled = np.random.default_rng(1).permutation(24)
+    found = pair(columns_of_rows([two[:, shuffled]]), columns_of_rows([two]))
+    assert found is not None and len(found.tied) == 3 and np.array_equal(two[:, found.numbers], two[:, shuffled])

@@ -1,4 +1,5 @@
 """Find values that parameters meet as data although no input is part of them: constants, and parameters that are learned inputs.
+Outputs of parameters alone get data to meet.
 
 A constant: the state that a recurrent layer starts from, a table of sines before a layer. A learned input: the latents of a
 Perceiver, the queries of a decoder, the probe of a pooling layer; layers are applied to them before an input takes part.
@@ -6,13 +7,14 @@ Perceiver, the queries of a decoder, the probe of a pooling layer; layers are ap
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.sites import role_of
+from convert.inference.sites import OUTPUT, role_of
 from convert.programs.program import Operation, Program, Value
 
 LEARNED_INPUT = "learned_input"  # an operation that gives a parameter as data
@@ -70,6 +72,34 @@ def parameters_as_data(program: Program, names: Sequence[str]) -> Program:
         operands = tuple(new.get(operand, operand) for operand in operation.operands)
         operations.append(_with(operation, operands, new))
     return _changed(program, operations, new)
+
+
+def outputs_as_data(program: Program) -> Program:
+    """Return the program with each output of parameters alone, such as a deviation that no state changes, times random numbers.
+
+    The numbers are those of the output's name, so that both programs have the same.
+    """
+    outputs, operations = dict(program.outputs), list(program.operations)
+    made = {result: operation for operation in program.operations for result in operation.results}
+    for name, value in program.outputs.items():
+        if not value.of_parameters or value.array.dtype.kind != "f":
+            continue
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        data = Value(np.asarray(rng.normal(size=value.array.shape)), data=True)
+        outputs[name] = Value(np.asarray(value.array * data.array), data=True, leaves=value.leaves)
+        by = made.get(value)
+        operations.append(
+            Operation(
+                OUTPUT,
+                (data, value),
+                (outputs[name],),
+                {},
+                lambda arrays: [arrays[0] * arrays[1]],
+                by.where if by is not None else "",
+                by.module if by is not None else "",
+            )
+        )
+    return replace(program, operations=tuple(operations), outputs=outputs)
 
 
 def _learned(program: Program) -> list[str]:

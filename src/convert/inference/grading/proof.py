@@ -115,12 +115,12 @@ def _outputs(
 
     from convert.numerics.lift_torch import lifted
 
-    own = _loaded(module, state)
+    own = loaded(module, state)
     with lifted(), torch.no_grad():
         return {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
 
 
-def _loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Module:
+def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Module:
     """Return a copy of a module in float64 with these weights; what they lack stays as the module has it."""
     import torch
 

@@ -52,8 +52,8 @@ def told_apart(
             if (key := _key(tie)) not in known:
                 columns = _elements(target, tie)
                 changes = partial(_changes, tensors, target, columns, outputs)
-                alike = _meet_one(tensor, columns[:2], target, tensors, fresh)
-                known[key] = not alike and _all_differ(columns, changes, fresh)
+                as_one = _meet_one(tensor, columns[:2], target, tensors, fresh)
+                known[key] = not as_one and _all_differ(columns, changes, fresh)
         resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
         grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
         found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)

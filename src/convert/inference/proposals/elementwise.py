@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates import COMPUTE, Candidate, Context
-from convert.inference.columns import matches, pair
+from convert.inference.columns import columns_of_rows, matches, pair
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.proposals import others
 from convert.inference.sites import Meeting, columns_met, role_of
@@ -37,7 +37,11 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     if role is Role.SHIFT and not x.any():
         yield from _of_zeros(context, operation, side)
         return
-    for proposals in (_by_columns(context, operation, side, met, x, role), anywhere(context, weight.elements, x, role)):
+    for proposals in (
+        _by_columns(context, operation, side, met, x, role),
+        anywhere(context, weight.elements, x, role),
+        _by_rows(context, operation, side, x, role),
+    ):
         for candidate in proposals:
             found = True
             yield candidate
@@ -95,6 +99,33 @@ def _by_columns(
             if pieces is not None:
                 merged.append(Candidate(pieces, "columns of the data", ("computed", role), tied))
     yield from merged
+
+
+def _by_rows(context: Context, operation: Operation, side: int, x: Array, role: Role) -> Iterator[Candidate]:
+    """Yield the vectors that these rows meet in the source, together with others: the bias of an expert that sees all rows there."""
+    weight = operation.operands[side]
+    if len(weight.elements) != 1 or x.ndim == 0 or context.source.has(x, context.tolerance):
+        return
+    numbers = np.broadcast_to(weight.elements[0], x.shape).reshape(-1, x.shape[-1])
+    rows = x.reshape(numbers.shape)
+    if not len(rows) or (numbers != numbers[0]).any():
+        return
+    found = context.source.some_rows_met(role, rows, context.tolerance)
+    for product, meeting in sorted(found, key=lambda item: abs(item[1].index - context.near)):
+        pairing = pair(columns_of_rows([rows]), product.columns, context.tolerance)
+        if pairing is None or not context.free(product.numbers[0][pairing.numbers], numbers[0]):
+            continue
+
+        def read() -> Array:
+            value: Array = np.broadcast_to(context.replay.value(weight), x.shape).reshape(numbers.shape)[0]
+            return value
+
+        chosen = pairing.numbers
+        pieces = context.fitted(
+            [numbers[0]], [product.numbers[0][chosen]], product.value[chosen], read, meeting, product.places[chosen]
+        )
+        if pieces is not None:
+            yield Candidate(pieces, "rows of the data", ("rows met", role), tuple(pairing.tied.tolist()))
 
 
 def anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role) -> Iterator[Candidate]:

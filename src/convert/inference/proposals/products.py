@@ -87,7 +87,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     size, out = target.numbers[0].shape[0], math.prod(target.numbers[0].shape[1:])
     numbers = [n.reshape(size, out) for n in target.numbers]
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
-    atoms = list(_atoms(context, target, out, cuts))
+    atoms = list(_atoms(context, target, out, _number(operation.module), cuts))
 
     def read(part: slice | Array) -> Array:
         return _weight(context, operation, side, group).reshape(size, out)[:, part]
@@ -155,10 +155,16 @@ def _candidate(
     yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope)
 
 
-def _atoms(context: Context, target: Product, out: int, cuts: Sequence[int]) -> Iterator[_Atom]:
+def _number(module: str) -> int:
+    """Return the last place in a list that the path of a module has, such as that of an expert; 0 if there is none."""
+    return int(([word for word in module.split(".") if word.isdecimal()] or ["0"])[-1])
+
+
+def _atoms(context: Context, target: Product, out: int, number: int, cuts: Sequence[int]) -> Iterator[_Atom]:
     """Yield the matrices that may be the target's or a part of it, whole ones first.
 
     Args:
+        number: the matrix of a stack to begin with.
         cuts: lengths of the parts that the target takes of the result.
     """
     paired = []
@@ -171,7 +177,7 @@ def _atoms(context: Context, target: Product, out: int, cuts: Sequence[int]) -> 
     paired.sort(key=lambda item: abs(item[1].index - context.near))
     seen = set()
     for product, meeting, pairing in paired:
-        orders = _orders(product.value.shape[1:], out, context.level)
+        orders = _orders(product.value.shape[1:], out, context.level, number)
         for order, columns, rope in itertools.chain(orders, _by_leaf(context, product), _as_cut(product, cuts)):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
@@ -181,7 +187,9 @@ def _atoms(context: Context, target: Product, out: int, cuts: Sequence[int]) -> 
                 yield atom
 
 
-def _orders(shape: Sequence[int], out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+def _orders(
+    shape: Sequence[int], out: int, level: int, number: int = 0
+) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     """Yield (order, columns of the flattened axes, RoPE) of the ways to make at most `out` columns of these axes."""
     places = np.arange(math.prod(shape)).reshape(shape)
     axes = [axis for axis, size in enumerate(shape) if size > 1]
@@ -195,7 +203,7 @@ def _orders(shape: Sequence[int], out: int, level: int) -> Iterator[tuple[tuple[
         for axis in axes:
             if shape[axis] > MAX_INDEX or places.size // shape[axis] > out:
                 continue
-            for k in range(shape[axis]):
+            for k in sorted(range(shape[axis]), key=lambda k: k != number):
                 cut = np.take(places, k, axis)
                 rest = [a for a in range(cut.ndim) if cut.shape[a] > 1]
                 for order in itertools.permutations(rest):

@@ -160,7 +160,9 @@ def _cells(
     unknown: dict[str, str] = {}
     for suffix, names in layers_of(list(module.tensors)).items():
         tensors = {
-            name.removesuffix(f"_{suffix}" if suffix else ""): known[full] for name in names if (full := join(module.name, name)) in known
+            name.removesuffix(f"_{suffix}" if suffix else ""): known[full]
+            for name in names
+            if (full := join(module.name, name)) in known
         }
         complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
         activation = str(module.facts.get("activation", "tanh"))

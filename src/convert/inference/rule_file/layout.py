@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from convert.inference.columns import factors
+
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
 MAX_PARTS = 8  # of an axis whose parts lie in another order in the target
 FEW = 4  # single elements that code puts side by side, such as position, time and mask
-MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _axes_of(k: int, column: Array, rotary: bool) -> list[tuple[int, Axis]] | No
         return None
     column = column - start
     turned = None
-    for sizes in _factors(size, len(column)):
+    for sizes in ((size,), *factors(size)):
         found = _decompose(k, column, sizes, start, rotary)
         if found is not None and (len(sizes) == 1 or all(axis.order != REVERSED for _, axis in found)):
             return found
@@ -176,17 +176,6 @@ def runs_of(order: Array) -> tuple[tuple[int, int], ...]:
     starts = np.flatnonzero(np.diff(order, prepend=order[0] - 2) != 1)
     lengths = np.diff(np.append(starts, len(order)))
     return tuple((int(order[at]), int(length)) for at, length in zip(starts, lengths, strict=True))
-
-
-def _factors(size: int, elements: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to write a size as a product, those of few factors first."""
-    yield (size,)
-    divisors = [d for d in range(2, size) if size % d == 0]
-    for count in range(2, MAX_FACTORS + 1):
-        for head in itertools.product(divisors, repeat=count - 1):
-            rest, whole = divmod(size, math.prod(head))
-            if not whole and rest > 1:
-                yield (*head, rest)
 
 
 def _decompose(
