@@ -36,6 +36,10 @@ def parse_axes(text: str) -> str:
         ValueError: no letters, or one twice.
     """
     letters = "".join(text.split())
+    if "+" in letters:
+        raise ValueError(
+            f"{text!r} has a sum; give the axis one letter, and say its parts with `concatenated`, such as {{D: A + B}}"
+        )
     for letter in letters:
         parse_letter(letter)
     if not letters or len(set(letters)) < len(letters):

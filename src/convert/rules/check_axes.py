@@ -9,6 +9,10 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Rule, TargetLayer
 from convert.rules.file import RuleFile, references
 
+OTHER_ORDER = (
+    "; for parts in another order give the axis one letter, and say both orders with `concatenated`, such as {D: A + B}"
+)
+
 
 def check_parts(rule: Rule, layer: TargetLayer) -> None:
     """Check that a key which applies to a whole weight is not given for a weight of several parts.
@@ -84,6 +88,7 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
                 raise ValueError(
                     f"part {k + 1} of the target's `axes` has the letters {' '.join(rows.terms[k])}, and {' '.join(rest)}; the leaf has the "
                     f"output axes {' '.join(outputs)}, and the input axes {' '.join(inputs)}"
+                    + (OTHER_ORDER if kinds[0] is not rule.kind else "")
                 )
 
 
@@ -94,7 +99,7 @@ def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
         ValueError: they are not.
     """
     if rule.kind_name != "parameter" or rule.kind.parts:
-        raise ValueError(f"{columns} of the target's axes is a sum; that is for a `parameter` whose leaves have no sum themselves")  # fmt: skip
+        raise ValueError(f"{columns} of the target's axes is a sum; that is for a `parameter` whose leaves have no sum themselves{OTHER_ORDER}")  # fmt: skip
     if columns.before and (layer.along != -1 or any(columns.parts) or columns.after):
         raise ValueError(f"{columns} of the target's axes: elements of leaves alternate one by one along the last axis, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
     leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1

@@ -225,6 +225,24 @@ def test_what_a_rule_cannot_say(old: str, new: str, message: str) -> None:
     assert message in str(error.value)
 
 
+SUM = "- {einsum: EINSUM, from: w, KIND: {module: m, axes: AXES}}\n"
+
+
+@pytest.mark.parametrize(
+    ("einsum", "axes"), [("...(A + B),(A + B)F->...F", "F(B + A)"), ("...F,F(A + B)->...(A + B)", "(B + A)F")]
+)
+def test_a_sum_in_another_order_is_said_with_the_key(einsum: str, axes: str) -> None:
+    text = SUM.replace("EINSUM", f'"{einsum}"').replace("KIND", "linear").replace("AXES", axes)
+    with pytest.raises(RuleError, match="say both orders with `concatenated`"):
+        rules(text)
+
+
+def test_a_kernel_with_a_sum_is_said_with_the_key() -> None:
+    text = '- {dimension_numbers: "NWC,WIO->NWC", axes: P(A + B)F, from: w, conv: m}\n'
+    with pytest.raises(RuleError, match="give the axis one letter, and say its parts with `concatenated`"):
+        rules(text)
+
+
 def test_a_cell_needs_the_letter_of_its_input() -> None:
     with pytest.raises(RuleError, match="give the rule `inputs:` with the letter of the input"):
         rules(RULES.replace("  inputs: D\n", ""))
