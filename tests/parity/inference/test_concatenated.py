@@ -20,6 +20,7 @@ from convert.verify.target_model import model_of_module
 from support.inferred import derive, floats, linen, rules
 
 W, A, B, C, F, T = 3, 5, 7, 11, 13, 17
+Change = Callable[[Mapping[str, Any], Any], Any]
 
 
 def derived(model: Any, module: torch.nn.Module, *shape: int) -> list[str]:
@@ -235,7 +236,77 @@ def test_the_inputs_of_a_cell(name: str) -> None:
     assert len(written) == 1 and "inputs: " in written[0] and written[0].count("concatenated: {") == 2, written
 
 
-Change = Callable[[Mapping[str, Any], Any], Any]
+class Glu(torch.nn.Module):
+    """Value and gate in one matrix, the value first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m, self.o = torch.nn.Linear(W, 2 * F), torch.nn.Linear(F, 2)
+
+    def forward(self, x: Any) -> Any:
+        value, gate = self.m(x).chunk(2, -1)
+        return self.o(value * torch.sigmoid(gate))
+
+
+def glu(w: Mapping[str, Any], x: Any) -> Any:
+    gate, value = jnp.split(x @ w["m"].T + w["m_bias"], 2, -1)
+    return (value * jax.nn.sigmoid(gate)) @ w["o"].T + w["o_bias"]
+
+
+class Stack(torch.nn.Module):
+    """Each layer has the state and the input side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.m = torch.nn.Linear(W, A), torch.nn.ModuleList([torch.nn.Linear(W + A, A) for _ in range(3)])
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x)
+        for layer in self.m:
+            h = torch.tanh(layer(torch.cat([h, x], -1)))
+        return h
+
+
+def stack(w: Mapping[str, Any], x: Any) -> Any:
+    def layer(h: Any, own: Any) -> tuple[Any, None]:
+        return jnp.tanh(jnp.concatenate([x, h], -1) @ own[0] + own[1]), None
+
+    return jax.lax.scan(layer, x @ w["first"] + w["first_bias"], (w["m"], w["m_bias"]))[0]
+
+
+class Fused(torch.nn.Module):
+    """One matrix for two leaves, behind a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(W, A, bias=False), torch.nn.Linear(W, B, bias=False)
+        self.m = torch.nn.Linear(A + B, 2 * F, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        q, k = self.m(torch.cat([torch.tanh(self.b(x)), torch.tanh(self.a(x))], -1)).chunk(2, -1)
+        return torch.tanh(q) * torch.sigmoid(k)
+
+
+def fused(w: Mapping[str, Any], x: Any) -> Any:
+    y = jnp.concatenate([jnp.tanh(x @ w["a"]), jnp.tanh(x @ w["b"])], -1)
+    return jnp.tanh(y @ w["q"]) * jax.nn.sigmoid(y @ w["k"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "module", "shapes", "leaf"),
+    [
+        (glu, Glu, {"m": (2 * F, W), "m_bias": (2 * F,), "o": (2, F), "o_bias": (2,)}, "from: m"),
+        (stack, Stack, {"first": (W, A), "first_bias": (A,), "m": (3, W + A, A), "m_bias": (3, A)}, "stacked: {i: 0}"),
+        (fused, Fused, {"a": (W, A), "b": (W, B), "q": (A + B, F), "k": (A + B, F)}, "{q,k}"),
+    ],
+)
+def test_halves_layers_of_a_stack_and_fused_leaves(
+    function: Change, module: Callable[[], torch.nn.Module], shapes: dict[str, tuple[int, ...]], leaf: str
+) -> None:
+    found = derive(function, module(), shapes, floats(T, W))
+    assert found.proof is not None and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+    assert one(rules(found, module()), leaf).count("concatenated: {") == 2
 
 
 def _other_columns(w: Mapping[str, Any], x: Any) -> Any:
