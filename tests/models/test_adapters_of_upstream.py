@@ -226,8 +226,22 @@ def test_from_the_command_line(case: str, out: Path, tmp_path: Path, run: Run) -
     assert "equal" in said_of_both
     _, error = run(CASES[case][0], pairs(case), tmp_path / "alone", *words, code=2)
     assert "adapter-alone" in error and "--lora" in error
+    _, error = run(CASES[case][0], pairs(case), tmp_path / "alone", "--adapter", "peft", *words, code=2)
+    assert "adapter-alone" in error and "--lora, also for --adapter peft" in " ".join(error.split())
     _, error = run(CASES[case][0], base(case), pairs(case) / "out", "--lora", pairs(case), *words, code=2)
     assert "output-within-input" in error
+
+
+@pytest.mark.parametrize(("there", "gone"), ["ab", "ba"])
+def test_half_a_pair_is_refused_with_the_path_of_the_other_half(case: str, there: str, gone: str) -> None:
+    stored = convert.open_source(ROOT / case / "whole")
+    half = next(name for name in stored.leaves if name.removesuffix("/value").endswith(f"_lora_{there}"))
+    missing = half.replace(f"_lora_{there}", f"_lora_{gone}")
+    tree = MemorySource({name: stored.read(name) for name in stored.leaves if name != missing})
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(CASES[case][0], tree, settings=CASES[case][1] | {"lora_alpha": 5.0})
+    (finding,) = refused.value.findings
+    assert finding.code == "adapter-dropped" and finding.path == half and missing in finding.expected
 
 
 def test_an_alpha_that_the_checkpoint_states_otherwise_is_named() -> None:

@@ -254,14 +254,29 @@ def test_a_rule_that_drops_them_does_not(rest: str) -> None:
     assert len(plan.merges) == 1 and plan.dropped == ()
 
 
-@pytest.mark.parametrize("gone", ["up/kernel_lora_a", "up/kernel_lora_b"])
-def test_half_a_pair_is_refused(gone: str) -> None:
-    source = up()
-    leaves = {name: leaf for name, leaf in source.arrays.items() if name != gone}
+HALVES = [*(("up/kernel", f"{of}a", f"{of}b") for of in ("up/kernel_lora_", "up/lora/", "up/lora/lora_", "up/lora_"))]
+HALVES += [("up/w", "up/_LoRAEinsum_0/lora/a", "up/_LoRAEinsum_0/lora/b")]
+HALVES += [(f"{weight}/value", f"{first}/value", f"{second}/value") for weight, first, second in HALVES]
+
+
+@pytest.mark.parametrize("rest", ["", '\n- {drop: "**", rest: true, because: unused}'])
+@pytest.mark.parametrize(("weight", "there", "missing"), [*HALVES, *((weight, b, a) for weight, a, b in HALVES)])
+def test_half_a_pair_is_refused(weight: str, there: str, missing: str, rest: str) -> None:
+    leaves = {weight: up().arrays["up/kernel"], there: up().arrays["up/kernel_lora_a"]}
+    rules = UP.replace("up/kernel", weight.removesuffix("/value"))
     with pytest.raises(PlanError) as refused:
-        make_plan(rule_file(f'{UP}\n- {{drop: "**", rest: true, because: unused}}'), MemorySource(leaves))
+        make_plan(rule_file(f"{rules}{rest}"), MemorySource(leaves))
     (finding,) = refused.value.findings
-    assert finding.code == "adapter-dropped" and finding.path == ({*source.arrays} - {gone, "up/kernel"}).pop()
+    assert finding.code == "adapter-dropped" and finding.path == there
+    assert finding.expected == f"{missing} beside it, the other leaf of the LoRA pair of {weight}"
+
+
+def test_halves_of_many_pairs_are_one_finding() -> None:
+    leaves = {f"l_{i}/kernel{end}": np.zeros((4, 4), "float32") for i in range(5) for end in ("", "_lora_b")}
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file('- {einsum: "...D,DF->...F", from: "l_{i}/kernel", linear: "l.{i}"}'), MemorySource(leaves))
+    (finding,) = refused.value.findings
+    assert finding.problem.endswith("; so are 4 more") and finding.rule == "r.yaml:5"
 
 
 @pytest.mark.parametrize("name", ["up/lora_down", "up/lora/weight_1", "lora/up/a"])

@@ -15,7 +15,8 @@ from convert.core.path_pattern import Match, Pattern
 from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
 from convert.layers.base import Matched, MatchKey
-from convert.planning.adapters.names import NamedPair, find_pairs, has_word, place_of
+from convert.planning.adapters.lost import lost_adapters
+from convert.planning.adapters.names import NamedPair, find_pairs
 from convert.planning.match_errors import LayerNumbers, MatchFacts, full_path, match_findings
 from convert.planning.quantised import of_unknown_modules
 from convert.rules.copies import resolve_copies
@@ -179,29 +180,8 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             for name, found in types.items()
         },
         pairs={base: pair for base, pair in pairs.items() if base in claims and base not in of_drop},
-        explain=cache(lambda: (*match_findings(facts), *_lost_adapters(rules, dropped, claims))),
+        explain=cache(lambda: (*match_findings(facts), *lost_adapters(claims, facts.halves))),
     )
-
-
-def _lost_adapters(rules: RuleFile, dropped: Sequence[DroppedLeaf], claims: Mapping[str, Rule]) -> Iterator[Finding]:
-    """Find leaves of an adapter that a rule drops, while the layer that they belong to is converted."""
-    suspects = [drop for drop in dropped if has_word(drop.leaf)]
-    if not suspects:
-        return
-    gone = {drop.leaf for drop in dropped}
-    places = {"/".join(keys[:k]) for name in claims if name not in gone for keys in [name.split("/")] for k in range(len(keys))}  # fmt: skip
-    for drop in suspects:
-        if place_of(drop.leaf) in places:
-            yield Finding(
-                "adapter-dropped",
-                "this leaf is part of an adapter by its name, and the layer beside it would be converted without it",
-                rule=drop.at.line_only,
-                path=drop.leaf,
-                expected="both leaves of a LoRA pair beside their weight, with names that Tunix, qwix, MaxText, gemma, openpi or flax nnx give",
-                got=f"a leaf that the rule drops: {drop.reason}",
-                fix="merge the adapter in the source's framework first, write a rule with `plus:`, or remove the leaf from the checkpoint",
-            )
-            return
 
 
 def _types(entry: LayerTypes, index: TemplateIndex) -> dict[int, set[str]]:

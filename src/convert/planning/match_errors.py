@@ -17,6 +17,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Numbering, Rule
 from convert.layers.base import Matched
 from convert.layers.embedding.embedding import TIES
+from convert.planning.adapters.names import HalfPair, half_pairs
 from convert.rules.file import LayerTypes, RuleFile
 
 INCOMPLETE = "the stack of layers is truncated, or the checkpoint is incomplete"
@@ -74,6 +75,14 @@ class MatchFacts:
     def full(self, path: Pattern | str) -> str:
         """Return a rule's path from the top of the tree."""
         return full_path(self.root, path)
+
+    @cached_property
+    def halves(self) -> dict[str, HalfPair]:
+        """Leaves of LoRA pairs whose other leaf is missing, while their weight is converted."""
+        found = half_pairs(self.leaves).items()
+        return {
+            leaf: half for leaf, half in found if (rule := self.claims.get(half.base)) and not rule.kind.drop_reason
+        }
 
     @cached_property
     def unclaimed(self) -> list[str]:
@@ -398,7 +407,7 @@ def _without_rule(facts: MatchFacts, suggested: Collection[tuple[str, str]]) -> 
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for name in facts.leaves:
-        if name not in facts.claims:
+        if name not in facts.claims and name not in facts.halves:
             key = "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in name.split("/"))
             groups[key].append(name)
     patterns = {

@@ -102,7 +102,8 @@ def adapter_alone(source: Source) -> Finding:
         f"its {len(source.leaves)} leaves belong to LoRA pairs, and the weights that they are added to are not in the checkpoint",
         path=str(source.display_path),
         got=f"leaves such as {next(iter(source.leaves))}",
-        fix="give the base model's checkpoint in its place, and this one with --lora",
+        fix="give the base model's checkpoint in its place, and this one with --lora, also for --adapter peft, which takes names and "
+        "shapes from it (of PyTorch weights, `convert MODEL DIR BASE_CKPT --to orbax` makes one)",
     )
 
 

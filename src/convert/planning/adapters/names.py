@@ -64,6 +64,35 @@ def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
     return pairs
 
 
+@dataclass(frozen=True)
+class HalfPair:
+    """A leaf of a LoRA pair without the other one.
+
+    Attributes:
+        missing: path of the other one.
+        base: the leaf that the product of both is added to.
+    """
+
+    missing: str
+    base: str
+
+
+def half_pairs(leaves: Collection[str]) -> dict[str, HalfPair]:
+    """Return the leaves of a tree that are half of a pair, whose weight is there."""
+    known = set(leaves)
+    halves: dict[str, HalfPair] = {}
+    for name in leaves:
+        stem, ending = _stem(name), _ending(name)
+        if not has_word(name) or not stem.endswith(("_a", "/a", "_b", "/b")):
+            continue
+        missing = f"{stem[:-1]}{'b' if stem.endswith('a') else 'a'}{ending}"
+        bases = (weight + end for weight, _ in _bases(f"{stem[:-1]}a", openpi=False) for end in (ending, ""))
+        base = next((base for base in bases if base in known), None)
+        if missing not in known and base is not None:
+            halves[name] = HalfPair(missing, base)
+    return halves
+
+
 def pair_keys(base: tuple[str, ...], writer: Writer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the keys that a library gives to the two leaves of the pair of a weight.
 
