@@ -21,6 +21,7 @@ from convert.numerics.lift_torch import lifted
 from convert.verify.run import check
 from support import vit
 from support.goldens import relative_error
+from support.memory_source import MemorySource
 from support.rule_mistakes import assert_mistake_is_named
 from support.timm_tower import in_transformers, renamed
 from support.value_mistakes import assert_mistakes_are_named
@@ -103,6 +104,17 @@ def back(case: str, out: Path, folder: Path, layout: str, to: str) -> Path:
     model = convert.plan_conversion("vit-jax", folder / "vit.npz", to=to, settings=vit.settings(case, to)).rules.model
     convert.convert_back(model, out, target, layout=layout, form="npz", settings=vit.settings(case, to))
     return target
+
+
+@pytest.mark.parametrize("gone", ["head", "pos_embedding"])
+@pytest.mark.parametrize("case", ["tok", "gap", "map"])
+def test_a_tree_without_a_head_or_with_computed_positions_is_refused(case: str, gone: str) -> None:
+    """docs/explanation/families.md says why."""
+    leaves = {f"params/{name}": np.asarray(x) for name, x in vit.gold(case).leaves(case).items()}
+    tree = MemorySource({name: x for name, x in leaves.items() if not name.startswith(f"params/{gone}")})
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion("vit-jax", tree, settings=vit.settings(case))
+    assert any(one.code == "leaf-missing" and gone in f"{one.path} {one.problem}" for one in refused.value.findings)
 
 
 def test_what_no_class_computes_is_refused(tmp_path: Path) -> None:
