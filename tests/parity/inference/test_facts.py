@@ -11,6 +11,9 @@ import torch
 from torch.nn import functional
 
 from convert.inference.derivation import Derivation
+from convert.inference.rule_file.write import write_rules
+from convert.rules.parse import parse_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH, derive, layer_norm, rms_norm, rules
 
 D = WIDTH
@@ -84,3 +87,24 @@ def test_a_group_norm_with_a_group_for_each_channel_says_how_many():
     found = derive(function, module, {"m": SQUARE, "s": (D,), "t": (D,), "b": (D,)})
     (norm,) = (rule for rule in rules(found, module) if "group_norm" in rule)
     assert f"num_groups: {D}" in norm
+
+
+@pytest.mark.slow
+def test_the_groups_of_a_norm_in_front_of_a_difference_are_a_question():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n, self.m = torch.nn.GroupNorm(D, D), torch.nn.Linear(D, D)
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.m(self.n(x.transpose(1, 2)).transpose(1, 2)))
+
+    def function(w, x):
+        x = x - x.mean(1, keepdims=True)
+        x = x / jnp.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w["s"] + w["t"]
+        return jax.nn.relu(x @ w["m"] + w["b"])
+
+    found = derive(function, Model(), {"m": SQUARE, "s": (D,), "t": (D,), "b": (D,)})
+    text = write_rules(found, model_of_module(Model(), "Model")).text
+    assert found.differences and "num_groups: ask" in text
+    parse_rules(text)

@@ -293,7 +293,8 @@ def _describe(
             whole, names = f"{module.name}.out_proj" if module.name else "out_proj", ()
     weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
     proven = derivation.proof is not None  # then the target's own numbers are those of the source
-    keys, target_keys = _norm_keys(said, module.facts if proven else {}) if kind in NORMS else ((), ())
+    configured = module.facts if proven else {"num_groups": ASK} if kind == "group_norm" else {}
+    keys, target_keys = _norm_keys(said, configured) if kind in NORMS else ((), ())
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
     if words is not None:
