@@ -14,7 +14,7 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.shared_values import FEW, same_numbers, visible
+from convert.programs.divergence.shared_values import FEW, one_of, same_numbers, visible
 from convert.programs.divergence.tables import off_by, shift_of
 from convert.programs.divergence.windows import PADS
 from convert.programs.divergence.words import Words, arithmetic, places
@@ -110,13 +110,14 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
         {leaf: words.parameters[leaf] for v in values for leaf in sorted(v.leaves)}
         for words, values in ((ours, one), (theirs, two))
     )
-    lone = [leaf for leaf, x in mine.items() if not any(same_numbers(x, y) for y in other.values())]
-    meant = [leaf for leaf, y in other.items() if not any(same_numbers(x, y) for x in mine.values())]
+    lone = [leaf for leaf, x in mine.items() if not any(one_of(x, y) for y in other.values())]
+    meant = [leaf for leaf, y in other.items() if not any(one_of(x, y) for x in mine.values())]
     if lone and meant:
         return PARAMETER, f"the target uses {' and '.join(lone)}, and the JAX model {' and '.join(meant)}"
     if lone or meant:
         return None
-    for x in one:
+    layers = [any(kind_of(x) in ("product", "convolution") for x in ops) for ops in (repair.target, repair.source)]
+    for x in one if layers[0] == layers[1] else ():  # a sum of shifted products takes a kernel apart
         if not any(same_numbers(x.array, y.array) for y in two):
             made = [_made(words, v) for words, v in ((ours, x), (theirs, two[0]))]
             leaves = " and ".join(sorted(x.leaves))
@@ -196,6 +197,38 @@ def _made(words: Words, value: Value) -> list[Operation]:
             found.append(operation)
             waiting += [v for v in operation.operands if v.of_parameters]
     return found[::-1]
+
+
+def other_indices(repair: Repair) -> tuple[str, str] | None:
+    """Name indices by which both sides pick elements, where those of one are larger by a number."""
+    one, two = (
+        [
+            x
+            for op in ops
+            if kind_of(op) == "pick"
+            for v in op.operands
+            if v.array.dtype.kind in "iu"
+            for x in _columns(v)
+        ]
+        for ops in (repair.target, repair.source)
+    )
+    for mine, other in itertools.product(one, two):
+        if mine.size == other.size > 1 and (mine != mine[0]).any():
+            by = np.unique(mine.astype(np.int64) - other.astype(np.int64))
+            if len(by) == 1 and by[0]:
+                listed = [", ".join(map(str, x[:MOST_PARTS])) for x in (mine, other)]
+                said = f"the target picks the indices {listed[0]}{{}}, and the JAX model {listed[1]}{{}}"
+                return f"rows off by {'one' if abs(by[0]) == 1 else abs(by[0])}", said.replace(
+                    "{}", ", ..." if mine.size > MOST_PARTS else ""
+                )
+    return None
+
+
+def _columns(value: Value) -> list[Array]:
+    """Return indices of one axis; JAX keeps those of several side by side."""
+    array = value.array
+    whole = [array.ravel()]
+    return whole + ([array[..., k].ravel() for k in range(array.shape[-1])] if array.ndim > 1 else [])
 
 
 def copies(words: Words, values: Sequence[Value]) -> list[Operation]:

@@ -14,6 +14,7 @@ from convert.programs.program import Operation, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
 MOST = 10**6  # elements of a value that functions are tried on
+FEWEST = 4  # numbers that tell a function with a number in it
 FEWER = 20_000  # the same, where each of several operations may begin or end a function
 
 
@@ -28,7 +29,9 @@ def computed(got: Array, given: Array, activations: Mapping[str, Function]) -> s
             continue
         if same(made, got):
             return name
-    if name := fitted(got, given):
+    with np.errstate(all="ignore"):
+        name = fitted(got, given)
+    if name:
         return name
     for axis in range(given.ndim):
         for name, function in over(axis):
@@ -51,7 +54,15 @@ def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Functi
     yield "squared relu", lambda x: np.square(np.maximum(x, 0))
     yield "mish", lambda x: x * np.tanh(np.logaddexp(x, 0))
     yield "selu", lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
-    yield from (("log", np.log), ("log1p", np.log1p), ("exp", np.exp), ("exp2", np.exp2), ("expm1", np.expm1))
+    yield from (
+        ("log", np.log),
+        ("log2", np.log2),
+        ("log10", np.log10),
+        ("log1p", np.log1p),
+        ("exp", np.exp),
+        ("exp2", np.exp2),
+        ("expm1", np.expm1),
+    )
     yield "log sigmoid", lambda x: -np.logaddexp(-x, 0)
 
 
@@ -121,19 +132,68 @@ def _activation(got: Array, given: Array, activations: Mapping[str, Function]) -
 def fitted(got: Array, given: Array) -> str:
     """Return the name of a function with a number in it, where the number makes `got` of `given`."""
     one, two = given.ravel(), got.ravel()
-    low = one < 0
-    if one.size != two.size or not low.any() or low.all():
+    if one.size != two.size or got.dtype.kind != "f" or not np.isfinite(one).all() or len(np.unique(one)) < FEWEST:
         return ""
-    least = int(np.argmin(one))
-    slope = float(two[least] / one[least])
-    if 0 < slope < 1 and same(np.where(low, slope * one, one), two):
-        return f"leaky_relu with slope {slope:.4g}"
+    for name, function, number in _with_a_number(one.astype(np.float64), two):
+        if np.isfinite(number) and number > 0 and same(function(one, number), two):
+            return f"{name} {number:.4g}"
     return ""
+
+
+def _with_a_number(x: Array, y: Array) -> Iterator[tuple[str, Callable[[Array, float], Array], float]]:
+    """Yield functions with a number in them, and the number that one element tells."""
+    least, largest = int(np.argmin(x)), int(np.argmax(x))
+    near = int(np.argmin(np.abs(np.abs(x) - 1)))  # a size at which a function bends
+    low, high, middle = float(x[least]), float(x[largest]), float(x[near])
+    if low < 0 < high:
+        yield "leaky_relu with slope", lambda x, a: np.where(x > 0, x, a * x), float(y[least]) / low
+        yield "elu with alpha", lambda x, a: np.where(x > 0, x, a * np.expm1(x)), float(y[least] / np.expm1(low))
+    if middle:
+        share = float(y[near]) / middle
+        if 0 < share < 1:
+            yield "swish with beta", lambda x, b: x / (1 + np.exp(-b * x)), float(np.log(share / (1 - share)) / middle)
+    yield (
+        "softplus with beta",
+        lambda x, b: np.logaddexp(0, b * x) / b,
+        _root(lambda b: float(np.logaddexp(0, b * middle)) / b, float(y[near]), falls=True),
+    )
+    most = int(np.argmax(np.abs(x)))
+    bend = abs(float(x[most]))
+    yield (
+        "tanh up to",
+        lambda x, c: c * np.tanh(x / c),
+        _root(lambda c: c * float(np.tanh(bend / c)), abs(float(y[most])), falls=False),
+    )
+
+
+def _root(function: Callable[[float], float], wanted: float, *, falls: bool) -> float:
+    """Return the positive number at which a monotone function has a value; NaN where it has not."""
+    low, high = 1e-3, 1e3
+    ends = sorted((function(low), function(high)))
+    if not ends[0] < wanted < ends[1]:
+        return float("nan")
+    middle = low
+    for _ in range(200):
+        middle = (low * high) ** 0.5
+        if (function(middle) > wanted) == falls:
+            low = middle
+        else:
+            high = middle
+    return middle
 
 
 def over(axis: int) -> Iterator[tuple[str, Function]]:
     """Yield functions along an axis."""
     yield "softmax", lambda x: _softmax(x, axis)
+    yield "log_softmax", lambda x: np.log(_softmax(x, axis))
+    yield "L2 norm", lambda x: np.sqrt(np.square(x).sum(axis))
+    yield "L1 norm", lambda x: np.abs(x).sum(axis)
+    yield "division by the L2 norm", lambda x: x / np.sqrt(np.square(x).sum(axis, keepdims=True))
+    yield "division by the L1 norm", lambda x: x / np.abs(x).sum(axis, keepdims=True)
+    yield "variance", lambda x: x.var(axis)
+    yield "variance of n-1", lambda x: x.var(axis, ddof=1) if x.shape[axis] > 1 else x.var(axis)
+    yield "running sum", lambda x: np.cumsum(x, axis)
+    yield "running sum from the end", lambda x: np.flip(np.cumsum(np.flip(x, axis), axis), axis)
     yield "mean", lambda x: x.mean(axis)
     yield "sum", lambda x: x.sum(axis)
     yield "maximum", lambda x: x.max(axis)

@@ -18,19 +18,21 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.needed import needed
+from convert.programs.divergence.padding_rows import with_rows_filled
 from convert.programs.divergence.rerun import Change, Rerun
-from convert.programs.divergence.shared_values import SharedValues, same_numbers
+from convert.programs.divergence.shared_values import SharedValues, one_of, same_numbers
 from convert.programs.divergence.trials import Trial, after_in_source, trials
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TRIALS = 80  # values put in at an entry
 UNKNOWN = 14  # operations that may follow one another without a known result before a trial ends
-LONGEST = 12  # operations that a repair may stand for, on each side
+LONGEST = 16  # operations that a repair may stand for, on each side
 REPAIRS = 400  # entries of a program
 PLACES = 3  # lines at which repairs explain a difference; with more of them any two programs are made equal
 WORK = 10**9  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
+LAYERS = ("product", "convolution")
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,14 @@ def diverge(
     """
     source, target = (on_the_way(program, output) for program in (source, target))
     known = Knowledge(source, target, output, SharedValues(source, tolerance))
+    filled = known is not (known := with_rows_filled(known))
     # First, an operation that differs in a constant alone is replaced before anything confirms it: RoPE has eight of them in front
     # of the next value that the source has.
     for tentative in (True, False):
         search = _Search(known, lambda got: error(got) <= enough, tentative)
         found = search.run(error)
+        if filled and found is not None and found.proven:
+            found = _alone(target, found, known.goal, error, enough)
         if found is None or found.proven or not search.took_tentative:
             break
     if (
@@ -117,6 +122,20 @@ def diverge(
     at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
     kept = needed(target, known.goal, at, [one.change for one in found.repairs], error, enough)
     return replace(found, repairs=tuple(found.repairs[k] for k in kept))
+
+
+def _alone(
+    target: Program, found: Divergence, goal: Value, error: Callable[[Array], float], enough: float
+) -> Divergence | None:
+    """Return a divergence whose repairs restore the output without what was put into rows of padding; None if they do not."""
+    rerun = Rerun(target)
+    try:
+        for repair in found.repairs:
+            list(rerun.put(repair.change))
+    except ValueError:
+        return None
+    left = error(rerun.array(goal))
+    return replace(found, error=left) if left <= enough else None
 
 
 class _Search:
@@ -232,6 +251,7 @@ class _Search:
         """Run what follows a change; return whether known values follow it, and whether the run ended early."""
         known, goal = self.known, self.known.goal
         moved, unknown, present = set(change.values), 0, known.present()
+        lacking: set[Value] = set()
         confirmed = goal in change.values and self.equal(change.values[goal])
         try:
             for index, operation in rerun.put(change):
@@ -249,7 +269,9 @@ class _Search:
                 news = any(part.value not in present for parts, _ in found for part in parts)
                 news = shared and news and not all(known.known[v] for v in operation.results)
                 given = [k for at, k in change.operands if at == index]
-                confirmed = news and _is_evidence(operation, moved, given, rerun)
+                cut = kind_of(operation) == "part" and operation.operands[0] in lacking
+                confirmed = news and (cut or _is_evidence(operation, moved, given, rerun))
+                lacking |= {v for v, (_, is_known) in zip(operation.results, found, strict=True) if not is_known}
                 unknown += not shared
                 if unknown > UNKNOWN:
                     return False, True
@@ -318,7 +340,7 @@ def _is_local(repair: Repair, known: Knowledge) -> bool:
     mine, others = (
         [x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)
     )
-    if (mine or others) and not _same_kernel(mine, others) and not _same_leaf(mine, others, known):
+    if (mine or others) and not _same_kernel(mine, others) and not _same_leaves(one, two, known):
         return False
     theirs = _parameters(two)
     if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
@@ -334,15 +356,20 @@ def _same_kernel(one: Sequence[Operation], two: Sequence[Operation]) -> bool:
     return same_numbers(_parameters(one)[0].array, _parameters(two)[0].array)
 
 
-def _same_leaf(one: Sequence[Operation], two: Sequence[Operation], known: Knowledge) -> bool:
-    """Whether both are one product with the same parameter, which the code of either may turn or scale before."""
-    if len(one) != 1 or len(two) != 1 or {kind_of(x) for x in (*one, *two)} != {"product"}:
+def _same_leaves(one: Sequence[Operation], two: Sequence[Operation], known: Knowledge) -> bool:
+    """Whether both apply the same parameters, which the code of either may turn, scale, norm or take apart before.
+
+    A convolution may be a sum of shifted products in the other.
+    """
+    if sum(kind_of(x) in LAYERS for x in one) > 1 or sum(kind_of(x) in LAYERS for x in two) > 1:
         return False
-    ours, theirs = ({leaf for v in _parameters(x) for leaf in v.leaves} for x in (one, two))
-    if len(ours) != 1 or len(theirs) != 1:
+    ours, theirs = (sorted({leaf for v in _parameters(x) for leaf in v.leaves}) for x in (one, two))
+    if not ours or len(ours) != len(theirs):
         return False
-    (mine,), (other,) = ours, theirs
-    return same_numbers(known.target.parameters[mine].array, known.source.parameters[other].array)
+    mine = [known.target.parameters[leaf].array for leaf in ours]
+    others = [known.source.parameters[leaf].array for leaf in theirs]
+    pairs = ((mine, others), (others, mine))
+    return all(all(any(one_of(x, y) for y in b) for x in a) for a, b in pairs)
 
 
 def _parameters(operations: Sequence[Operation]) -> list[Value]:

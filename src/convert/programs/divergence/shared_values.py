@@ -57,6 +57,14 @@ def same_numbers(one: Array, two: Array) -> bool:
     return bool(np.allclose(a, b, rtol=1e-6, atol=1e-9 * float(np.abs(a).max())))
 
 
+def one_of(one: Array, two: Array) -> bool:
+    """Whether two parameters hold the same numbers, or one those at an index of the other's first axis."""
+    small, large = sorted((one, two), key=lambda x: x.size)
+    if small.size == large.size:
+        return same_numbers(small, large)
+    return large.ndim > 1 and any(x.size == small.size and same_numbers(small, x) for x in large)
+
+
 def slices(array: Array) -> Iterator[tuple[int, Iterator[Array]]]:
     """Yield each short axis with the arrays at its indices."""
     if array.ndim < 2:

@@ -33,6 +33,7 @@ from convert.programs.divergence.details import (
     mask_difference,
     moved_indices,
     other_beside,
+    other_indices,
     other_parameters,
     other_pool_padding,
     other_pooling,
@@ -56,6 +57,7 @@ from convert.programs.divergence.tables import (
     shifted_tables,
 )
 from convert.programs.divergence.windows import FLIPPED, PADDING, TRANSPOSED, other_padding, other_windows
+from convert.programs.divergence.words import REDUCED as REDUCED_BY
 from convert.programs.divergence.words import Words, arithmetic, names_of, places, scalar
 from convert.programs.program import Operation, Program, Value
 
@@ -63,6 +65,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ORDER = "elements in another order"
 CONSTANT = "another constant"
 OTHER = "another computation"
+REDUCED = "reduction over another axis"
 OPERAND, AXES = "another operand", "axes exchanged"
 LARGEST = "another number of largest values"
 BY_RULES = (
@@ -76,6 +79,15 @@ BY_RULES = (
     FLIPPED,
     TRANSPOSED,
 )  # what wrong rules give, too
+
+
+UNCLEAR = (OTHER, PART)  # alone; also a place or an order beside another name: one fault shows at several places
+
+
+def is_clear(name: str) -> bool:
+    """Whether a name says what is wrong, or only that something is."""
+    names = name.split(" and ")
+    return not (set(names) & set(UNCLEAR) or (len(names) > 1 and set(names) & {OPERAND, ORDER, AXES}))
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,8 @@ def named(
             continue  # the next step of a loop
         seen.add(what)
         name, problem = _describe(repair, ours, theirs, activations, training)
-        if name == PART and (which := other_selection(repair, ours, theirs)) and which not in problem:
-            problem = f"{problem}; {which}"
+        if name in UNCLEAR and (which := other_selection(repair, ours, theirs)) and which not in problem:
+            name, problem = PART, f"{problem}; {which}"
         lines = {one.where for one in repair.target} or {one.where for one in repair.source}
         described.setdefault((name, min(lines, default="")), (repair, name, problem))
     chosen = list(described.values())
@@ -141,7 +153,7 @@ def named(
     problem = "; ".join(problems[:2] if not counted else problems) + (
         f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
     )
-    by_rules = all(one in BY_RULES for one in names) or any(map(_of_layers, divergence.repairs))
+    by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, divergence.repairs))
     return Named(name, problem, _fix(divergence.repairs[0]), by_rules)
 
 
@@ -272,7 +284,7 @@ def _describe(
         )
     if function := two_functions(repair, activations):
         return function, f"{sentence}: {function}"
-    if other := other_parameters(repair, ours, theirs):
+    if other := other_indices(repair) or other_parameters(repair, ours, theirs):
         return other[0], f"{sentence}; {other[1]}"
     one, two = (_steps(x) for x in (repair.target, repair.source))
     if [kind for kind, _ in one] == [kind for kind, _ in two]:
@@ -315,10 +327,42 @@ def _describe(
             longer = repair.source if many is their_kinds else repair.target
             joins = any(kind_of(one) == "join" and any(v.of_parameters for v in one.operands) for one in longer)
             moves = not joins and not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
-            return (PART if moves else name), sentence
+            convolves = all("convolution" in x for x in (kinds, their_kinds))  # one side cuts what both compute
+            return (PADDING if moves and convolves else PART if moves else name), sentence
     if "resize" in (*kinds, *their_kinds):
         return "another interpolation", sentence
-    return by_functions(repair, activations) or OTHER, sentence
+    if functions := by_functions(repair, activations):
+        return functions, sentence
+    if over := _other_axes(repair):
+        return REDUCED, f"{sentence}; {over}"
+    first = [arithmetic(x)[:1] for x in (repair.target, repair.source)]
+    if all(kind_of(one[0]) == "part" for one in first if one) and _steps(first[0]) == _steps(first[1]):
+        taken = [words.chain(one) for words, one in zip((ours, theirs), first, strict=True)]
+        if taken[0] != taken[1]:
+            return PART, sentence
+    return OTHER, sentence
+
+
+def _other_axes(repair: Repair) -> str:
+    """Say over which axis the first reduction of each side goes, where both are given one value laid out alike, and it differs."""
+    if not any(x.shape == y.array.shape and same(x, y.array) for x in repair.given for y in repair.source_operands):
+        return ""
+    found = []
+    for operations in (repair.target, repair.source):
+        one = next((one for one in operations if kind_of(one) in ("sum", "mean", "largest", "softmax", "var")), None)
+        given = (
+            None
+            if one is None
+            else next((one.settings[k] for k in REDUCED_BY if one.settings.get(k) is not None), None)
+        )
+        if one is None or given is None:
+            return ""
+        rank = one.operands[0].array.ndim
+        found.append(sorted(k % rank for k in (given if isinstance(given, list | tuple) else [given])))
+    if found[0] == found[1]:
+        return ""
+    said = [", ".join(map(str, x)) for x in found]
+    return f"the target reduces axis {said[0]}, and the JAX model axis {said[1]}"
 
 
 def _made_at(repair: Repair, ours: Words) -> list[Operation]:
@@ -358,6 +402,8 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
         which = ""
         if len(values[0]) == len(values[1]) == 1:
             (mine,), (other,) = values
+            if numbers := _masked_with(mine, other, ours, theirs):
+                return CONSTANT, f"{sentence}; {numbers}"
             which = selection((mine, mine.array), (other, other.array), ours, theirs)
         return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}{which and f'; {which}'}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
@@ -379,6 +425,16 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
     if len(repair.given) > 1 and all(any(x.shape == y.shape and same(x, y) for y in others) for x in repair.given):
         return EXCHANGED, f"{sentence}; the same values, put together in another way"
     return ORDER, f"{sentence}; the elements are in another order"
+
+
+def _masked_with(one: Value, two: Value, ours: Words, theirs: Words) -> str:
+    """Say with which numbers the two sides mask; empty where they do not, or with the same."""
+    made = [words.producer.get(root(x, words.producer)) for words, x in ((ours, one), (theirs, two))]
+    numbers = [scalar(x) if x is not None and kind_of(x) == "mask" else None for x in made]
+    if None in numbers or numbers[0] == numbers[1]:
+        return ""
+    said = [f"{number:g}{places([x])}" for number, x in zip(numbers, made, strict=True) if x is not None]
+    return f"what is hidden is {said[0]} in the target, and {said[1]} in the JAX model"
 
 
 def _line(operations: Sequence[Operation]) -> str:

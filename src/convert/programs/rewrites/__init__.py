@@ -4,6 +4,8 @@
 `residual` to the other side of the addition of a residual; `rows` takes other rows of a table, and `copies`
 repeats heads in another order; `states` gives the states of a recurrence on, `first_states` begins it otherwise,
 `given_out` joins those in front of the steps, or behind them, and `gates` moves its gates; `direction` turns loops round;
-`exchange` gives parts of a value, and what is joined, for each other, and `order` runs operations of a chain (`segments`) in another order. `factors` moves a
+`exchange` gives parts of a value, what is joined, and the states of a loop, for each other, and `order` runs operations of a chain (`segments`) in another order. `axes` exchanges axes
+and splits one into its parts in another order, `paddings` pads convolutions otherwise, and `shared` uses a value again that the target
+computes anew. `factors` moves a
 scale between weights and code, which changes no output. May import `divergence`.
 """

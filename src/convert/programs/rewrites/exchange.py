@@ -13,8 +13,10 @@ from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line
 
+STATES = "states exchanged"
+FEWEST = 3  # steps of a loop
 EXCHANGED, JOINED = "parts exchanged", "parts joined in another order"
 IN_THE_RULE = "or, if both are right, say both orders in the rule of the layer with `concatenated`"
 MOST_PARTS = 4  # of one value
@@ -57,14 +59,15 @@ def exchange(target: Program, goal: Goal) -> Rewrite | None:
             error = goal.error(rerun.array(program.outputs[goal.output]))
             if error <= goal.enough:
                 return _rewrite(together[0], order, error)
-    return _joined(program, goal, runs)
+    return _joined(program, goal, runs) or _of_a_loop(program, goal)
 
 
 def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
     """Return the order of what the same line joins that restores the output."""
     by_line: dict[tuple[str, int], list[int]] = {}
     for at, one in enumerate(program.operations):
-        if kind_of(one) == "join" and 1 < len(one.operands) <= MOST_PARTS and all(v.data for v in one.operands):
+        told = all(v.data or v.leaves for v in one.operands) and any(v.data for v in one.operands)
+        if kind_of(one) == "join" and 1 < len(one.operands) <= MOST_PARTS and told:
             by_line.setdefault((one.where, len(one.operands)), []).append(at)
     for (where, n), together in by_line.items():
         for order in _orders(n):
@@ -92,6 +95,52 @@ def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
                     f"join them in this order at {where}, or correct the reference; {IN_THE_RULE}",
                     error,
                 )
+    return None
+
+
+def _of_a_loop(program: Program, goal: Goal) -> Rewrite | None:
+    """Return two states of a loop that the next step takes for each other."""
+    lines: dict[tuple[str, str, str], list[int]] = {}
+    for at, one in enumerate(program.operations):
+        if len(one.results) == 1 and one.results[0].data and one.results[0].array.dtype.kind == "f":
+            lines.setdefault((one.name, one.where, one.module), []).append(at)
+    users: dict[Value, list[tuple[int, int]]] = {}
+    for at, one in enumerate(program.operations):
+        for k, v in enumerate(one.operands):
+            users.setdefault(v, []).append((at, k))
+    loops = [at for at in lines.values() if len(at) >= FEWEST]
+    second = {
+        n: min(at[1] for at in loops if len(at) == n) for n in {len(at) for at in loops}
+    }  # where the next step begins
+    carried = [
+        at
+        for at in loops
+        if any(second[len(at)] <= place < at[1] for place, _ in users.get(program.operations[at[0]].results[0], ()))
+    ]
+    pairs = [(one, two) for one, two in itertools.combinations(carried, 2) if len(one) == len(two)]
+    for runs, ((here, there), outside) in enumerate(itertools.product(pairs, (False, True))):
+        results = [[program.operations[at].results[0] for at in series] for series in (here, there)]
+        if results[0][0].array.shape != results[1][0].array.shape or runs >= MOST_RUNS:
+            continue
+        last = len(program.operations) if outside else max(here[-1], there[-1])
+        earlier: dict[tuple[int, int], Value] = {}
+        for x, y, *steps in zip(*results, here, there, strict=True):
+            for value, other in ((x, y), (y, x)):
+                earlier |= {at: other for at in users.get(value, ()) if max(steps) < at[0] <= last}
+        rerun = Rerun(program)
+        try:
+            list(rerun.put(Change(earlier=earlier)))
+        except ValueError:  # an operation does not take the other one
+            continue
+        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+            places = [line(program.operations[series[0]]) for series in (here, there)]
+            problem = (
+                f"a step of the target takes the values of {places[0]} and {places[1]} of the step before for each other; the outputs "
+                "are equal with the two exchanged"
+            )
+            return Rewrite(
+                STATES, problem, "exchange the two where a step is given them, or correct the reference", error
+            )
     return None
 
 

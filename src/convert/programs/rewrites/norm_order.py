@@ -43,6 +43,12 @@ class Chain:
         return sorted({leaf for segment in self.norm for leaf in segment.leaves})
 
     @property
+    def commutes(self) -> bool:
+        """Whether its place does not matter: RoPE does not change the length of a vector, and there are no weights."""
+        own = any("layer_norm" in one.name or kind_of(one) == "subtract" for x in self.norm for one in x.operations)
+        return not self.leaves and not own
+
+    @property
     def family(self) -> tuple[str, ...]:
         """Names of the norm's parameters without numbers: equal in all layers."""
         return tuple(NUMBER.sub("#", leaf) for leaf in self.leaves)
@@ -52,7 +58,7 @@ def norm_order(target: Program, goal: Goal) -> Rewrite | None:
     """Return the norms that restore the output on the other side of RoPE: all of queries and keys, or those of one alone."""
     program = on_the_way(target, goal.output)
     chains = _chains(program)
-    families = list(dict.fromkeys(chain.family for chain in chains))
+    families = list(dict.fromkeys(chain.family for chain in chains if not chain.commutes))
     for chosen in (families, *([one] for one in families if len(families) > 1)):
         moved = [chain for chain in chains if chain.family in chosen]
         if not moved or len({chain.behind for chain in moved}) > 1:

@@ -19,6 +19,7 @@ from convert.programs.rewrites.segments import LAYERS, Segment, computed_by, seg
 Array = np.ndarray[Any, np.dtype[Any]]
 MOVED = "operations in another order"
 MOST = 12  # segments of a chain in which one is moved
+REDUCES = {"sum", "mean", "largest", "softmax"}
 EXACT = 1e-9  # relative error up to which a value is one of the source's
 
 
@@ -49,7 +50,10 @@ def _rewrite(program: Program, chain: Sequence[Segment], at: int, to: int, error
     words = Words(program.operations, names_of(program))
 
     def does(segments: Sequence[Segment]) -> tuple[str, str]:
-        operations = arithmetic([one for each in segments for one in each.operations])
+        every = [one for each in segments for one in each.operations]
+        operations = arithmetic(every)
+        if not operations:
+            return f"lays it out as {list(every[-1].results[0].array.shape)}", places(every)
         return words.chain(operations), places(operations)
 
     one, two = (chain[at : at + 1], chain[at + 1 : to + 1]) if at < to else (chain[to:at], chain[at : at + 1])
@@ -65,7 +69,7 @@ def _chains(program: Program) -> Iterator[tuple[Segment, ...]]:
     ends = {v: None for one in program.operations if kind_of(one) in LAYERS for v in one.data}
     for end in (*ends, *program.outputs.values()):
         found = segments_to(end, program, order_of, MOST)
-        while found and found[-1].kinds <= {LAYOUT}:
+        while found and found[-1].kinds <= {LAYOUT} and not any(one.kinds & REDUCES for one in found):
             found.pop()
         if len(found) > 1:
             yield tuple(found)
@@ -77,11 +81,27 @@ def _lines(chain: Sequence[Segment]) -> tuple[Any, ...]:
 
 
 def _moves(chain: Sequence[Segment]) -> list[tuple[int, int]]:
-    """Return the ways to move a segment to the place of another, the shortest first; only past what computes something."""
+    """Return the ways to move a segment to the place of another, the shortest first.
+
+    Past a layout alone, only what puts features together moves, and only where an axis is split: a norm of each head, or of all.
+    """
     n, computes = len(chain), [not one.kinds <= {LAYOUT} for one in chain]
     ways = [(at, to) for at in range(n) for to in range(n) if at != to and to != at - 1]  # the latter is (to, at)
-    ways = [(at, to) for at, to in ways if computes[at] and any(computes[k] for k in _passed(at, to))]
+    reduces = [bool(one.kinds & REDUCES) for one in chain]
+    ways = [
+        (at, to)
+        for at, to in ways
+        if computes[at]
+        and (
+            any(computes[k] for k in _passed(at, to)) or (reduces[at] and _splits([chain[k] for k in _passed(at, to)]))
+        )
+    ]
     return sorted(ways, key=lambda way: abs(way[0] - way[1]))
+
+
+def _splits(layouts: Sequence[Segment]) -> bool:
+    """Whether these give the elements another number of axes."""
+    return layouts[0].before.array.ndim != layouts[-1].after.array.ndim
 
 
 def _passed(at: int, to: int) -> range:

@@ -100,7 +100,7 @@ def _idle(target: Program, reference: Reference) -> frozenset[str]:
 
 def compared(site: Site, reference: Reference, source: Program, target: Program, name: str) -> OtherOperation:
     """Compare the records of both models on the way to an output."""
-    from convert.programs.divergence.wording import OTHER
+    from convert.programs.divergence.wording import OTHER, is_clear
     from convert.programs.rewrites.factors import with_factors_of
     from convert.programs.rewrites.rope import PAIRS, rope
     from convert.programs.rewrites.rows import rows
@@ -117,6 +117,9 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
     if (rewrite := _in_other_places(site, reference, source, target, name)) is not None:
         return OtherOperation(rewrite, order=True)
     outcome = _compared(site, source, target, name)
+    unclear = outcome.explanation is None or not is_clear(outcome.explanation.name)
+    if unclear and (rewrite := _where_unclear(site, source, target, name)) is not None:
+        return OtherOperation(rewrite, order=True)
     if outcome.explanation is None or OTHER in outcome.explanation.name:
         for one, made in turned:
             behind = _compared(site, source, made, name)
@@ -224,6 +227,16 @@ def _in_other_places(
         goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
         found = next((one for one in (residual(target, goal) for goal in goals) if one is not None), None)
     return _explained(found)
+
+
+def _where_unclear(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
+    """Return what explains a difference at once that the comparison of operations explains in parts, or not at all."""
+    from convert.programs.rewrites.axes import axes
+    from convert.programs.rewrites.paddings import paddings
+    from convert.programs.rewrites.shared import shared
+
+    goal = _goal(site, source, name)
+    return _explained(shared(source, target, goal) or paddings(target, goal) or axes(source, target, goal))
 
 
 def _goal(site: Site, source: Program, name: str) -> Goal:

@@ -1,6 +1,6 @@
 """How the target's code calls torch and its libraries: each search runs the whole model with other calls.
 
-recurrent.py turns sequences and exchanges states of torch's recurrent layers, choice.py takes another number of largest values,
+recurrent.py turns sequences, leaves out their padding and exchanges states of torch's recurrent layers, choice.py takes another number of largest values,
 other_module.py calls modules that the target never calls. `other_call` runs all; they import torch, so it imports them where it runs.
 """
 

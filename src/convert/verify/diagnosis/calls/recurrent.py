@@ -1,12 +1,14 @@
-"""Search for another way to call torch's recurrent layers: with their states exchanged, or a sequence turned round."""
+"""Search for another way to call torch's recurrent layers: states exchanged, a sequence turned round, or its padding left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from convert.programs.rewrites.direction import REVERSED
 from convert.references.protocol import Reference
@@ -15,14 +17,17 @@ from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again
 
+Array = np.ndarray[Any, np.dtype[Any]]
 EXCHANGED = "states exchanged"
+PADDED, PACKED = "padding read by the recurrence", "padding not read by the recurrence"
 
 
 def other_states(site: Site, reference: Reference) -> Search:
-    """Run the whole model with the states of an LSTM exchanged, and with the sequence that a layer reads or gives reversed."""
+    """Run the whole model with other calls of a recurrent layer, or of all."""
     layers = {name: module for name, module in site.module.named_modules() if isinstance(module, torch.nn.RNNBase)}
+    lengths = dict(_lengths(site.evidence.inputs))
     for name, layer in layers.items():
-        for mistake, problem, change in _calls(name, layer):
+        for mistake, problem, change in (*_calls(name, layer), *_padding(name, layer, list(layers.values()), lengths)):
             try:
                 with change:
                     error = site.error(run_again(site, reference))
@@ -31,7 +36,7 @@ def other_states(site: Site, reference: Reference) -> Search:
             if error <= site.enough:
                 fix = f"correct the code around {name}, or the JAX model"
                 return Search(Explanation(mistake, problem, site.rule(name), fix, error))
-    return Search(ruled_out=(EXCHANGED, REVERSED) if layers else ())
+    return Search(ruled_out=(EXCHANGED, REVERSED, *([PADDED] if lengths else [])) if layers else ())
 
 
 def _calls(name: str, layer: torch.nn.RNNBase) -> Iterator[tuple[str, str, AbstractContextManager[None]]]:
@@ -54,6 +59,76 @@ def _calls(name: str, layer: torch.nn.RNNBase) -> Iterator[tuple[str, str, Abstr
     yield REVERSED, problem.format("gives"), _hooked(layer, None, turned)
     yield REVERSED, problem.format("is given"), _hooked(layer, turned, None)
     yield REVERSED, problem.format("is given and gives"), _hooked(layer, turned, turned)
+
+
+def _lengths(inputs: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """Yield the inputs that may say how long each sequence is: as numbers, or as a mask that begins with ones."""
+    for name, x in inputs.items():
+        if x.ndim == 1 and x.dtype.kind in "iu" and x.size and x.min() > 0:
+            yield name, x
+        if x.ndim == 2 and x.dtype.kind in "biu" and set(np.unique(x)) <= {0, 1}:
+            counts = x.sum(1)
+            if counts.min() > 0 and (x.astype(bool) == (np.arange(x.shape[1]) < counts[:, None])).all():
+                yield name, counts
+
+
+def _padding(
+    name: str, layer: torch.nn.RNNBase, every: Sequence[torch.nn.RNNBase], lengths: Mapping[str, Array]
+) -> Iterator[tuple[str, str, AbstractContextManager[None]]]:
+    """Yield the calls in which a layer, or each, reads no padding, or all of it."""
+    for key, counts in lengths.items():
+        for layers in ([layer], *([every] if len(every) > 1 and layer is every[0] else [])):
+            of = name if len(layers) == 1 else "each recurrent layer"
+            problem = (
+                f"{of} reads its input up to the end; the outputs are equal when it reads as many steps as {key} says"
+            )
+            yield PADDED, problem, _all(_packed(one, counts) for one in layers)
+    problem = f"{name} leaves padding out; the outputs are equal when it reads all steps"
+    yield PACKED, problem, _unpacked(layer)
+
+
+@contextmanager
+def _all(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _packed(layer: torch.nn.RNNBase, counts: Array) -> AbstractContextManager[None]:
+    """Let a layer read as many steps of each sequence as these counts say."""
+    time = 1 if layer.batch_first else 0
+    steps: list[int] = []
+
+    def given(x: Any, *states: Any) -> tuple[Any, ...]:
+        if isinstance(x, PackedSequence) or x.shape[1 - time] != len(counts) or x.shape[time] < counts.max():
+            raise ValueError("not a batch of these sequences")
+        steps.append(x.shape[time])
+        known = torch.as_tensor(counts.astype(np.int64))
+        return pack_padded_sequence(x, known, batch_first=layer.batch_first, enforce_sorted=False), *states
+
+    def made(x: PackedSequence, *states: Any) -> tuple[Any, ...]:
+        whole, _ = pad_packed_sequence(x, batch_first=layer.batch_first, total_length=steps.pop())
+        return whole, *states
+
+    return _hooked(layer, given, made)
+
+
+def _unpacked(layer: torch.nn.RNNBase) -> AbstractContextManager[None]:
+    """Let a layer read the padding, too."""
+    counts: list[torch.Tensor] = []
+
+    def given(x: Any, *states: Any) -> tuple[Any, ...]:
+        if not isinstance(x, PackedSequence):
+            raise TypeError("not packed")
+        whole, known = pad_packed_sequence(x, batch_first=layer.batch_first)
+        counts.append(known)
+        return whole, *states
+
+    def made(x: torch.Tensor, *states: Any) -> tuple[Any, ...]:
+        return pack_padded_sequence(x, counts.pop(), batch_first=layer.batch_first, enforce_sorted=False), *states
+
+    return _hooked(layer, given, made)
 
 
 @contextmanager
