@@ -344,7 +344,7 @@ def _describe(
 
 
 def _other_axes(repair: Repair) -> str:
-    """Say over which axis the first reduction of each side goes, where both are given one value laid out alike, and it differs."""
+    """Say over which axis the first reduction of each side goes, where both are given one value in one layout, and it differs."""
     if not any(x.shape == y.array.shape and same(x, y.array) for x in repair.given for y in repair.source_operands):
         return ""
     found = []

@@ -46,8 +46,8 @@ def paddings(target: Program, goal: Goal) -> Rewrite | None:
     runs = 0
     for where, reads in lines.items():
         both = reads[0].low[0] + reads[0].high[0]
-        alike = all(len(set(one.low)) == len(set(one.high)) == 1 and one.low == reads[0].low for one in reads)
-        if not alike or not 0 < both <= MOST:
+        same = all(len(set(one.low)) == len(set(one.high)) == 1 and one.low == reads[0].low for one in reads)
+        if not same or not 0 < both <= MOST:
             continue
         for low in (k for k in range(both + 1) if k != reads[0].low[0]):
             if runs >= MOST_RUNS:
