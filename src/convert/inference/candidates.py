@@ -348,7 +348,7 @@ class Context:
             level = []
             for at, user in users:
                 if user.name in SPLITS and user.settings.get("dim", 0) % at.array.ndim == axis % at.array.ndim:
-                    start = user.settings.get("start", 0) if user.name == "slice" else 0
+                    start = (user.settings.get("start") or 0) % size if user.name == "slice" else 0
                     ends = accumulate(result.array.shape[axis] for result in user.results)
                     bounds |= {start, *(start + end for end in ends)}
                 elif (made := user.results[0]).array.shape == at.array.shape or (

@@ -129,7 +129,8 @@ class Split(torch.nn.Module):
         self.three, self.four = torch.nn.Linear(at, 2), torch.nn.Linear(F - at, 2, bias=False)
 
     def forward(self, x: Any) -> Any:
-        v, u = self.two(torch.tanh(self.one(x))).split([F - self.at, self.at], -1)
+        y = self.two(torch.tanh(self.one(x)))
+        v, u = y[..., : -self.at], y[..., -self.at :]
         return self.three(torch.tanh(u)) + self.four(torch.sigmoid(v))
 
 
