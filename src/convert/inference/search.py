@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from convert.inference.proposals import convolutions, elementwise, others, own, 
 from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.replay import Replay
+from convert.inference.segments import LEVELS, Failure, Level, Segment, Solution, Ways
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value
 
@@ -34,23 +35,6 @@ PROPOSE = {
     Role.OTHER: others.any_leaf,
 }
 
-
-class Level(NamedTuple):
-    """How much is tried, and how soon it is refuted.
-
-    Attributes:
-        proposals: `Context.level`.
-        attention: whether the products of attention must be values of the source.
-        strict: whether what a scale or bias gives must be one even where it meets none. Where two layers meet the same data, the
-            wrong one is refuted at the norm behind it, and not by every parameter that the norm may have.
-    """
-
-    proposals: int
-    attention: bool
-    strict: bool = False
-
-
-LEVELS = (Level(0, True, strict=True), Level(0, True), Level(0, False), Level(1, True), Level(2, False))
 MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
@@ -58,74 +42,6 @@ WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 60  # behind a difference
 REMEMBERED = 4  # sets of solutions of segments that begin with the same operations
-
-
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """One way through a segment.
-
-    Attributes:
-        begin, end: operations of the target, `end` is not run.
-        choices: what became known.
-        values: of data that the segment computed.
-    """
-
-    begin: int
-    end: int
-    choices: tuple[Choice, ...]
-    values: dict[Value, Array]
-
-
-@dataclass(eq=False)
-class Segment:
-    """A segment of the target between two values that both programs have.
-
-    Attributes:
-        begin: its first operation.
-        solutions: all that were found; `chosen` is the one that led to the outputs.
-        level: one of `LEVELS`.
-        tried: how many candidates.
-        refuted: operation of the target -> how many candidates ended there.
-    """
-
-    begin: int
-    solutions: list[Solution]
-    level: Level
-    tried: int
-    refuted: dict[int, int]
-    chosen: int = 0
-    exact: bool = True
-
-    @property
-    def solution(self) -> Solution:
-        """The solution that is followed."""
-        return self.solutions[self.chosen]
-
-
-@dataclass(frozen=True)
-class Ways:
-    """The solutions of a segment, told apart so that another layer's are recognised.
-
-    Attributes:
-        level: as one of `LEVELS`.
-        signatures: of the choices of each solution, in order.
-    """
-
-    level: Level
-    signatures: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(eq=False)
-class Failure:
-    """The deepest operation at which everything was refuted.
-
-    Attributes:
-        index: of the target's operation, or how many there are, for the outputs.
-        problem: what did not fit.
-    """
-
-    index: int = -1
-    problem: str = ""
 
 
 @dataclass(eq=False)
@@ -158,7 +74,7 @@ class Search:
         self.context = Context(self.source, self.replay, self.used, self._origins)
         self._cells = Cells(self.context)
         self._progress = self._start = 0
-        self._loose = self._strict = False
+        self._loose = self._strict = self._hindered = False
         self._ways: dict[Any, list[Ways]] = {}
         self._wanted: tuple[tuple[Any, ...], ...] = ()
         self._order = self.target.operations
@@ -248,12 +164,16 @@ class Search:
         """Return the segment that begins at an operation, with all its solutions at the first of the levels that has one."""
         self._near = self.context.near
         self._start = self.tried
-        ways = [] if self.guessing else self._ways.setdefault(self._code(at), [])
+        ways = [] if self.guessing else self._ways.setdefault(self.code(at), [])
         for known in ways:
             segment = self._found(at, known.level, known.signatures) if known.level in levels else None
             if segment is not None and len(segment.solutions) == len(known.signatures):
                 return segment
+        before: Level | None = None
         for level in levels[1:] if self.guessing and levels is LEVELS else levels:
+            if before is not None and before.proposals == level.proposals and not self._hindered:
+                continue  # the same candidates would be refuted again
+            before = level
             segment = self._found(at, level)
             if level.strict:
                 self._start = self.tried
@@ -277,7 +197,7 @@ class Search:
         before = self.tried
         self._limit = self.tried + (GUESSES if self.guessing else BUDGET)
         self._refuted: dict[int, int] = {}
-        self._begin = at
+        self._begin, self._hindered = at, False
         solutions = list(itertools.islice(self._walk(at, []), 1 if self.guessing else MAX_SOLUTIONS))
         if not solutions:
             return None
@@ -291,6 +211,7 @@ class Search:
         for self.context.level in (0, 1):
             self._limit = self.tried + GUESSES
             found += itertools.islice(self._walk(at, []), GUESSES)
+            self.context.near = self._near  # what was tried moved it
             if any(solution.choices for solution in found):
                 break
         self._loose = False
@@ -316,7 +237,7 @@ class Search:
     def _signatures(self, choices: Sequence[Choice]) -> tuple[Any, ...]:
         return tuple(self._signature(choice.candidate) for choice in choices)
 
-    def _code(self, at: int) -> Any:
+    def code(self, at: int) -> Any:
         """Return what an operation has in common with the same one in another layer."""
         if at == len(self._order):
             return None
@@ -367,6 +288,7 @@ class Search:
                     yield from self._carried(at, choices, factor)
                     return
                 if self._early and choices and not sides and not self._pairs(operation, results[0]):
+                    self._hindered = True
                     self._refute(at, "no product of two values of the source has this result")
                     return
             at += 1
@@ -488,6 +410,7 @@ class Search:
             if not candidate.pieces:
                 continue
             if self.tried > self._limit or self._stuck:
+                self._hindered |= self._strict and self._stuck  # what comes next may try as many again
                 break
             if candidate.key in seen:
                 continue
@@ -510,11 +433,14 @@ class Search:
                 self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) == len(wanted):
                 break
-        strict = self.context.level == 0 and role in (Role.SCALE, Role.SHIFT)
-        if strict and (
-            self._strict or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
-        ):  # of fused layers each part is a value of the source, not the whole
-            rest = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
+        if self.context.level == 0 and role in (Role.SCALE, Role.SHIFT):
+            fused = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
+            met = len(fused) == len(rest) or self.source.has(
+                self.replay.value(operation.data[0]), self.context.tolerance
+            )
+            self._hindered |= self._strict and not met
+            if self._strict or met:  # of fused layers each part is a value of the source, not the whole
+                rest = fused
         chosen = good if good and role is not Role.PRODUCT else good + rest
         self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)
         if not chosen:

@@ -32,10 +32,14 @@ def _powers(x: Array) -> tuple[Array, Array]:
 
 def fingerprint(array: Array) -> tuple[Array, Array]:
     """Return the sums over all elements, [5], and their scales, [5]."""
-    x = np.asarray(array, np.float64).ravel()
-    with np.errstate(all="ignore"):
-        addends, sizes = _powers(x)
-        return addends.sum(1), sizes.sum(1) + TINY
+    x, total = np.asarray(array, np.float64).ravel(), np.add.reduce
+    with np.errstate(all="ignore"):  # as `_powers`, whose array of ten rows would take most of the time
+        size, square = np.abs(x), x * x
+        above = 1 + square
+        first, third = total(size), total(square)
+        sums = [first, total(x), third, total(x * square), total(x / above)]
+        scales = [first, first, third, total(size * square), total(size / above)]
+        return np.array(sums), np.array(scales) + TINY
 
 
 def per_size(sums: Array, scales: Array) -> tuple[Array, Array]:
@@ -77,19 +81,22 @@ class ValueTable(Generic[T]):
 
     def add(self, array: Array, item: T) -> None:
         """Add a value."""
-        self._rows.append(self._sums(array)[0])
+        self._rows.append(self.sums(array)[0])
         self._items.append(item)
         self._matrix = None
 
     def find(self, array: Array) -> Sequence[T]:
         """Return the items of the values that hold the same numbers, in the order in which they were added."""
+        return self.find_sums(*self.sums(array)) if self._rows else []
+
+    def find_sums(self, sums: Array, scales: Array) -> Sequence[T]:
+        """Return the same for the sums of a value, which tables that differ in nothing but their values share."""
         if not self._rows:
             return []
         if self._matrix is None:
             self._matrix = np.stack(self._rows)
             self._order = np.argsort(self._matrix[:, 0], kind="stable")
             self._first = self._matrix[self._order, 0]
-        sums, scales = self._sums(array)
         with np.errstate(all="ignore"):
             allowed = self.tolerance * scales
             low, high = np.searchsorted(self._first, (sums[0] - allowed[0], sums[0] + allowed[0]), side="left")
@@ -97,6 +104,7 @@ class ValueTable(Generic[T]):
             same = (np.abs(self._matrix[near] - sums) <= allowed).all(1)
         return [self._items[k] for k in near[same]]
 
-    def _sums(self, array: Array) -> tuple[Array, Array]:
+    def sums(self, array: Array) -> tuple[Array, Array]:
+        """Return the sums of a value, and their scales."""
         with np.errstate(all="ignore"):
             return per_size(*fingerprint(array)) if self._repeated else fingerprint(array)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.search import LEVELS, Level, Search, Solution
+from convert.inference.search import Search
+from convert.inference.segments import LEVELS, Level, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -10,7 +10,8 @@ import numpy as np
 
 from convert.inference.candidates import Choice, Piece, Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
-from convert.inference.search import Search, Segment, Solution
+from convert.inference.search import Search
+from convert.inference.segments import Segment, Solution
 from convert.inference.sites import Meeting, role_of, site_of
 from convert.programs.program import Value
 

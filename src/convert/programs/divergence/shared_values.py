@@ -92,7 +92,8 @@ class SharedValues:
         array = visible(array)
         if not tells(array):
             return ()
-        found = tuple(self._whole.find(array)) or tuple(self._stacked().find(array))
+        sums = self._whole.sums(array)
+        found = tuple(self._whole.find_sums(*sums)) or tuple(self._stacked().find_sums(*sums))
         return found or next(self._taken_apart(array), ())
 
     def _stacked(self) -> ValueTable[Part]:

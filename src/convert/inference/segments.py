@@ -1,0 +1,99 @@
+"""What the search finds: segments of the target between two values that both programs have, and the ways through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from convert.inference.candidates import Choice
+from convert.programs.program import Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Level(NamedTuple):
+    """How much is tried, and how soon it is refuted.
+
+    Attributes:
+        proposals: `Context.level`.
+        attention: whether the products of attention must be values of the source.
+        strict: whether what a scale or bias gives must be one even where it meets none. Where two layers meet the same data, the
+            wrong one is refuted at the norm behind it, and not by every parameter that the norm may have.
+    """
+
+    proposals: int
+    attention: bool
+    strict: bool = False
+
+
+LEVELS = (Level(0, True, strict=True), Level(0, True), Level(0, False), Level(1, True), Level(2, False))
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """One way through a segment.
+
+    Attributes:
+        begin, end: operations of the target, `end` is not run.
+        choices: what became known.
+        values: of data that the segment computed.
+    """
+
+    begin: int
+    end: int
+    choices: tuple[Choice, ...]
+    values: dict[Value, Array]
+
+
+@dataclass(eq=False)
+class Segment:
+    """A segment of the target between two values that both programs have.
+
+    Attributes:
+        begin: its first operation.
+        solutions: all that were found; `chosen` is the one that led to the outputs.
+        level: one of `LEVELS`.
+        tried: how many candidates.
+        refuted: operation of the target -> how many candidates ended there.
+    """
+
+    begin: int
+    solutions: list[Solution]
+    level: Level
+    tried: int
+    refuted: dict[int, int]
+    chosen: int = 0
+    exact: bool = True
+
+    @property
+    def solution(self) -> Solution:
+        """The solution that is followed."""
+        return self.solutions[self.chosen]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The solutions of a segment, told apart so that another layer's are recognised.
+
+    Attributes:
+        level: as one of `LEVELS`.
+        signatures: of the choices of each solution, in order.
+    """
+
+    level: Level
+    signatures: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(eq=False)
+class Failure:
+    """The deepest operation at which everything was refuted.
+
+    Attributes:
+        index: of the target's operation, or how many there are, for the outputs.
+        problem: what did not fit.
+    """
+
+    index: int = -1
+    problem: str = ""
