@@ -105,6 +105,11 @@ def _small(name: str) -> Path:
 
 
 @cache
+def _series(name: str) -> Path:
+    return _in_npz(name, importlib.import_module("support.series_model").source(name))
+
+
+@cache
 def _named_modules(library: str) -> Path:
     return _in_npz(f"{library}-modules", importlib.import_module("support.named_modules").source(library))
 
@@ -205,6 +210,15 @@ OWN = {
         reference="support.rope_model:reference",
         adapter=lambda: importlib.import_module("support.rope_model"),
     ),
+    **{
+        name: OwnModel(
+            rules=partial(lambda name: str(importlib.import_module("support.series_model").RULES[name]), name),
+            checkpoint=partial(_series, name),
+            reference="support.series_model:reference",
+            adapter=lambda: importlib.import_module("support.series_model"),
+        )
+        for name in ("series", "lengths")
+    },
     **{
         name: OwnModel(
             rules=partial(lambda name: str(importlib.import_module("support.small_models").rules(name)), name),

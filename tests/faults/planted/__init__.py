@@ -27,6 +27,7 @@ from faults.planted.orders import ORDERS
 from faults.planted.outputs_alone import OUTPUTS_ALONE
 from faults.planted.references import REFERENCES
 from faults.planted.rope import ROPE
+from faults.planted.series import SERIES_FAULTS
 from faults.planted.small import SMALL_FAULTS
 from faults.planted.values import VALUES
 
@@ -56,4 +57,5 @@ FAULTS: tuple[Fault, ...] = (
     *DECODER,
     *REFERENCES,
     *SMALL_FAULTS,
+    *SERIES_FAULTS,
 )
