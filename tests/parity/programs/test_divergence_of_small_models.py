@@ -198,7 +198,7 @@ FAULTS = {
         lambda p, x, real: 8 * jnp.tanh((x @ p["w"]) / 8),
         lambda p, x, real: x @ p["w"],
         "operation missing",
-        ("divides by 8, applies tanh, multiplies by 8", "uses it as it is"),
+        ("the JAX model computes tanh up to 8", "uses it as it is"),
     ),
     "the output's axes in another order": Fault(
         lambda p, x, real: (x @ p["w"]).reshape(3, 10, 2, 4).swapaxes(-1, -2).reshape(3, 10, 8),
@@ -334,7 +334,7 @@ FAULTS = {
         weighted_by_shares,
         weighted_by_scores,
         "operation missing",
-        ("the JAX model sums over the last axis, divides", "uses it as it is"),
+        ("the JAX model computes division by the L1 norm over the last axis", "uses it as it is"),
     ),
     "the largest alone": Fault(
         largest,

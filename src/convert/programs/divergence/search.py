@@ -102,16 +102,14 @@ def diverge(
         tolerance: relative error up to which values inside the programs are equal.
     """
     source, target = (on_the_way(program, output) for program in (source, target))
-    known = Knowledge(source, target, output, SharedValues(source, tolerance))
-    filled = known is not (known := with_rows_filled(known))
-    # First, an operation that differs in a constant alone is replaced before anything confirms it: RoPE has eight of them in front
-    # of the next value that the source has.
-    for tentative in (True, False):
-        search = _Search(known, lambda got: error(got) <= enough, tentative)
-        found = search.run(error)
-        if filled and found is not None and found.proven:
-            found = _alone(target, found, known.goal, error, enough)
-        if found is None or found.proven or not search.took_tentative:
+    plain = Knowledge(source, target, output, SharedValues(source, tolerance))
+    filled = with_rows_filled(plain)
+    found = None
+    for known in dict.fromkeys((filled, plain)):  # the rows of zeros may be the fault
+        found = _searched(known, error, enough)
+        if known is not plain and found is not None and found.proven:
+            found = _alone(target, found, plain.goal, error, enough)
+        if found is not None and found.proven:
             break
     if (
         found is None
@@ -120,8 +118,23 @@ def diverge(
     ):
         return found
     at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
-    kept = needed(target, known.goal, at, [one.change for one in found.repairs], error, enough)
+    kept = needed(target, plain.goal, at, [one.change for one in found.repairs], error, enough)
     return replace(found, repairs=tuple(found.repairs[k] for k in kept))
+
+
+def _searched(known: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:
+    """Return what a search finds.
+
+    First, an operation that differs in a constant alone is replaced before anything confirms it: RoPE has eight of them in front of
+    the next value that the source has.
+    """
+    found = None
+    for tentative in (True, False):
+        search = _Search(known, lambda got: error(got) <= enough, tentative)
+        found = search.run(error)
+        if found is None or found.proven or not search.took_tentative:
+            break
+    return found
 
 
 def _alone(

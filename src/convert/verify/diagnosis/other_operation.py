@@ -100,7 +100,8 @@ def _idle(target: Program, reference: Reference) -> frozenset[str]:
 
 def compared(site: Site, reference: Reference, source: Program, target: Program, name: str) -> OtherOperation:
     """Compare the records of both models on the way to an output."""
-    from convert.programs.divergence.wording import OTHER, is_clear
+    from convert.programs.divergence.description import OTHER
+    from convert.programs.divergence.wording import is_clear
     from convert.programs.rewrites.factors import with_factors_of
     from convert.programs.rewrites.rope import PAIRS, rope
     from convert.programs.rewrites.rows import rows
