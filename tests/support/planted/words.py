@@ -39,7 +39,7 @@ WORDS: dict[str, dict[str, str]] = {
         "keys not turned": "what m.1 gives, .*JAX model takes (a part|the indices [^;]*), multiplies by a table",
         "values turned": "of what m.2 gives, the target takes (a part|the indices [^;]*), multiplies by a table"
         + MISSING,
-        "no cap": "divides by 5, applies tanh, multiplies by 5" + MISSING,
+        "no cap": "tanh up to 5" + MISSING,
         "other cap": "divides by 50 .*divides by 5 ",
         "halved": "target divides by 2" + MISSING,
         "gate of x": _RMS,
@@ -47,7 +47,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no gate": "target adds .*JAX model multiplies",
         "sigmoid gate": "sigmoid for silu",
         "no last norm": _RMS,
-        "no last cap": "divides by 3, applies tanh, multiplies by 3" + MISSING,
+        "no last cap": "tanh up to 3" + MISSING,
     },
     "encoder": {
         "positions in pairs": "target adds p.weight .*JAX model adds p ",
@@ -101,8 +101,8 @@ WORDS: dict[str, dict[str, str]] = {
         "no tanh": _TANH,
     },
     "net": {
-        "groups": "takes the mean over the last axis .*in gn.*sums over axes 1, 2, 4",
-        "one group": "in gn.*sums over axes 1, 2, 4",
+        "groups": "takes the mean over the last axis.*in gn.*sums over axes 1, 2, 4",
+        "one group": "sums over axes 1, 2, 4",  # groups normed first pass one group as they are
         "group epsilon": "adds 0.001 .*adds 1e-05",
         "dilated": "convolves with c.weight .*convolves with c",
         "no norm": "target limits the values to 0 to 6 .*JAX model subtracts m",
