@@ -85,6 +85,11 @@ class Coverage:
         return (self.claimed - len(named | others)) / rest if rest else 0.0
 
     @property
+    def converted(self) -> int:
+        """Number of leaves that rules convert."""
+        return self.claimed - len(self.dropped)
+
+    @property
     def left_out(self) -> int:
         """Number of leaves that would not be converted."""
         return self.total - self.claimed + len(self.dropped)

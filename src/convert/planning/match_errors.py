@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from convert.rules.file import LayerTypes, RuleFile
 
 INCOMPLETE = "the stack of layers is truncated, or the checkpoint is incomplete"
 TYPO = 0.85  # similarity of a path to that of a leaf above which it is taken for the same path, misspelt
+LAST_KEYS = re.compile(r"/(?:[^/{}]|\{[^{}]*\})*$")  # words in braces may be several keys: a/{b/c,d}
 LISTED = 8  # missing indices that one finding names
 
 
@@ -241,12 +243,13 @@ def _missing_of_role(
 
 def _dropped_there(facts: MatchFacts, pattern: Pattern) -> str:
     """Say which leaf of the same layer is dropped, and why: its values may be what is left of the missing one."""
-    layer, _, last = pattern.text.removeprefix("/").rpartition("/")
-    if not layer:
+    path = pattern.text.removeprefix("/")
+    last = LAST_KEYS.search(path)
+    if last is None:
         return ""
-    below = parse_pattern(f"**{layer}/**")
+    below = parse_pattern(f"**{path[: last.start()]}/**")
     for name, rule in facts.claims.items():
-        if rule.kind.drop_reason and name.rpartition("/")[2] != last and below.match(name):
+        if rule.kind.drop_reason and name.rpartition("/")[2] != last[0][1:] and below.match(name):
             return f"; {name} lies there, and is dropped: {rule.kind.drop_reason}"
     return ""
 

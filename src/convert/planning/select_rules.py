@@ -95,21 +95,25 @@ def _of_another_class(choice: RuleMatch | Ambiguous | NoMatch) -> bool:
 
 
 def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
-    """Pick the match that fits and drops the fewest leaves. A single candidate is picked in any case."""
+    """Pick the match that fits and drops the fewest leaves, unless one that does not fit converts more. A single candidate is picked in any case."""
     if len(matches) == 1:
         return matches[0]
-    fitting = _without_second_classes([match for match in matches if _fits(match)])
-    fewest = min((match.coverage.left_out for match in fitting), default=0)
-    best = [match for match in fitting if match.coverage.left_out == fewest]
+    fitting = [match for match in matches if _fits(match)]
+    taken = _without_second_classes(fitting)
+    fewest = min((match.coverage.left_out for match in taken), default=0)
+    best = [match for match in taken if match.coverage.left_out == fewest]
     if not best:
         return NoMatch(_nearest(matches), tuple(matches))
-    for match in matches:  # a damaged part of a model is no reason to leave it out
-        converts_more = len(match.coverage.dropped) < len(best[0].coverage.dropped)
-        covers_as_much = match.coverage.fraction >= best[0].coverage.fraction
-        has_target = match.target in match.rules.targets and match.rules.supports(match.target)
-        if match not in fitting and converts_more and covers_as_much and has_target:
-            return NoMatch(match, tuple(matches), smaller=best[0])
+    # A part that is damaged, has an adapter or a leaf of another release is no reason to leave the part out.
+    fuller = [m for m in matches if m.coverage.converted > best[0].coverage.converted and _has_target(m)]
+    if misfits := [m for m in fuller if not any(m is fits for fits in fitting)]:
+        nearest = max(misfits, key=lambda m: m.coverage.converted)
+        return NoMatch(nearest, tuple(matches), smaller=best[0])
     return best[0] if len(best) == 1 else Ambiguous(tuple(best))
+
+
+def _has_target(match: RuleMatch) -> bool:
+    return match.target in match.rules.targets and match.rules.supports(match.target)
 
 
 def _fits(match: RuleMatch) -> bool:

@@ -123,6 +123,13 @@ def test_a_dropped_leaf_of_the_layer_is_named_where_one_is_missing() -> None:
     assert named not in findings(rules, without(kept, "layers_0/down/w"))[0]
 
 
+def test_a_leaf_missing_below_words_of_several_keys() -> None:
+    rules = "- from: part_{i}/{a/k,b/k}\n  axes: D\n  parameter: p.{i}.{a,b}\n- drop: /part_1/old\n  because: old"
+    tree = {f"part_{i}/{name}/k": np.zeros(3) for i in range(2) for name in "ab"}
+    (text,) = findings(rules, {**without(tree, "part_1/b/k"), "part_1/old": np.zeros(3)})
+    assert "part_1/b/k: this leaf is not in the checkpoint" in text and "part_1/old lies there, and is dropped" in text
+
+
 def test_a_bias_missing_everywhere() -> None:
     tree = without(mlp(), "layers_0/up/b", "layers_1/up/b", "layers_2/up/b")
     assert places(MLP, tree) == [("leaf-missing", "r.yaml:5", "")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from convert import RuleFile
 from convert.planning.options import ConversionOptions
 from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score
@@ -39,6 +41,23 @@ def test_a_damaged_tower_is_not_left_out() -> None:
     assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "full"
     error = explain(outcome)
     assert error.code == "leaf-missing" and error.hint.startswith("Name text in place of fam")
+
+
+@pytest.mark.parametrize("leaves", [("t/new",), ("t/a/lora_A", "t/a/lora_B"), ("t/a/lora_B",)])
+def test_a_leaf_that_the_tower_does_not_know_is_no_reason_to_leave_it_out(leaves: tuple[str, ...]) -> None:
+    text = family("- from: w\n  parameter: p\n- drop: t/**\n  because: text only", "text")
+    part = family("- from: w\n  parameter: p\n- from: t/a\n  parameter: a\n- drop: t/b\n  because: one part", "part")
+    full = family("- from: w\n  parameter: p\n- from: t/a\n  parameter: a\n- from: t/b\n  parameter: b", "full")
+    tree = zeros(w=(2,), **{"t/a": (3,), "t/b": (3,)}, **dict.fromkeys(leaves, (4,)))
+    for candidates in ((text, part, full), (full, part, text)):
+        outcome = pick(score(candidates, MemorySource(tree)))
+        assert isinstance(outcome, NoMatch) and outcome.nearest.rules is full
+        error = explain(outcome)
+        assert error.code == "leaf-without-rule" and error.findings[0].path == leaves[0]
+        assert error.hint == "Name text in place of fam to convert without the leaves that it drops"
+    named = pick(score((text,), MemorySource(tree)))
+    assert isinstance(named, RuleMatch) and {drop.leaf for drop in named.coverage.dropped} == set(tree) - {"w"}
+    assert picked((text, part, full), MemorySource({"w": tree["w"], "t/c": tree["t/a"]})) == "text"
 
 
 def test_the_tree_picks_the_rule_file() -> None:
