@@ -116,6 +116,21 @@ def test_published_sizes_of_gemma3n_need_no_setting(version: str, layers: int, w
     assert plan.config["layer_types"] == ((["sliding_attention"] * 4 + ["full_attention"]) * 7)[:layers]
 
 
+def test_only_the_layers_of_gemma3n_that_share_keys_may_lack_them() -> None:
+    leaves, said = ALL.leaves("gemma3n"), settings("gemma3n")
+    layers, shared = ALL.config("gemma3n")["layers"], said["kv_shared_layers"]
+    own = [f"layer_{i}/attn/{rest}" for i in range(layers) for rest in ("kv_einsum/w", "key_norm/scale")]
+    last = own[2 * (layers - shared) :]
+    less = MemorySource({name: x for name, x in leaves.items() if name not in last})
+    assert convert.plan_conversion("gemma", less, settings=said).rules.model == "gemma3n"
+    for name in own[: 2 * (layers - shared)]:
+        with pytest.raises(convert.PlanError) as refused:
+            convert.plan_conversion(
+                "gemma", MemorySource({k: x for k, x in leaves.items() if k != name}), settings=said
+            )
+        assert [(finding.code, finding.path) for finding in refused.value.findings] == [("leaf-missing", name)]
+
+
 RULE_MISTAKES = (  # case, a text of the rules, what stands there instead, what the check calls it
     ("gemma4-e2b", "self_attn.{k,v}_proj", "self_attn.{v,k}_proj", "of another tensor"),
     ("gemma4-e2b", "mlp.{gate,up}_proj", "mlp.{up,gate}_proj", "of another tensor"),

@@ -19,6 +19,7 @@ from convert.numerics.lift_torch import lifted
 from convert.rules import library
 from support.drawn_cases import DrawnCases
 from support.goldens import relative_error
+from support.memory_source import MemorySource
 from support.paths import GOLDEN
 from support.rule_mistakes import assert_mistake_is_named
 from support.timm_tower import in_transformers
@@ -72,6 +73,26 @@ def test_the_image_tower_of_siglip_for_timm(tmp_path: Path) -> None:
         assert relative_error(found, recorded["image"]) < 2e-6
     plan = convert.plan_conversion("siglip-image", SIGLIP / "ckpt.npz", settings=SET)
     assert {drop.leaf.split("/")[1] for drop in plan.dropped} == {"txt", "t", "b"}
+
+
+@pytest.mark.parametrize("root", ["params/", ""])
+def test_trees_without_params_are_for_timm_too(root: str) -> None:
+    """big_vision's files have `params/`; a tree that was saved alone has not."""
+    for name, tree in (
+        ("siglip2", {k.removeprefix("params/"): x for k, x in _siglip().items()}),
+        ("clippo", GOLD.leaves(CASE)),
+    ):
+        source = MemorySource({f"{root}{leaf}": x for leaf, x in tree.items()})
+        plan = convert.plan_conversion(name, source, to="timm", settings=SET)
+        assert {drop.leaf.removeprefix(root) for drop in plan.dropped if "txt" not in drop.leaf} == tree.keys() & {
+            "t",
+            "b",
+        }
+
+
+def _siglip() -> dict[str, Any]:
+    with np.load(SIGLIP / "ckpt.npz") as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 def test_timms_ratios_give_the_published_widths() -> None:

@@ -37,6 +37,8 @@ class Rule:
         stacked: index name -> axis of the leaf that enumerates it.
         targets: target name (None: all targets) -> layer.
         optional: whether some or all of its leaves may be absent.
+        optional_last: fact that counts the last layers that may be without its leaves; then `optional` holds as well.
+        fact_values: fact -> the values that it may have where the tree has the leaves.
         layer_type: the type of layers that the rule applies to, one of the file's `layer_types`; None: all layers.
         when: of a buffer: the fact that must be true for the target to have it.
         dtype: dtype of its tensors; overrides ``--dtype``.
@@ -61,6 +63,8 @@ class Rule:
     stacked: Mapping[str, int]
     targets: Mapping[str | None, TargetLayer]
     optional: bool = False
+    optional_last: str | None = None
+    fact_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     layer_type: str | None = None
     when: str | None = None
     dtype: str | None = None

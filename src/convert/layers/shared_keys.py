@@ -192,6 +192,14 @@ SHARED: Mapping[str, Key] = {
     ),
     "absent_if": Key(PATTERN, "Path of leaves that may exist instead of these: where they exist, these may be absent."),
     "optional": Key(FLAG, "Whether the leaves may be absent. Default: false."),
+    "optional_last": Key(
+        Scalar(str, "the name of a fact"),
+        "Fact that counts the last layers whose leaves may be absent; the layers before them have the leaves. Default: no layer may be without them.",
+    ),
+    "fact_values": Key(
+        MapOf(ListOf(Scalar((str, int, float, bool), "a word or a number"))),
+        "Mapping of a fact to the values that it may have where the tree has these leaves, such as {feed_forward_proj: [relu]}. Default: any value.",
+    ),
     "layer_type": Key(
         Scalar(str, "a word"),
         "Type of the layers that have these leaves, one of those that the header's `layer_types` declares. Default: all layers.",
@@ -241,6 +249,7 @@ ACTIVATION_NAMES: Mapping[str, str] = {
     "gelu_python_tanh": "gelu_tanh",
     "gated-gelu": "gelu_tanh",
     "gated-silu": "silu",
+    "gated-relu": "relu",
     "swish": "silu",
     "linear": "none",
     "identity": "none",

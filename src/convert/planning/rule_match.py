@@ -14,6 +14,7 @@ from convert.core.path_index import PathIndex
 from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
 from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS
+from convert.planning.facts.agreement import contradicted_by_leaves, contradicted_formulas, layers_without_leaves
 from convert.planning.facts.architectures import class_conflict
 from convert.planning.facts.settings import check_settings
 from convert.planning.facts.sidecar import Sidecar, contradictions, read_sidecar
@@ -21,6 +22,7 @@ from convert.planning.facts.values import (
     collect_facts,
     published_version,
     solve_products,
+    stated_places,
     unmet_requirements,
 )
 from convert.planning.match import Coverage, cover
@@ -159,4 +161,8 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     findings += contradictions(rules, match.target, sidecar, sizes, settings)
     findings += unmet_requirements(rules, match.target, facts, sizes)
     findings += contradicted
+    places = stated_places(rules, facts, sidecar, settings)
+    findings += contradicted_formulas(rules, sizes, facts, places)
+    findings += contradicted_by_leaves(coverage.matched, facts, places)
+    findings += layers_without_leaves(coverage.matched, coverage.counts, facts)
     return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings

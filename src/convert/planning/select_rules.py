@@ -141,11 +141,13 @@ def _without_second_classes(fitting: Sequence[RuleMatch]) -> list[RuleMatch]:
 def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     """Return the first match that converts most of the leaves and supports the target, or the first one.
 
-    One that fits the tree, and not the sidecar, comes first. If only rules without the target fit the tree, their error says which targets they have.
+    One that fits the tree, and not the sidecar or the settings, comes first, with the fewest contradictions. If only rules without the target fit the tree, their error says which targets they have.
     """
     supporting = [m for m in matches if m.target not in m.rules.targets or m.rules.supports(m.target)]
     most = [match for match in supporting if match.coverage.fraction > SAME_MODEL]
-    fitting = next((match for match in most if match.coverage.fits), None)
+    whole_tree = [match for match in most if match.coverage.fits]
+    with_target = [match for match in whole_tree if match.target in match.rules.targets]
+    fitting = min(with_target, key=lambda match: len(match.sized[1]), default=next(iter(whole_tree), None))
     whole = (m for m in matches if m not in supporting and m.coverage.fits)
     return fitting or next(whole, None) or next(iter(most), matches[0])
 

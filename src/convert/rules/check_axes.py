@@ -129,6 +129,8 @@ def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[ob
         yield header["versions"].value[version.name].at, f"version {version.name}", version.sizes
     for product in rules.products:
         yield product.at, "`products`", (product.letter, *product.factors)
+    for formula in rules.formulas:
+        yield formula.at, "`formulas`", (formula.letter, *formula.names)
 
 
 def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:

@@ -139,12 +139,13 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
         for fact in node.value:
             if not any(fact in declared for declared in names.values()):
                 yield _undeclared(node.keys_at[fact], key, fact, **names)
-    for product in rules.products:
-        for name in product.factors:
-            if isinstance(name, str) and name not in rules.facts and name not in rules.axes:
-                yield _undeclared(product.at, "`products`", name, facts=rules.facts, axes=rules.axes)
-        if product.letter not in rules.axes:
-            yield _undeclared(product.at, "`products`", product.letter, axes=rules.axes)
+    for key, listed in (("`products`", rules.products), ("`formulas`", rules.formulas)):
+        for one in listed:
+            for name in one.names:
+                if name not in rules.facts and name not in rules.axes:
+                    yield _undeclared(one.at, key, name, facts=rules.facts, axes=rules.axes)
+            if one.letter not in rules.axes:
+                yield _undeclared(one.at, key, one.letter, axes=rules.axes)
 
 
 def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule
 from convert.rules.copies import Copies
+from convert.rules.formula import SizeFormula
 from convert.rules.path_variants import PathVariants
 from convert.rules.placeholders import ASK as ASK
 from convert.rules.placeholders import Question, questions
@@ -236,6 +237,7 @@ class RuleFile:
         sidecar: JSON file next to the checkpoint from which facts are read.
         needs_confirmation: fact that no checkpoint contains -> note for the user.
         products: products of facts and letters that are the size of an axis.
+        formulas: arithmetic with facts and letters that gives the size of an axis.
         modules: where the modules are listed that rules with `each` hold for.
         layouts: published forms of the tree; the first is the usual one.
         usual_variants: name of a choice -> the variant of a published model whose version names none.
@@ -260,6 +262,7 @@ class RuleFile:
     sidecar: SidecarConfig | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
     products: tuple[SizeProduct, ...] = ()
+    formulas: tuple[SizeFormula, ...] = ()
     reference: str = ""
     modules: ModulesOfClass | None = None
     layouts: tuple[Layout, ...] = ()

@@ -120,6 +120,7 @@ def _check_shared(node: YamlNode) -> None:
         node,
         "axes",
         "products",
+        "formulas",
         "facts",
         "path_variants",
         "targets",

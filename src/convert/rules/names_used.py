@@ -35,4 +35,7 @@ def facts_of(rule: Rule) -> Iterator[str]:
         yield rule.when
     if rule.prescaled_by is not None and rule.prescaled_by.fact is not None:
         yield rule.prescaled_by.fact
+    if rule.optional_last is not None:
+        yield rule.optional_last
+    yield from rule.fact_values
     yield from rule.kind.facts_used

@@ -34,6 +34,7 @@ from convert.rules.file import (
     Target,
     Version,
 )
+from convert.rules.formula import SizeFormula, parse_formula
 from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
 from convert.rules.placeholders import ASK, replace_placeholders
@@ -132,6 +133,10 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
         products=tuple(
             SizeProduct(parse_factors(text), letter, header["products"].keys_at[text])
             for text, letter in values.get("products", {}).items()
+        ),
+        formulas=tuple(
+            SizeFormula(text, parse_formula(text), letter, header["formulas"].keys_at[text])
+            for text, letter in values.get("formulas", {}).items()
         ),
         modules=_modules(values["modules"], header["modules"]) if "modules" in values else None,
         layouts=tuple(
@@ -289,7 +294,9 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         stacked=values.get("stacked", {}),
         targets={name: first for name, (first, *_) in layers.items()},
         also={name: tuple(others) for name, (_, *others) in layers.items() if others},
-        optional=values.get("optional", kind is Drop),
+        optional=values.get("optional", kind is Drop or "optional_last" in values),
+        optional_last=values.get("optional_last"),
+        fact_values=values.get("fact_values", {}),
         layer_type=values.get("layer_type"),
         when=values.get("when"),
         dtype=values.get("dtype"),

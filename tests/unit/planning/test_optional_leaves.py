@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.memory_source import HEAD, zeros
+from convert import PlanError, RuleError
+from support.memory_source import HEAD, rule_file, zeros
 from support.small_plans import MLP, findings, mlp, names, places, plan, without
 
 OPTIONAL = """
@@ -30,6 +31,46 @@ def test_optional_leaves_all_there_or_none() -> None:
 @pytest.mark.parametrize("leaf", MAYBE)
 def test_optional_leaves_half_there(leaf: str) -> None:
     assert places(OPTIONAL, {**ALWAYS, **without(MAYBE, leaf)}) == [("leaf-missing", "r.yaml:7", leaf)]
+
+
+SHARED = HEAD + "facts: {shared: ask}\n"
+LAST = "- from: a_{i}\n  parameter: a.{i}\n- from: k_{i}\n  parameter: k.{i}\n  optional_last: shared"
+
+
+@pytest.mark.parametrize(
+    ("layers", "shared", "missing"),
+    [("0123", 2, ""), ("012", 2, ""), ("01", 2, ""), ("01", None, ""), ("", 4, ""), ("1", 2, "k_0"), ("13", None, "k_0"),
+     ("0", 2, "k_1"), ("013", 2, ""), ("03", 2, "k_1"), ("013", None, "k_2"), ("", 2, "k_0")],
+)  # fmt: skip
+def test_only_the_last_layers_may_lack_a_leaf(layers: str, shared: int | None, missing: str) -> None:
+    tree = zeros(**{f"a_{i}": (2,) for i in range(4)}, **{f"k_{i}": (2,) for i in layers})
+    settings = {} if shared is None else {"shared": shared}
+    if not missing:
+        assert len(plan(LAST, tree, SHARED, settings=settings).steps) == 4 + len(layers)
+        return
+    with pytest.raises(PlanError) as refused:
+        plan(LAST, tree, SHARED, settings=settings)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.path) == ("leaf-missing", missing) and "shared is another number" in finding.fix
+
+
+def test_a_fact_has_the_values_of_the_leaves_that_the_tree_has() -> None:
+    head = HEAD + "facts: {act: ask}\n"
+    rules = """
+- {from: "wi_{i}", absent_if: "gate_{i}", parameter: "wi.{i}", fact_values: {act: [relu, silu]}}
+- {from: "gate_{i}", absent_if: "wi_{i}", parameter: "gate.{i}", fact_values: {act: [gated]}}
+"""
+    plain, gated = zeros(wi_0=(2,), wi_1=(2,)), zeros(gate_0=(2,), gate_1=(2,))
+    for tree, right in ((plain, "relu"), (plain, "silu"), (gated, "gated"), (gated, None)):
+        assert plan(rules, tree, head, settings={"act": right} if right else {}).steps
+    for tree, wrong, values in ((plain, "gated", "relu, silu"), (gated, "relu", "gated"), (gated, "x", "gated")):
+        with pytest.raises(PlanError) as refused:
+            plan(rules, tree, head, settings={"act": wrong})
+        (finding,) = refused.value.findings
+        assert (finding.code, finding.path, finding.got) == ("setting-invalid", f"--set act={wrong}", repr(wrong))
+        assert finding.expected == f"act to be one of {values}" and next(iter(tree)) in finding.problem
+    with pytest.raises(RuleError, match="act"):
+        rule_file(rules, HEAD)
 
 
 def test_root_alternatives() -> None:

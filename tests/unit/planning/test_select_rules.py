@@ -77,6 +77,28 @@ def test_the_tree_picks_the_rule_file() -> None:
     assert error.hint == "a is the closest of fam: a matches 50 %, b matches 0 % of the leaves"
 
 
+def test_the_rules_with_the_target_and_the_fewest_contradictions_are_named() -> None:
+    head = HEAD.replace(
+        "targets: {", "axes: {D: {is: width}, E: {is: height}}\nfacts: {n: ask, k: ask}\nFORMULAS\ntargets: {"
+    )
+    text = "- {from: w, axes: DE, parameter: p}"
+    formulas = {"two": "{n*2: D, k*2: D}", "one": "{n*3: D}", "other": "{n*2: D}"}
+    rules = {name: family_of(head.replace("FORMULAS", f"formulas: {x}"), name, text) for name, x in formulas.items()}
+    other = family_of(head.replace("FORMULAS", "").replace("torch:", "other:"), "other", text)
+    tree, said = MemorySource(zeros(w=(6, 2))), {"n": 9, "k": 9}
+    for candidates in ((rules["two"], rules["one"]), (rules["one"], rules["two"])):
+        outcome = pick(score(candidates, tree, ConversionOptions(settings=said)))
+        assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "one"
+        assert explain(outcome).code == "size-conflict"
+    for candidates in ((rules["two"], other), (other, rules["two"])):
+        outcome = pick(score(candidates, tree, ConversionOptions(settings=said, to="torch")))
+        assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "two"
+
+
+def family_of(head: str, model: str, rules: str) -> RuleFile:
+    return rule_file(rules, head.replace("model: m", f"model: {model}\nfamily: fam"))
+
+
 def test_rules_that_fit_the_tree_and_lack_the_target_say_so() -> None:
     """The others, which have the target, are of another tree: what they miss helps nobody."""
     two = HEAD.replace("targets: {", "targets: {other: {loads: U}, ")

@@ -352,6 +352,8 @@ FREE = tuple(
         "einsum",
         "requires",
         "products",
+        "formulas",
+        "fact_values",
         "needs_confirmation",
         "classes",
         "renamed",
@@ -548,6 +550,46 @@ def test_a_product_of_facts_is_a_size() -> None:
         with pytest.raises(RuleError) as error:
             rule_file(text, head.replace(old, new))
         assert (error.value.code, error.value.findings[0].rule) == ("rule-unknown-name", f"r.yaml:{at}")
+
+
+FORMULAS = "model: m\ntitle: M\naxes: {D: {is: model width}, F: {is: feed-forward width}}\nfacts: {ratio: ask, side: ask}\nformulas: {int(ratio*D): F, '(side//2)*(side//2) + 1': D}\ntargets: {torch: {loads: T}}\n"
+
+
+def test_a_formula_of_facts_is_a_size() -> None:
+    text = "- {from: w, axes: DF, parameter: w}"
+    rules, source = rule_file(text, FORMULAS), MemorySource({"w": np.ones((10, 16), np.float32)})
+    for right in ({}, {"ratio": 1.6667}, {"ratio": 1.6, "side": 6}, {"side": 7}):
+        assert make_plan(rules, source, settings=right).sizes == {"D": 10, "F": 16}
+    written = rule_file(text, FORMULAS.replace("ratio: ask", "ratio: 2"))
+    square = "(side//2)*(side//2) + 1 to be 10"
+    for file, chosen, place, expected, got in (
+        (rules, {"ratio": 4}, "--set ratio=4", "int(ratio*D) to be 16", "40 with ratio = 4; D = 10"),
+        (rules, {"ratio": "x"}, "--set ratio=x", "int(ratio*D) to be 16", "ratio = 'x'; D = 10"),
+        (rules, {"ratio": True}, "--set ratio=True", "int(ratio*D) to be 16", "ratio = True; D = 10"),
+        (rules, {"side": 8}, "--set side=8", square, "17 with side = 8"),
+        (written, {}, "r.yaml", "int(ratio*D) to be 16", "20 with ratio = 2; D = 10"),
+    ):
+        with pytest.raises(ConvertError) as refused:
+            make_plan(file, source, settings=chosen)
+        (finding,) = refused.value.findings
+        assert (finding.code, finding.path, finding.expected, finding.got) == ("size-conflict", place, expected, got)
+        assert finding.fix in ("give the ratio of the model that was trained", "give the side of the model that was trained")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "formula", ["ratio**9", "open(ratio)", "int(ratio, 2)", "ratio.real", "True*D", "'a'*D", "ratio*", "[ratio]", "-D"]
+)
+def test_what_is_no_formula_is_refused(formula: str) -> None:
+    with pytest.raises(RuleError, match=r"r.yaml:5:\d+") as error:
+        rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS.replace("int(ratio*D)", f'"{formula}"'))
+    assert error.value.code == "rule-wrong-value"
+
+
+def test_names_of_a_formula_are_declared() -> None:
+    for old, new in (("int(ratio*D)", "int(rate*D)"), ("D): F", "D): G")):
+        with pytest.raises(RuleError) as error:
+            rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS.replace(old, new))
+        assert (error.value.code, error.value.findings[0].rule) == ("rule-unknown-name", "r.yaml:5:12")
 
 
 @pytest.mark.parametrize("digits", ["1" + 400 * "0", "-1" + 400 * "0", 3_999 * "9"])

@@ -110,6 +110,13 @@ def solve_products(
     return found, findings
 
 
+def stated_places(
+    rules: RuleFile, facts: Mapping[str, Any], sidecar: Sidecar, settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """Map each fact to the place where its value is stated."""
+    return {name: _place_of(rules, [name], sidecar, settings) for name in facts}
+
+
 def _place_of(rules: RuleFile, names: Sequence[str], sidecar: Sidecar, settings: Mapping[str, Any]) -> str:
     """Return where the value of a fact is stated."""
     for name in names:

@@ -17,6 +17,7 @@ from convert.core.path_pattern import parse_pattern
 from convert.layers import KINDS
 from convert.layers.shared_keys import parse_letter
 from convert.rules import attention_macro
+from convert.rules.formula import parse_formula
 from convert.rules.schema.header import (
     AXIS,
     COPIES,
@@ -102,6 +103,14 @@ RULE_FILE = Record(
                 parse_factors,
             ),
             "Mapping of a product of facts and letters to the letter whose size it is, such as num_heads*H: E. A fact that the tree contradicts is refused, and the only unknown letter is computed. Default: none.",
+        ),
+        "formulas": Key(
+            MapOf(
+                Scalar(str, "an axis letter", parse_letter),
+                "a mapping of formulas such as int(mlp_ratio*W) to letters",
+                parse_formula,
+            ),
+            "Mapping of a formula of facts and letters to the letter whose size it is, such as int(mlp_ratio*W): M; it may have + - * / //, int() and parentheses. A fact that the tree contradicts is refused. Default: none.",
         ),
         "needs_confirmation": Key(
             MapOf(TEXT),

@@ -1,0 +1,96 @@
+"""Facts that the tree contradicts: by its sizes, by the leaves that it has, and by those that it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from convert.core.findings import Finding
+from convert.layers.base import Matched
+from convert.rules.file import RuleFile
+
+
+def contradicted_formulas(
+    rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any], places: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Compare the `formulas` of the rules, such as patches of an image, with the sizes of the tree.
+
+    Args:
+        places: fact -> where its value is stated.
+    """
+    for formula in rules.formulas:
+        values = {name: facts.get(name, sizes.get(name)) for name in formula.names}
+        if formula.letter not in sizes or None in values.values():
+            continue
+        try:
+            found = formula.value({name: value for name, value in values.items() if _is_number(value)})
+        except (ArithmeticError, KeyError):
+            found = None
+        size = sizes[formula.letter]
+        if found != size:
+            of_facts = [name for name in values if name in facts]
+            meaning = f" ({rules.axes[formula.letter].meaning})" if formula.letter in rules.axes else ""
+            yield Finding(
+                "size-conflict",
+                f"the tree has {formula.letter} = {size}{meaning}",
+                rule=formula.at.line_only,
+                path=" ".join(dict.fromkeys(places[name] for name in of_facts)),
+                expected=f"{formula.text} to be {size}",
+                got=("" if found is None else f"{found:g} with ")
+                + "; ".join(f"{k} = {v!r}" for k, v in values.items()),
+                fix=f"give the {' and '.join(of_facts)} of the model that was trained",
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def contradicted_by_leaves(
+    matched: Sequence[Matched], facts: Mapping[str, Any], places: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Find facts with a value that no tree with these leaves has: one finding for each fact."""
+    seen = set()
+    for found in matched:
+        leaf = next((leaf for of_role in found.leaves.values() for leaf in of_role.values()), None)
+        for name, allowed in found.rule.fact_values.items():
+            if leaf is None or name not in facts or facts[name] in allowed or name in seen:
+                continue
+            seen.add(name)
+            yield Finding(
+                "setting-invalid",
+                f"the tree has {leaf}",
+                rule=found.rule.at.line_only,
+                path=places.get(name, ""),
+                expected=f"{name} to be one of {', '.join(map(str, allowed))}",
+                got=repr(facts[name]),
+                fix=f"give the {name} of the model that was trained",
+            )
+
+
+def layers_without_leaves(
+    matched: Sequence[Matched], counts: Mapping[str, int], facts: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Find leaves that are absent in layers before those that `optional_last` counts."""
+    for found in matched:
+        fact = found.rule.optional_last
+        if fact is None or len(found.rule.path.indices) != 1:
+            continue
+        (index,) = found.rule.path.indices
+        layers = counts.get(index, 0)
+        present = {values[0] for values in found.indices}
+        count = facts.get(fact)
+        needed = layers - count if isinstance(count, int) else max(present, default=-1) + 1
+        missing = [layer for layer in range(needed) if layer not in present]
+        if missing:
+            others = f", nor are those of {len(missing) - 1} more layers" if len(missing) > 1 else ""
+            yield Finding(
+                "leaf-missing",
+                f"this leaf is not in the checkpoint{others}; the target's tensor has no source",
+                rule=found.rule.at.line_only,
+                path=found.rule.path.fill({index: missing[0]}),
+                expected=f"it in layers 0 to {needed - 1}: only the last layers may be without it"
+                + (f", {fact} = {count} of {layers}" if isinstance(count, int) else ""),
+                got=f"layers {', '.join(map(str, sorted(present)))}" if present else "none",
+                fix=f"the checkpoint is incomplete, or {fact} is another number",
+            )
