@@ -23,6 +23,8 @@ import transformers
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
+from convert.planning.modules.table import holds
+
 HERE = Path(__file__).parent
 OUT = HERE.parents[1] / "rules" / "transformers-classes.json"
 RENAMED = {"BertForCausalLM": "BertLMHeadModel"}  # a flax class and its PyTorch class
@@ -33,9 +35,9 @@ COMPOSITES = {
     "VisionTextDualEncoderModel": {"vision_model": ["vision_config", "base"], "text_model": ["text_config", "base"]},
 }
 OWN = {
-    "EncoderDecoderModel": {"Linear": ["?enc_to_dec_proj"]},
-    "SpeechEncoderDecoderModel": {"Linear": ["?enc_to_dec_proj"]},
-    "VisionEncoderDecoderModel": {"Linear": ["?enc_to_dec_proj"]},
+    "EncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
+    "SpeechEncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
+    "VisionEncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
     "VisionTextDualEncoderModel": {"Linear": ["text_projection -bias", "visual_projection -bias"], "Parameter": ["logit_scale"]},
 }  # fmt: skip
 # Keys that change which modules there are, beyond what the golden cases have.
@@ -44,6 +46,9 @@ MORE: Mapping[str, list[dict[str, Any]]] = {
     "wav2vec2": [{"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 10}],
     "beit": [{"use_mask_token": True}, {"use_absolute_position_embeddings": True, "use_relative_position_bias": True}],
     "vit": [{"qkv_bias": False}],
+    "mt5": [{"feed_forward_proj": "relu"}],
+    "whisper": [{"use_weighted_layer_sum": True}],
+    **{family: [{"add_cross_attention": True, "is_decoder": True}] for family in ("big_bird", "electra", "roberta_prelayernorm", "xlm_roberta")},
     "dinov2": [{"qkv_bias": False}],
     "resnet": [{"layer_type": kind, "embedding_size": size, "hidden_sizes": [8, 12], "depths": [2, 2]} for kind in ("basic", "bottleneck") for size in (6, 8)],
     "regnet": [{"embedding_size": size, "hidden_sizes": [8, 12], "depths": [2, 2]} for size in (6, 8)],
@@ -52,8 +57,49 @@ INSTEAD = (
     "resnet",
     "regnet",
 )  # their stages have as many layers each, so that every number runs over the layers of its place
-# A parameter that the class has where one of these keys, with these defaults, is above 0: [key, default, whether].
-WHEN = {"masked_spec_embed": [["mask_time_prob", 0.05, True], ["mask_feature_prob", 0.0, True]]}
+# The first stage of a ResNet has a shortcut only where the width changes.
+FIRST_DIFFERS = re.compile(r"(.*\.)?stages\.\d+\.layers\.0\.shortcut\..*")
+CROSS = [["add_cross_attention", False, True]]
+GATED = {"is": "gated-*"}
+# Modules and biases that a class has where keys, with these defaults, say so; `described` compares each with the configurations above.
+# A list of conditions holds where one of them does, a list of tests in it where all do.
+WHEN: Mapping[str, Any] = {
+    r"Parameter (.*\.)?masked_spec_embed": [["mask_time_prob", 0.05, True], ["mask_feature_prob", 0.0, True]],
+    r".* (.*\.)?(crossattention\..*|ln_cross_attn)": CROSS,
+    r".* (.*\.)?attention\.attention\.(query|key|value)\.bias": [["qkv_bias", True, True]],
+    r"LayerNorm (.*\.)?(?<!pooler\.)layernorm": [["use_mean_pooling", True, False]],
+    r"LayerNorm (.*\.)?pooler\.layernorm": [["use_mean_pooling", True, True]],
+    r"Parameter (.*\.)?mask_token": [["use_mask_token", False, True]],
+    r"Parameter (.*\.)?position_embeddings": [["use_absolute_position_embeddings", False, True]],
+    r"Parameter .*\.attention\.relative_position_bias\..*": [["use_relative_position_bias", False, True]],
+    r"Parameter (.*\.)?encoder\.relative_position_bias\..*": [["use_shared_relative_position_bias", False, True]],
+    r"Linear .*\.DenseReluDense\.wi": [["feed_forward_proj", "relu", {"is_not": "gated-*"}]],
+    r"Linear .*\.DenseReluDense\.wi_[01]": [["feed_forward_proj", "relu", GATED]],
+    r".* .*\.LocalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "local"}]],
+    r".* .*\.TransientGlobalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "transient-global"}]],
+    r"LayerNorm (.*\.)?decoder\.final_layer_norm": [[["do_layer_norm_before", True, True], ["_remove_final_layer_norm", False, False]]],
+    r"Linear (.*\.)?decoder\.project_(in|out)": [[["word_embed_proj_dim", None, True], ["word_embed_proj_dim", None, {"differs_from": "hidden_size"}]]],
+    r".* (.*\.)?stages\.0\.layers\.0\.shortcut\..*": [["downsample_in_first_stage", False, True], ["hidden_sizes.0", 256, {"differs_from": "embedding_size"}]],
+    r"Conv1d (.*\.)?adapter\.layers\.#\.conv": [["add_adapter", False, True]],
+    r".* (.*\.)?adapter\.(proj|proj_layer_norm)": [[["add_adapter", False, True], ["output_hidden_size", None, True], ["output_hidden_size", None, {"differs_from": "hidden_size"}]]],
+    r"Parameter layer_weights": [["use_weighted_layer_sum", False, True]],
+}  # fmt: skip
+WIDTH = "hidden_size|n_embd|d_model|dim"
+PROJECTED = [[["decoder.cross_attention_hidden_size", None, False], [f"encoder.{WIDTH}", None, {"differs_from": f"decoder.{WIDTH}"}]]]  # fmt: skip
+# What a tree of flax lacks although the class has it: tables of sines and cosines, which transformers computes, and poolers of heads that do not use them.
+SINES = "SinusoidalPositionalEmbedding"
+LACKS: Mapping[str, str] = dict.fromkeys(("BigBirdForCausalLM", "BigBirdForMaskedLM", "BigBirdForTokenClassification"), r"bert\.pooler")  # fmt: skip
+SINES_WHEN = {"distilbert": [["sinusoidal_pos_embds", False, False]]}  # where the class has an embedding in their place
+# Numbers of layers that no key of one number states, or that stand in a part; the end of a place -> key; of a list, its length.
+COUNTS: Mapping[str, Mapping[str, str]] = {
+    "albert": {"encoder.albert_layer_groups": "num_hidden_groups", "encoder.albert_layer_groups.#.albert_layers": "inner_group_num"},
+    "clip": {"text_model.encoder.layers": "text_config.num_hidden_layers", "vision_model.encoder.layers": "vision_config.num_hidden_layers"},
+    "gpt_neo": {"h": "num_layers|num_hidden_layers"},
+    "regnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
+    "resnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
+    "wav2vec2": {"feature_extractor.conv_layers": "conv_dim"},
+}  # fmt: skip
+INSTEAD_OF = {"num_decoder_layers": "num_layers"}  # T5's decoder has as many layers as its encoder, unless it is stated
 PREFIXES = {
     "CLIPTextModel": "text_model",
     "CLIPVisionModel": "vision_model",
@@ -61,6 +107,13 @@ PREFIXES = {
 # Values of keys with which the class computes something else than the flax class.
 REFUSES = {
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
+    "ElectraForMultipleChoice": {"summary_type": [{"other_than": ["first"]}, "the flax class takes the first token of each choice"]},
+    "RoFormerForMultipleChoice": {
+        "summary_type": [{"other_than": ["last"]}, "the flax class takes the last token of each choice"],
+        "summary_use_proj": [[True], "the flax class has no projection before its classifier"],
+        "summary_activation": [{"other_than": []}, "the flax class has no activation before its classifier"],
+    },
+    "ViTModel": {"pooler_act": [{"other_than": ["tanh"]}, "the flax class has tanh in its pooler"]},
     "VisionTextDualEncoderModel": {"text_config.model_type": [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]},
 }  # fmt: skip
 REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
@@ -68,6 +121,16 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
         "scale_attn_weights": [[False], "the flax class scales the scores of its attention"],
         "scale_attn_by_inverse_layer_idx": [[True], "the flax class does not divide by the number of the layer"],
     },
+    "marian": {"share_encoder_decoder_embeddings": [[False], "the flax class has one embedding for both languages"]},
+    "opt": {
+        "enable_bias": [[False], "the flax class has biases"],
+        "layer_norm_elementwise_affine": [[False], "the norms of the flax class have a scale and a bias"],
+    },
+    "resnet": {
+        "downsample_in_bottleneck": [[True], "the flax class has the stride in the second convolution of a block"]
+    },
+    "roformer": {"add_cross_attention": [[True], "the flax class has no cross-attention"]},
+    "wav2vec2": {"adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"]},
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
 }
 SKIPPED = re.compile(
@@ -129,8 +192,11 @@ def modules(model: Any) -> dict[str, tuple[str, float | None, frozenset[str]]]:
     return {name: (word, eps, frozenset(roles)) for name, (word, eps, roles) in found.items()}
 
 
-def generalised(names: Iterable[str]) -> dict[str, str]:
-    """Return each name with `#` for the numbers that run over all that its place has, and literal numbers elsewhere."""
+def generalised(names: Iterable[str], first_differs: bool) -> dict[str, str]:
+    """Return each name with `#` for the numbers that run over all layers of its place, and literal numbers elsewhere.
+
+    Where the first differs, it is literal, and `#` are the others.
+    """
     every = [name.split(".") for name in names]
     universe: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for keys in every:
@@ -144,7 +210,11 @@ def generalised(names: Iterable[str]) -> dict[str, str]:
         for at, key in enumerate(keys):
             if key.isdecimal():
                 other = universe[tuple(keys[:at])]
-                if all((*keys[:at], number, *keys[at + 1 :]) in known for number in other):
+                layers = other == set(map(str, range(len(other))))
+                if first_differs and FIRST_DIFFERS.fullmatch(".".join(keys)):
+                    other = {key} if key == "0" else other - {"0"}
+                    layers = layers and key != "0"
+                if layers and all((*keys[:at], number, *keys[at + 1 :]) in known for number in other):
                     made[at] = "#"
         out[".".join(keys)] = ".".join(made)
     return out
@@ -205,8 +275,59 @@ def counts_of(cls: Any, config: Any) -> dict[str, str]:
                 after = counted(other)
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 continue  # no such number of layers is possible
-            found |= {place: key for place, n in base.items() if after.get(place) == n + 1 and n == value}
+            others = [alias for alias, of in config.attribute_map.items() if of in (key, INSTEAD_OF.get(key))]
+            names = "|".join([key, *([INSTEAD_OF[key]] if key in INSTEAD_OF else []), *others])
+            found |= {place: names for place, n in base.items() if after.get(place) == n + 1 and n == value}
     return found
+
+
+def conditions(
+    listed: Mapping[str, list[str]], names: list[tuple[Any, dict[str, bool]]], never: set[str]
+) -> dict[str, Any]:
+    """Return the condition of each module and of each bias that some of the configurations lack."""
+    out = {}
+    for word, texts in listed.items():
+        for text in texts:
+            pattern, _, mark = text.removeprefix("?").partition(" ")
+            key = f"{word.split()[0]} {pattern}"
+            wanted = [key] * (pattern not in never and not all(pattern in has for _, has in names))
+            for each in (*wanted, *([f"{key}.bias"] if mark == "?bias" else [])):
+                found = [condition for stated, condition in WHEN.items() if re.fullmatch(stated, each)]
+                assert len(found) == 1, (each, found)
+                out[each] = found[0]
+    return out
+
+
+def sines_when(model_type: str, listed: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return the condition of embeddings that a setting makes a table of sines and cosines."""
+    names = [x for x in listed["Embedding"] if x.endswith("position_embeddings")]
+    return {f"Embedding {x}": SINES_WHEN[model_type] for x in names if model_type in SINES_WHEN}
+
+
+def counts_elsewhere(model_type: str, patterns: Iterable[str]) -> dict[str, str]:
+    """Return the places of `COUNTS` that the modules have -> key."""
+    places = {".".join(keys[:at]) for x in patterns for keys in [x.split(".")] for at, key in enumerate(keys) if key == "#"}  # fmt: skip
+    return {
+        place: key
+        for end, key in COUNTS.get(model_type, {}).items()
+        for place in sorted(places)
+        if f".{place}".endswith(f".{end}")
+    }
+
+
+def tests_of(condition: list[Any]) -> list[Any]:
+    return [test for one in condition for test in (one if isinstance(one[0], list) else [one])]
+
+
+def dict_of(stated: Any) -> dict[str, Any]:
+    return stated if isinstance(stated, dict) else {}
+
+
+def attribute(config: Any, key: str) -> Any:
+    """Return what a configuration has for a key, of several names for the first."""
+    for one in key.partition("|")[0].split("."):
+        config = getattr(config, one)
+    return config
 
 
 def described(name: str, configs: list[Any]) -> dict[str, Any]:
@@ -214,19 +335,22 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     cls = getattr(transformers, name)
     seen: dict[str, list[tuple[str, float | None, frozenset[str]]]] = defaultdict(list)
     example: dict[str, tuple[Any, str]] = {}
-    built = 0
+    names: list[tuple[Any, dict[str, bool]]] = []  # of each configuration: what it has -> whether with a bias
+    never: set[str] = set()
     for config in configs:
         model = build(cls, config)
-        built += 1
         found = modules(model)
-        general = generalised(found)
+        never |= {module for module, of in model.named_modules() if SINES in type(of).__name__}
+        never |= {module for module in found if re.fullmatch(LACKS.get(name, "$^"), module)}
+        general = generalised(found, config.model_type == "resnet")
+        names.append((config, {pattern: "bias" in found[concrete][2] for concrete, pattern in general.items()}))
         once = set()
         for concrete, pattern in general.items():
             example.setdefault(pattern, (config, concrete))
             if pattern not in once:
                 seen[pattern].append(found[concrete])
                 once.add(pattern)
-    facts: dict[str, float] = {}
+    facts: dict[str, Any] = {}
     listed: dict[str, list[str]] = defaultdict(list)
     known: dict[tuple[float, str], str] = {}
     for pattern, entries in seen.items():
@@ -250,12 +374,21 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
             if any(biased)
             else " -bias"
         )
-        listed[word].append(("?" if len(entries) < built else "") + pattern + mark)
+        listed[word].append(("?" if pattern in never else "") + pattern + mark)
     tied = getattr(build(cls, configs[0]), "all_tied_weights_keys", None) or {}
     counts: dict[str, str] = {}
     for config in configs:
         counts |= counts_of(cls, config)
-    parameters = [pattern.removeprefix("?") for pattern in listed["Parameter"]]
+    when = conditions(listed, names, never)
+    counts |= counts_elsewhere(configs[0].model_type, seen)
+    default = type(configs[0])()
+    for key in (*counts.values(), *(test[2]["differs_from"] for condition in when.values() for test in tests_of(condition) if "differs_from" in dict_of(test[2]))):  # fmt: skip
+        value = attribute(default, key.removesuffix(".#"))
+        facts[key.removesuffix(".#")] = list(value) if isinstance(value, list | tuple) else value
+    for key, condition in when.items():
+        said = [(config, key.partition(" ")[2] in has) for config, has in names]
+        assert key.endswith(".bias") or all(holds(condition, {"facts": facts}, config.to_dict()) is has for config, has in said), (name, key)  # fmt: skip
+    when |= sines_when(configs[0].model_type, listed)
     return {
         "model_type": configs[0].model_type,
         "prefix": PREFIXES.get(name, getattr(cls, "base_model_prefix", "")),
@@ -265,7 +398,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "counts": counts,
         "refuses": REFUSES_OF_TYPE.get(configs[0].model_type, {}) | REFUSES.get(name, {}),
         **({"widths": widths} if (widths := fixed_widths(cls, configs[0])) else {}),
-        "when": {f"Parameter {x}": WHEN[last] for x in parameters if (last := x.rpartition(".")[2]) in WHEN},
+        "when": when,
         "modules": {word: listed[word] for word in sorted(listed) if listed[word]},
     }  # fmt: skip
 
@@ -296,7 +429,8 @@ def entries() -> dict[str, Any]:
             found[name] = described(name, of or [getattr(config, part) for config in configs if hasattr(config, part)])
     for name, parts in COMPOSITES.items():
         found[name] = {
-            "model_type": "", "prefix": "", "facts": {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}), "when": {},
+            "model_type": "", "prefix": "", "facts": {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}),
+            "when": {"Linear enc_to_dec_proj": PROJECTED} if "enc_to_dec_proj" in OWN[name]["Linear"] else {},
             "modules": OWN[name], "parts": parts,
         }  # fmt: skip
     for path in sorted((HERE / "flax-families").glob("*.npz"), key=lambda path: path.stem.partition(".")[2].islower()):

@@ -111,6 +111,20 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("gpt2.cross", {"scale_attn_by_inverse_layer_idx": True}, "does not divide by the number of the layer"),
         ("whisper.WhisperModel", {"scale_embedding": True}, "does not scale its embeddings"),
         ("encoder_decoder", {"decoder": {"scale_attn_weights": False}}, "scales the scores"),
+        ("resnet.ResNetModel", {"downsample_in_bottleneck": True}, "stride in the second convolution"),
+        ("electra.ElectraForMultipleChoice", {"summary_type": "last"}, "takes the first token"),
+        ("roformer.RoFormerForMultipleChoice", {"summary_type": "first"}, "takes the last token"),
+        ("roformer.RoFormerForMultipleChoice", {"summary_activation": "tanh"}, "no activation before its classifier"),
+        ("roformer.RoFormerModel", {"add_cross_attention": True}, "no cross-attention"),
+        ("vit.ViTModel", {"pooler_act": "relu"}, "tanh in its pooler"),
+        ("marian.MarianMTModel", {"share_encoder_decoder_embeddings": False}, "one embedding for both languages"),
+        ("opt.OPTModel", {"enable_bias": False}, "has biases"),
+        ("opt.OPTModel", {"layer_norm_elementwise_affine": False}, "have a scale and a bias"),
+        ("wav2vec2.Wav2Vec2Model", {"adapter_attn_dim": 16}, "no adapters in its layers"),
+        ("bert.BertModel", {"num_hidden_layers": None}, "has no num_hidden_layers, which then is 12, and the tree has 2 layers"),
+        ("gpt_neo.GPTNeoModel", {"num_layers": 3}, "has num_layers = 3, and the tree has 2 layers in h"),
+        ("clip.CLIPModel", {"text_config": {"num_hidden_layers": 3}}, "and the tree has 2 layers in text_model.encoder.layers"),
+        ("resnet.ResNetModel", {"depths": [3, 2]}, r"has depths = .3, 2., and the tree has \d layers in encoder.stages.0.layers"),
         ("bert.BertForTokenClassification", {"architectures": ["BertForMultipleChoice"]}, "has 1 outputs in classifier, and the tree has 5"),
     ],
 )  # fmt: skip
@@ -229,6 +243,58 @@ def test_what_the_tree_lacks_is_said_before_data_is_read(tmp_path: Path) -> None
         :1
     ]
     assert (finding.code, finding.path) == ("leaf-missing", "classifier")
+
+
+@pytest.mark.parametrize(
+    ("case", "lost", "keys", "path"),
+    [
+        ("roberta.RobertaForMaskedLM", "roberta/embeddings/position_embeddings/", {}, "roberta.embeddings.position_embeddings"),
+        ("bart.BartModel", "decoder/embed_positions/", {}, "decoder.embed_positions"),
+        ("distilbert.DistilBertModel", "embeddings/position_embeddings/", {}, "embeddings.position_embeddings"),
+        ("big_bird.BigBirdForMultipleChoice", "bert/pooler/", {}, "bert.pooler"),
+        ("opt.OPTModel", "decoder/final_layer_norm/", {}, "decoder.final_layer_norm"),
+        ("opt.projected", "model/decoder/project_in/", {}, "model.decoder.project_in"),
+        ("gpt2.cross", "transformer/h/0/crossattention/q_attn/", {}, "transformer.h.0.crossattention.q_attn"),
+        ("encoder_decoder.projected", "enc_to_dec_proj/", {}, "enc_to_dec_proj"),
+        ("beit.BeitModel", "pooler/layernorm/", {}, "pooler.layernorm"),
+        ("longt5.global", "encoder/block/0/layer/0/TransientGlobalSelfAttention/global_input_layer_norm/", {}, "encoder.block.0.layer.0.TransientGlobalSelfAttention.global_input_layer_norm"),
+        ("resnet.ResNetModel", "none", {"architectures": ["ResNetForImageClassification"]}, "classifier.1"),
+        ("wav2vec2.adapter", "adapter/layers/0/", {}, "adapter.layers.0.conv"),
+        ("roberta.RobertaModel", "encoder/layer/1/output/dense/kernel", {}, "encoder/layer/1/output/dense/kernel"),
+        ("mt5.MT5Model", "none", {"architectures": ["MT5ForConditionalGeneration"]}, "lm_head"),
+        ("t5.v1.1", "lm_head/", {}, "lm_head"),
+        ("gpt2.untied", "lm_head/", {}, "lm_head"),
+        ("opt.untied", "lm_head/", {}, "lm_head"),
+        ("whisper.untied", "lm_head/", {}, "proj_out"),
+        ("roberta.untied", "lm_head/decoder/", {}, "lm_head.decoder"),
+        ("distilbert.untied", "vocab_projector/kernel", {}, "vocab_projector/kernel"),
+    ],
+)  # fmt: skip
+def test_a_tree_without_a_module_that_the_class_has_is_refused(
+    case: str, lost: str, keys: dict[str, Any], path: str, tmp_path: Path
+) -> None:
+    """Modules that some configurations or some classes lack are needed in those that have them."""
+    leaves = flax_families.ALL.shapes(case)
+    without = {name for name in leaves if name.startswith(lost)}
+    assert without or lost == "none"
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, without, **keys))
+    assert [(finding.code, finding.path) for finding in error.value.findings] == [("leaf-missing", path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", flax_families.GENERIC)
+def test_each_module_and_each_leaf_is_needed(case: str, tmp_path: Path) -> None:
+    """Of modules that differ in numbers alone, the first is removed."""
+    leaves = sorted(flax_families.ALL.shapes(case))
+    dropped = {drop.leaf for drop in convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path)).dropped}
+    removed = {re.sub(r"\d+", "#", name): {name} for name in reversed(leaves) if name not in dropped}
+    for module in sorted({name.rpartition("/")[0] for name in leaves} - {""}, reverse=True):
+        removed[re.sub(r"\d+", "#", f"{module}/")] = {x for x in leaves if x.rpartition("/")[0] == module} - dropped
+    for without in removed.values():
+        with pytest.raises(convert.PlanError):
+            convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, without))
+            pytest.fail(f"the plan does not need {without}")
 
 
 def test_what_the_class_computes_otherwise_is_refused(tmp_path: Path) -> None:

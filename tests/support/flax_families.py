@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ def write(case: str, folder: Path, changed: dict[str, np.ndarray[Any, Any]] | No
     return folder
 
 
-def specs(case: str, folder: Path, **keys: Any) -> SpecsOnly:
-    """Write `config.json` of a case, and return the leaves beside it without their values: enough to plan."""
+def specs(case: str, folder: Path, without: Collection[str] = (), **keys: Any) -> SpecsOnly:
+    """Write `config.json` of a case, and return the leaves beside it without their values, and without some leaves: enough to plan."""
     folder.mkdir(parents=True, exist_ok=True)
     stated = config(case) | keys
     (folder / "config.json").write_text(json.dumps({key: value for key, value in stated.items() if value is not None}))
-    found = SpecsOnly({name: (shape, "float32") for name, shape in ALL.shapes(case).items()})
+    found = SpecsOnly({name: (shape, "float32") for name, shape in ALL.shapes(case).items() if name not in without})
     found.path = folder
     return found

@@ -176,7 +176,6 @@ class ModulesOfClass:
         classes: name of a class in the sidecar -> its name in the table, where they differ.
         renamed: keys of a path -> keys of the module's name, where they differ.
         renamed_with: keys of `renamed` -> what the sidecar states of the trees that have them.
-        absent: modules that the tree need not have -> why.
         at: position of the declaration.
     """
 
@@ -185,7 +184,6 @@ class ModulesOfClass:
     classes: Mapping[str, str]
     renamed: Mapping[str, str]
     renamed_with: Mapping[str, Mapping[str, str]]
-    absent: Mapping[str, str]
     at: Position
 
 

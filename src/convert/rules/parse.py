@@ -182,8 +182,8 @@ def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
 
 
 def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:
-    classes, renamed, only, absent = (values.get(key, {}) for key in ("classes", "renamed", "renamed_with", "absent"))
-    return ModulesOfClass(values["table"], values["key"], classes, renamed, only, absent, node.at)
+    classes, renamed, only = (values.get(key, {}) for key in ("classes", "renamed", "renamed_with"))
+    return ModulesOfClass(values["table"], values["key"], classes, renamed, only, node.at)
 
 
 def _listed(header: Mapping[str, YamlNode], key: str) -> tuple[YamlNode, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,15 +165,14 @@ def _expanded(
             tensors |= {_tensor(rule, one, role) for one in members for role in roles}
             for group in _by_depth(members):
                 made += [_rule(rule, members[0].module, roles, path, name) for path, name in patterns.write(group)]
-    copied, lost = _copies(listed, made, tensors)
+    copied = _copies(listed, made, tensors)
     loads, config = f"{listed.package} `{listed.loads}`", _stated(of, listed.loads)
     target = {
         key: replace(one, loads=loads, config={**one.config, **config}, differs=listed.notes)
         for key, one in rules.targets.items()
     }
     findings = (
-        *_missing(rules, of, listed, patterns, claimed),
-        *lost,
+        *_missing(rules, of, listed, patterns, claimed, taken),
         *_other_counts(rules, listed, patterns),
         *_other_values(rules, listed),
         *_other_widths(rules, of, listed, claimed, source, root),
@@ -233,10 +232,10 @@ def _rule(rule: Rule, module: Module, roles: set[str], path: str, name: Pattern)
     return replace(rule, kind=kind, sources=sources, targets=layers, each=())
 
 
-def _copies(listed: ModuleList, rules: Sequence[Rule], tensors: set[str]) -> tuple[list[Rule], list[Finding]]:
-    """Write the leaf of each tensor that config.json unties, and that has no leaf of its own, a second time."""
+def _copies(listed: ModuleList, rules: Sequence[Rule], tensors: set[str]) -> list[Rule]:
+    """Write the leaf of each tensor that config.json unties, and that shares it in the source's code, a second time."""
     copies: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(listed.untied - tensors):
+    for name in sorted(name for name in listed.untied - tensors if not listed.has_leaf(name)):
         of = listed.tied[name]
         while of in listed.tied and of not in tensors:
             of = listed.tied[of]
@@ -247,7 +246,7 @@ def _copies(listed: ModuleList, rules: Sequence[Rule], tensors: set[str]) -> tup
         names = [] if layer is None else copies.pop(_lead(rule, layer), [])
         also = tuple(replace(layer, path=parse_pattern(_module(rule, name))) for name in names) if layer else ()
         made.append(replace(rule, also={None: also}) if also else rule)
-    return made, []
+    return made
 
 
 def _lead(rule: Rule, layer: TargetLayer) -> str:
@@ -259,34 +258,52 @@ def _module(rule: Rule, tensor: str) -> str:
 
 
 def _missing(
-    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, patterns: Patterns, claimed: Mapping[Name, Found]
-) -> Iterator[Finding]:
-    """Report modules of the class that the tree lacks: those that are tied or that the flax class does not have are none."""
-    tied = {name if f"{name}." in listed.tied else name.rpartition(".")[0] for name in listed.tied}
-    absent = [parse_pattern(path) for path in of.absent]
-    needed = {module for module in listed.modules if not module.optional}
+    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, patterns: Patterns, claimed: Mapping[Name, Found], taken: set[Name]
+) -> Iterator[Finding]:  # fmt: skip
+    """Report modules and leaves that the tree lacks, but for those that it never has: tensors that share the leaf of another."""
+    counted = listed.counts.keys()
     for module in listed.modules:
-        for name in _every(module.name, patterns) if module in needed else ():
-            text = ".".join(name)
-            if name in claimed or text in tied or any(path.match("/".join(name)) for path in absent):
+        for name in _every(module.name, patterns, counted):
+            one = claimed.get(name)
+            if name in listed.lacks or (module.optional and one is None):
                 continue
-            yield Finding(
-                "leaf-missing",
-                f"{listed.package} `{listed.loads}` has the module {text} ({module.type}), and the tree has no leaf for it",
-                rule=rules.path,
-                path=text,
-                fix=f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint",
-            )
+            missing = [leaf for leaf, tensor in _leaves(rules, one or Found(name, name, module, ()), listed) if leaf not in taken or one is None]  # fmt: skip
+            text = ".".join(name)
+            fix = f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint"
+            has = f"{listed.package} `{listed.loads}` has the module {text} ({module.type})"
+            if missing and one is None:
+                yield Finding("leaf-missing", f"{has}, and the tree has no leaf for it", rule=rules.path, path=text, fix=fix)  # fmt: skip
+                continue
+            for leaf in missing:
+                yield Finding("leaf-missing", f"{has}, and the tree lacks a leaf of it", rule=rules.path, path="/".join(leaf), fix=fix)  # fmt: skip
 
 
-def _every(name: Name, patterns: Patterns, at: int = 0) -> Iterator[Name]:
-    """Yield a name with each number that layers of the tree have there."""
+def _leaves(rules: RuleFile, one: Found, listed: ModuleList) -> Iterator[tuple[Name, str]]:
+    """Yield each leaf that a module needs, and its tensor: a bias only where the class certainly has one."""
+    seen: set[str] = set()
+    for rule in rules.rules:
+        layer = rule.targets.get(None)
+        for role, pattern in rule.sources.items() if layer and one.module.type in rule.each else ():
+            assert layer is not None
+            written: Any = rule.kind
+            name = written.tensor_name(layer.path.text, role, layer).replace(f"{{{MODULE}}}", ".".join(one.name))
+            certain = one.module.bias or not name.endswith(f".{BIAS}") or one.module.type == PARAMETER
+            if name not in seen and certain and listed.has_leaf(name):
+                yield _leaf(pattern, one.path), name
+            seen.add(name)
+
+
+def _every(name: Name, patterns: Patterns, counted: Container[Name] = (), at: int = 0) -> Iterator[Name]:
+    """Yield a name with each number that the tree has there or skips; where it has none, and none are counted, with 0."""
     place = next((k for k, key in enumerate(name) if k >= at and key == NUMBER), None)
     if place is None:
         yield name
         return
-    for number in sorted(patterns.numbers.get(name[:place], ()), key=int):
-        yield from _every((*name[:place], number, *name[place + 1 :]), patterns, place + 1)
+    general = tuple(NUMBER if key.isdecimal() else key for key in name[:place])
+    known = patterns.numbers.get(name[:place], set())
+    first = set() if general in counted or name[:place] in counted else {0}
+    for number in sorted({*map(int, known), *range(len(known)), *first}):
+        yield from _every((*name[:place], str(number), *name[place + 1 :]), patterns, counted, place + 1)
 
 
 def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
@@ -304,14 +321,17 @@ def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
 
 def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> Iterator[Finding]:
     """Report that the tree has another number of layers than the sidecar states."""
-    for places, (key, stated) in listed.counts.items():
+    for places, layers in listed.counts.items():
         needed = any(module.name[: len(places)] == places and not module.optional for module in listed.modules)
-        for place in _every(places, patterns):
+        for place in _every(places, patterns, listed.counts.keys()):
             count = max(map(int, patterns.numbers.get(place, ())), default=-1) + 1
-            if count != stated and (count or needed):
+            expected = layers.at(place)
+            if expected is not None and count != expected and (count or needed):
+                key = layers.key.split("|")[0]
+                has = f"has {key} = {layers.count}" if layers.stated else f"has no {key}, which then is {layers.count}"
                 yield Finding(
                     "config-conflict",
-                    f"the {_file(rules)} of the checkpoint has {key} = {stated}, and the tree has {count} layers in {'.'.join(place)}",
+                    f"the {_file(rules)} of the checkpoint {has}, and the tree has {count} layers in {'.'.join(place)}",
                     fix="one of the two is of another checkpoint",
                 )
 

@@ -41,6 +41,7 @@ class Finder:
 
     def __init__(self, listed: ModuleList, renamed: Mapping[str, str]) -> None:
         self._prefixes = listed.prefixes
+        self._lacks = listed.lacks
         self._renamed = renaming(renamed)
         self._known: dict[Name, list[Module]] = defaultdict(list)
         for module in listed.modules:
@@ -52,6 +53,8 @@ class Finder:
         for keys in dict.fromkeys((placed, _replaced(placed, self._renamed))):
             for named in self._with_prefix(keys):
                 name = tuple(key for key, _ in named)
+                if name in self._lacks:
+                    continue
                 for module in self._known.get(_template(name), ()):
                     if all(one in (NUMBER, other) for one, other in zip(module.name, name, strict=True)):
                         return Found(path, name, module, tuple(place for _, place in named))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 NUMBER = "#"  # in a name: the number of a layer
 PARAMETER = "Parameter"  # type of a tensor that belongs to no module of a known type
+EMBEDDING = "Embedding"
 TIED = "tie_word_embeddings"
 
 Name = tuple[str, ...]
@@ -25,8 +27,8 @@ class Module:
         type: the word that rules have in `each`.
         epsilon: of a norm.
         groups: of a group norm.
-        optional: whether some configurations lack it.
-        bias: whether it has a bias: always, never or (None) in some configurations.
+        optional: whether a tree may lack it.
+        bias: whether it has a bias; None if the configuration does not say so.
     """
 
     name: Name
@@ -43,18 +45,41 @@ class Module:
 
 
 @dataclass(frozen=True)
+class LayerCount:
+    """The number of layers in a place.
+
+    Attributes:
+        key: of config.json.
+        count: the number; a list has one for each number of the place above.
+        stated: whether config.json has the key; else it is the class's default.
+    """
+
+    key: str
+    count: int | Sequence[int]
+    stated: bool
+
+    def at(self, place: Name) -> int | None:
+        """Return the number of layers in a place with numbers; None if there is none for its number."""
+        if isinstance(self.count, int):
+            return self.count
+        number = int(next(key for key in reversed(place) if key.isdecimal()))
+        return self.count[number] if number < len(self.count) else None
+
+
+@dataclass(frozen=True)
 class ModuleList:
     """What loads an output.
 
     Attributes:
         loads: name of the class.
         package: that has the class.
-        modules: its modules.
+        modules: its modules, in this configuration.
+        lacks: names of modules that it has in other configurations.
         prefixes: keys that a tree may lack before its paths, or have in addition.
         below: part -> the key that flax's tree has before the paths of the part, and the names have not.
         tied: tensor -> the tensor that it is the same as, unless config.json says otherwise.
         untied: those of `tied` that config.json unties.
-        counts: name before a number -> key of config.json, and the number of layers that it states.
+        counts: name before a number -> the number of layers there.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
         unread: key of config.json that the source's code does not read -> the value that it computes with.
         widths: layer -> the number of its outputs, which no configuration changes.
@@ -64,15 +89,24 @@ class ModuleList:
     loads: str
     package: str
     modules: tuple[Module, ...]
+    lacks: frozenset[Name]
     prefixes: tuple[Name, ...]
     below: Mapping[Name, str]
     tied: Mapping[str, str]
     untied: frozenset[str]
-    counts: Mapping[Name, tuple[str, int]]
+    counts: Mapping[Name, LayerCount]
     refused: Mapping[str, tuple[Any, str]]
     unread: Mapping[str, Any]
     widths: Mapping[str, int]
     notes: tuple[str, ...]
+
+    def has_leaf(self, tensor: str) -> bool:
+        """Whether the source's tree has a leaf for a tensor: it shares biases and embeddings that the class ties, and an untied head is its own."""
+        if tensor not in self.tied:
+            return True
+        name = tuple(tensor.split(".")[:-1])
+        embedding = any(module.name == name and module.type == EMBEDDING for module in self.modules)
+        return tensor in self.untied and not tensor.endswith(".bias") and not embedding
 
 
 class UnknownClassError(LookupError):
@@ -82,11 +116,12 @@ class UnknownClassError(LookupError):
 @dataclass
 class _Gathered:
     modules: list[Module] = field(default_factory=list)
+    lacks: set[Name] = field(default_factory=set)
     prefixes: list[Name] = field(default_factory=list)
     below: dict[Name, str] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     untied: set[str] = field(default_factory=set)
-    counts: dict[Name, tuple[str, int]] = field(default_factory=dict)
+    counts: dict[Name, LayerCount] = field(default_factory=dict)
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
 
@@ -110,6 +145,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         name,
         table["library"],
         tuple(found.modules),
+        frozenset(found.lacks - {module.name for module in found.modules}),
         tuple(found.prefixes),
         found.below,
         found.tied,
@@ -132,7 +168,11 @@ def _entry(entries: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _gather(
     found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], config: Mapping[str, Any], below: Name
 ) -> None:
-    found.modules += _modules(entry, config, below)
+    for module, has in _modules(entry, config, below):
+        if has:
+            found.modules.append(module)
+        else:
+            found.lacks.add(module.name)
     if entry["prefix"]:
         found.prefixes.append((*below, entry["prefix"]))
     if "below" in entry:
@@ -143,10 +183,11 @@ def _gather(
     if config.get(TIED) is False:
         found.untied |= set(tied)
     for place, text in entry["counts"].items():
-        if (count := _count(config, text)) is not None:
-            found.counts[(*below, *place.split("."))] = (text, count)
+        if (count := _layers(entry, config, text)) is not None:
+            found.counts[(*below, *place.split("."))] = count
     for key, (values, because) in entry["refuses"].items():
-        if (value := _value(config, key)) in values:
+        value = _value(config, key)
+        if value not in values["other_than"] and value is not None if isinstance(values, dict) else value in values:
             found.refused[key] = (value, because)
     for part, (key, role) in entry.get("parts", {}).items():
         own = config.get(key)
@@ -186,19 +227,19 @@ def _blocks(
         yield (str(k),), types[k], own
 
 
-def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -> Iterator[Module]:
+def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -> Iterator[tuple[Module, bool]]:
+    """Yield each module of a class, and whether this configuration has it."""
     for heading, names in entry["modules"].items():
         word, *numbers = heading.split(" ")
         epsilon, groups = (_number(entry, config, text) for text in (*numbers, "", "")[:2])
         for text in names:
             name, _, bias = text.partition(" ")
             bare = name.removeprefix("?")
-            if not _has(entry["when"].get(f"{word} {bare}"), config):
-                continue
-            keys = (*below, *bare.split("."))
-            has_bias = {"": True, "-bias": False, "?bias": None}[bias]
+            has = holds(entry["when"].get(f"{word} {bare}"), entry, config)
+            has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), entry, config) if bias else None)  # fmt: skip
             count = None if groups is None else int(groups)
-            yield Module(keys, word, epsilon, count, name.startswith("?"), has_bias)
+            optional = name.startswith("?") or has is None
+            yield Module((*below, *bare.split(".")), word, epsilon, count, optional, has_bias), has is not False
 
 
 def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> float | None:
@@ -208,9 +249,47 @@ def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> f
     return float(value if isinstance(value, float | int) else entry["facts"].get(key, key)) if text else None
 
 
-def _has(conditions: Sequence[Sequence[Any]] | None, config: Mapping[str, Any]) -> bool:
-    """Whether a configuration has a module: one of the keys, with these defaults, is as stated."""
-    return conditions is None or any(bool(config.get(key, default)) is stated for key, default, stated in conditions)
+def holds(conditions: Sequence[Any] | None, entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
+    """Whether one of the conditions holds; of a list of conditions, all. None if the configuration does not say."""
+    if conditions is None:
+        return True
+    found = [_all(one, entry, config) if isinstance(one[0], list) else _test(one, entry, config) for one in conditions]
+    return True if True in found else None if None in found else False
+
+
+def _all(tests: Sequence[Sequence[Any]], entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
+    found = [_test(one, entry, config) for one in tests]
+    return False if False in found else None if None in found else True
+
+
+def _test(test: Sequence[Any], entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
+    """Whether a key, with this default, is on or off, is like a pattern, or differs from another key."""
+    key, default, stated = test
+    value = _value(config, key)
+    value = default if value is None else value
+    if isinstance(stated, bool):
+        return bool(value) is stated
+    ((operator, text),) = stated.items()
+    if operator == "differs_from":
+        other = _value(config, text)
+        other = entry["facts"].get(text) if other is None else other
+        return None if value is None or other is None else bool(value != other)
+    return fnmatchcase(str(value), text) is (operator == "is")
+
+
+def _layers(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> LayerCount | None:
+    """Return the number of layers that a key, or the class's default for it, states; of ``depths.#``, one for each number above."""
+    key = text.removesuffix(".#")
+    default = entry["facts"].get(key)
+    if key != text:
+        value = _value(config, key)
+        counts = default if value is None else value
+        return None if counts is None else LayerCount(key, counts, value is not None)
+    count = _count(config, key)
+    if count is not None:
+        return LayerCount(key, count, True)
+    count = len(default) if isinstance(default, list) else default
+    return None if count is None else LayerCount(key, count, False)
 
 
 def _count(config: Mapping[str, Any], text: str) -> int | None:
@@ -228,8 +307,15 @@ def _count(config: Mapping[str, Any], text: str) -> int | None:
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, which may lie in a part of the configuration: ``text_config.layer_norm_eps``."""
+    """Return the value of a key, which may lie in a part of the configuration or in a list: ``text_config.layer_norm_eps``, ``hidden_sizes.0``.
+
+    Of several names of a key (``n_layer|num_hidden_layers``), the first that is stated counts.
+    """
+    *parts, names = key.split(".")
     value: Any = config
-    for one in key.split("."):
+    for one in parts:
         value = value.get(one) if isinstance(value, Mapping) else None
-    return value
+    if isinstance(value, list) and names.isdecimal():
+        return value[int(names)] if int(names) < len(value) else None
+    found = (value.get(name) for name in names.split("|")) if isinstance(value, Mapping) else ()
+    return next((one for one in found if one is not None), None)

@@ -10,7 +10,7 @@ from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.planning.modules.expand import for_class, listed_modules
-from convert.planning.modules.names import Finder, Renaming, renaming, with_other_keys
+from convert.planning.modules.names import Renaming, renaming, with_other_keys
 from convert.planning.modules.table import ModuleList, Name
 from convert.reversing.derived.layouts import DerivedSource, named
 from convert.rules.file import MODULE, ModulesOfClass, RuleFile
@@ -55,26 +55,15 @@ def _names_to_keys(of: ModulesOfClass, config: Mapping[str, Any]) -> Renaming:
 
 def _keys(rules: RuleFile, listed: ModuleList, renamed: Renaming, written: Written) -> Iterator[Name]:
     """Yield the keys that the leaves of each tensor have by any of the rules; the class tells which rule a module has."""
-    finder = Finder(listed, {})
     for rule in (rule for rule in rules.rules if rule.each):
         layer = rule.targets[None]
         for role, pattern in rule.sources.items():
             suffix = rule.kind.tensor_name(layer.path.text, role, layer).removeprefix(_MODULE)
             for name in written.specs:
                 module = tuple(name.removesuffix(suffix).split("."))
-                if name.endswith(suffix) and not _has_no_leaf(name, module, finder, listed):
+                if name.endswith(suffix) and listed.has_leaf(name):
                     path = _below(with_other_keys(module, renamed), listed.below)
                     yield tuple(pattern.text.replace(_MODULE, "/".join(path)).split("/"))
-
-
-def _has_no_leaf(name: str, module: Name, finder: Finder, listed: ModuleList) -> bool:
-    """Whether the flax classes never have a tensor apart: an embedding or a bias that is tied; a head may have its own weight."""
-    if name not in listed.tied:
-        return False
-    found = finder.find(module)
-    return (
-        name not in listed.untied or name.endswith(".bias") or (found is not None and found.module.type == "Embedding")
-    )
 
 
 def _below(path: Name, below: Mapping[Name, str]) -> Name:

@@ -232,10 +232,6 @@ MODULES = Record(
             MapOf(MapOf(TEXT)),
             "Mapping of a key of `renamed` to what the sidecar states of the trees that have it; the others have the key of the name. Default: every tree.",
         ),
-        "absent": Key(
-            MapOf(TEXT, "a mapping of a path to a reason", parse_pattern),
-            "Mapping of modules that the tree need not have to the reason. Default: none.",
-        ),
     },
     "a list of modules",
 )
