@@ -89,7 +89,7 @@ PROJECTED = [[["decoder.cross_attention_hidden_size", None, False], [f"encoder.{
 # What a tree of flax lacks although the class has it: tables of sines and cosines, which transformers computes, and poolers of heads that do not use them.
 SINES = "SinusoidalPositionalEmbedding"
 LACKS: Mapping[str, str] = dict.fromkeys(("BigBirdForCausalLM", "BigBirdForMaskedLM", "BigBirdForTokenClassification"), r"bert\.pooler")  # fmt: skip
-SINES_WHEN = {"distilbert": [["sinusoidal_pos_embds", False, False]]}  # where the class has an embedding in their place
+SINES_WHEN = {"distilbert": [["sinusoidal_pos_embds", False, False]]}  # where a tree has an embedding in their place
 # Numbers of layers that no key of one number states, or that stand in a part; the end of a place -> key; of a list, its length.
 COUNTS: Mapping[str, Mapping[str, str]] = {
     "albert": {"encoder.albert_layer_groups": "num_hidden_groups", "encoder.albert_layer_groups.#.albert_layers": "inner_group_num"},
@@ -388,7 +388,8 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     for key, condition in when.items():
         said = [(config, key.partition(" ")[2] in has) for config, has in names]
         assert key.endswith(".bias") or all(holds(condition, {"facts": facts}, config.to_dict()) is has for config, has in said), (name, key)  # fmt: skip
-    when |= sines_when(configs[0].model_type, listed)
+    when |= (sines := sines_when(configs[0].model_type, listed))
+    listed["Embedding"] = [f"?{x}" if f"Embedding {x}" in sines else x for x in listed["Embedding"]]
     return {
         "model_type": configs[0].model_type,
         "prefix": PREFIXES.get(name, getattr(cls, "base_model_prefix", "")),

@@ -282,6 +282,17 @@ def test_a_tree_without_a_module_that_the_class_has_is_refused(
     assert [(finding.code, finding.path) for finding in error.value.findings] == [("leaf-missing", path)]
 
 
+def test_a_table_of_sines_that_pytorch_writes_goes_back(tmp_path: Path) -> None:
+    """A tree may lack it, and PyTorch's file has it."""
+    out = tmp_path / "out"
+    convert.convert(FAMILY, flax_families.write("distilbert.sinusoidal", tmp_path / "source"), out)
+    tensors = load_file(out / "model.safetensors")
+    assert not any("position_embeddings" in name for name in tensors)
+    table = {"distilbert.embeddings.position_embeddings.weight": np.zeros((19, 12), np.float32)}
+    save_file({**tensors, **table}, out / "model.safetensors", {"format": "pt"})
+    assert convert.load_pytree(FAMILY, out)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", flax_families.GENERIC)
 def test_each_module_and_each_leaf_is_needed(case: str, tmp_path: Path) -> None:

@@ -235,11 +235,15 @@ def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -
         for text in names:
             name, _, bias = text.partition(" ")
             bare = name.removeprefix("?")
-            has = holds(entry["when"].get(f"{word} {bare}"), entry, config)
+            conditions = entry["when"].get(f"{word} {bare}")
+            has = holds(conditions, entry, config)
+            spared = name.startswith("?") and (conditions is None or not has)  # the class has it, and a tree need not
             has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), entry, config) if bias else None)  # fmt: skip
             count = None if groups is None else int(groups)
-            optional = name.startswith("?") or has is None
-            yield Module((*below, *bare.split(".")), word, epsilon, count, optional, has_bias), has is not False
+            yield (
+                Module((*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias),
+                spared or has is not False,
+            )
 
 
 def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> float | None:
