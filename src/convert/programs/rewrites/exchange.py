@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.layouts import layouts
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line
 
+Array = np.ndarray[Any, np.dtype[Any]]
 STATES = "states exchanged"
 FEWEST = 3  # steps of a loop
+EXACT = 1e-9  # relative error up to which a value is one of the source's
 EXCHANGED, JOINED = "parts exchanged", "parts joined in another order"
 IN_THE_RULE = "or, if both are right, say both orders in the rule of the layer with `concatenated`"
 MOST_PARTS = 4  # of one value
@@ -39,7 +43,7 @@ class Parts:
     where: tuple[str, ...]
 
 
-def exchange(target: Program, goal: Goal) -> Rewrite | None:
+def exchange(source: Program, target: Program, goal: Goal) -> Rewrite | None:
     """Return the order of parts that restores the output, of all values that the same lines take apart."""
     program = on_the_way(target, goal.output)
     by_line: dict[tuple[tuple[str, ...], int, str], list[Parts]] = {}
@@ -59,11 +63,16 @@ def exchange(target: Program, goal: Goal) -> Rewrite | None:
             error = goal.error(rerun.array(program.outputs[goal.output]))
             if error <= goal.enough:
                 return _rewrite(together[0], order, error)
-    return _joined(program, goal, runs) or _of_a_loop(program, goal)
+    return _joined(source, program, goal, runs) or _of_a_loop(program, goal)
 
 
-def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
-    """Return the order of what the same line joins that restores the output."""
+def _joined(source: Program, program: Program, goal: Goal, runs: int) -> Rewrite | None:
+    """Return the order of what the same line joins that restores the output.
+
+    A parameter, such as a class token, must then stand where the source has it: another part of what is joined may restore the output,
+    too.
+    """
+    meant = [value.array for one in on_the_way(source, goal.output).operations for value in one.results]
     by_line: dict[tuple[str, int], list[int]] = {}
     for at, one in enumerate(program.operations):
         told = all(v.data or v.leaves for v in one.operands) and any(v.data for v in one.operands)
@@ -82,7 +91,10 @@ def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
             except ValueError:  # they are joined along another axis than the one in which they differ
                 continue
             error = goal.error(rerun.array(program.outputs[goal.output]))
-            if error <= goal.enough:
+            joins = [program.operations[at] for at in together]
+            learned = [one for one in joins if not all(v.data for v in one.operands)]
+            made = [rerun.array(one.results[0]) for one in learned]
+            if error <= goal.enough and all(any(_is(x, y) for y in meant) for x in made):
                 words = Words(program.operations, names_of(program))
                 own = [words.value(v) for v in operands[together[0]]]
                 problem = (
@@ -96,6 +108,11 @@ def _joined(program: Program, goal: Goal, runs: int) -> Rewrite | None:
                     error,
                 )
     return None
+
+
+def _is(one: Array, two: Array) -> bool:
+    """Whether two values have the same numbers in the same places, in one layout or another."""
+    return one.size == two.size and any(np.allclose(laid, one, rtol=EXACT, atol=EXACT) for laid in layouts(two, one))
 
 
 def _of_a_loop(program: Program, goal: Goal) -> Rewrite | None:

@@ -223,7 +223,9 @@ def _in_other_places(
     from convert.programs.rewrites.residual import residual
 
     goal = _goal(site, source, name)
-    found = copies(target, goal) or exchange(target, goal) or order(source, target, goal) or residual(target, goal)
+    found = (
+        copies(target, goal) or exchange(source, target, goal) or order(source, target, goal) or residual(target, goal)
+    )
     if found is None and name not in reference.outputs:  # in front of a norm, its place does not show
         goals = [_goal(site, source, output) for output in reference.outputs if output in source.outputs]
         found = next((one for one in (residual(target, goal) for goal in goals) if one is not None), None)
