@@ -613,3 +613,62 @@ def test_only_a_shipped_family_can_be_shrunk(run: Run, tmp_path: Path, monkeypat
     arguments = ["infer", str(checkpoint("gemma3")), str(tmp_path / "mine.yaml"), "--shrink", "D=4,8"]
     _, message = run(*arguments, "--reference", "own_pair:reference", code=2)
     assert "the reference of a shipped family" in message and "--shapes" in message
+
+
+CALLED_VALUE = """
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax.traverse_util import unflatten_dict
+from torch import nn
+
+from convert import Reference
+
+D = 6
+
+
+def forward(p, inputs):
+    att = unflatten_dict(dict(p), sep="/")["att"]
+    return {"y": jnp.tanh(inputs["x"] @ att["key"]) * (inputs["x"] @ att["value"])}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.key(x)) * self.value(x)
+
+
+def inputs(seed):
+    return {"x": np.random.default_rng(seed).normal(size=(5, D)).astype(np.float32)}
+
+
+def run(module, x):
+    return {"y": module(x["x"])}
+
+
+def build(state_dict):
+    net = Net()
+    net.load_state_dict(state_dict, strict=True)
+    return net
+
+
+def pair(plan):
+    return Reference(inputs=inputs, jax=forward, build=build, run=run, outputs=("y",), reduction=D, depth=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_leaf_that_its_model_calls_value_keeps_its_name(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """flax nnx keeps each variable below the key `value`, which is left out of the names that a function gets."""
+    monkeypatch.delitem(sys.modules, "called_value", raising=False)
+    Path("called_value.py").write_text(CALLED_VALUE)
+    rng = np.random.default_rng(0)
+    np.savez("values.npz", **{f"att/{name}": rng.normal(size=(6, 6)).astype(np.float32) for name in ("key", "value")})
+    run("infer", "values.npz", "values.yaml", "--reference", "called_value:pair")
+    assert "from: att/value" in Path("values.yaml").read_text() or "att/{key,value}" in Path("values.yaml").read_text()
+    run("values.yaml", "values.npz", "values.safetensors")
+    stdout, _ = run("check", "values.safetensors", "--from", "values.npz", "--model", "values.yaml", "--reference", "called_value:pair")  # fmt: skip
+    assert "equal (exit code 0)" in stdout

@@ -209,7 +209,10 @@ def _source(checkpoint: Path, step: int | None, item: str | None, skeleton: Path
 
 def leaf_shapes(source: Source) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
-    return {name.removesuffix("/value"): leaf.spec.shape for name, leaf in source.leaves.items()}
+    from convert.core.nnx_names import without_value
+
+    names = without_value(source.leaves)
+    return {names[name]: leaf.spec.shape for name, leaf in source.leaves.items()}
 
 
 def shapes_of(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: str) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ from convert.api import plan_selected
 from convert.checkpoints.source import Source
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
+from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
 from convert.planning.options import ConversionOptions
@@ -64,8 +65,9 @@ class Pair:
 def whole_numbers(source: Source, root: str = "") -> dict[str, Array]:
     """Return the leaves below a root that are one integer or truth value each, as Equinox saves the numbers of a configuration."""
     prefix = f"{root}/" if root else ""
+    names = without_value(source.leaves)
     return {
-        name.removesuffix("/value").removeprefix(prefix): source.read(name)
+        names[name].removeprefix(prefix): source.read(name)
         for name, leaf in source.leaves.items()
         if name.startswith(prefix) and leaf.spec.shape == () and numpy_dtype(leaf.spec.dtype).kind in "iub"
     }
@@ -232,10 +234,11 @@ def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
         keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
         if not hasattr(leaf, "shape"):
             _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", type(leaf).__name__)
-        shapes["/".join(keys).removesuffix("/value")] = tuple(leaf.shape)
+        shapes["/".join(keys)] = tuple(leaf.shape)
     if not shapes:
         _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", "an empty one")
-    return shapes
+    names = without_value(shapes)
+    return {names[name]: shape for name, shape in shapes.items()}
 
 
 def by_name(outputs: Any) -> Arrays:

@@ -125,10 +125,11 @@ def _error(site: Site, reference: Reference, leaves: Collection[str], fill: Fill
 
 def _run(site: Site, reference: Reference, leaves: Collection[str], fill: Fill) -> Mapping[str, Array]:
     from convert.numerics.lift_jax import lift
-    from convert.verify.sides.run_jax import jax_weights, leaf_name
+    from convert.verify.sides.run_jax import jax_weights, leaf_names
 
     evidence = site.evidence
-    names = {leaf_name(site.plan, leaf) for leaf in leaves}
+    called = leaf_names(site.plan)
+    names = {called[leaf] for leaf in leaves}
     weights = {
         name: np.asarray(fill(x.shape), x.dtype) if name in names else x for name, x in jax_weights(site.plan).items()
     }

@@ -16,7 +16,7 @@ from convert.references.protocol import JaxSide, Reference
 from convert.verify.report.facts import JudgedFact, Status
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.run_jax import as_jax, jax_specs, jax_weights, leaf_name
+from convert.verify.sides.run_jax import as_jax, jax_specs, jax_weights, leaf_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -80,7 +80,8 @@ def read_by_the_model(plan: Plan, reference: Reference, seed: int, evidence: Evi
         used = _used(side, jax_specs(whole), inputs)
     except Exception:  # noqa: BLE001 - the user's code does not take more leaves than the rules convert
         return ()
-    names = {leaf_name(plan, d.leaf): d for d in plan.dropped}
+    called = leaf_names(plan)
+    names = {called[d.leaf]: d for d in plan.dropped}
     read = [names[name] for name in used if name in names]
     if not read:
         return ()

@@ -10,7 +10,7 @@ from typing import Any
 from convert.planning.low_rank_source import Form, Merge
 from convert.planning.plan import Plan
 from convert.references.protocol import Deferred, JaxSide, Reference
-from convert.verify.sides.run_jax import leaf_name
+from convert.verify.sides.run_jax import leaf_names
 
 
 def with_adapters(reference: Reference, plan: Plan) -> Reference:
@@ -22,10 +22,12 @@ def with_adapters(reference: Reference, plan: Plan) -> Reference:
     def make() -> JaxSide:
         side = reference.jax_side()
 
+        names = leaf_names(plan)
+
         def merged(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Mapping[str, Any]:
             leaves = dict(weights)
             for merge in merges:
-                base, first, second = (leaf_name(plan, leaf or "") for leaf in (merge.base, merge.first, merge.second))
+                base, first, second = (names[leaf or ""] for leaf in (merge.base, merge.first, merge.second))
                 leaves[base] = leaves[base] + merge.scale * _product(merge, leaves.pop(first), leaves.pop(second))
             return side(leaves, inputs)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.planning.plan import Plan
@@ -32,12 +33,13 @@ def jax_specs(plan: Plan) -> dict[str, Any]:
 def _leaves(plan: Plan) -> dict[str, str]:
     """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
     dropped = {d.leaf for d in plan.dropped}
-    return {leaf_name(plan, name): name for name in plan.checkpoint.leaves if name not in dropped}
+    return {name: leaf for leaf, name in leaf_names(plan).items() if leaf not in dropped}
 
 
-def leaf_name(plan: Plan, leaf: str) -> str:
-    """Return the name by which a reference's `jax` takes a leaf."""
-    return leaf.removeprefix(f"{plan.root}/" if plan.root else "").removesuffix("/value")
+def leaf_names(plan: Plan) -> dict[str, str]:
+    """Return the names of the checkpoint's leaves -> those by which a reference's `jax` takes them."""
+    root = f"{plan.root}/" if plan.root else ""
+    return {leaf: name.removeprefix(root) for leaf, name in without_value(plan.checkpoint.leaves).items()}
 
 
 def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32", seed: int = 0) -> Evidence:
