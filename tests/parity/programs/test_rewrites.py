@@ -198,7 +198,7 @@ def rewritten(right: Callable[..., Any], wrong: Callable[..., Any]) -> Rewrite |
     return (
         rows(source, target, goal)
         or copies(target, goal)
-        or exchange(target, goal)
+        or exchange(source, target, goal)
         or order(source, target, goal)
         or residual(target, goal)
     )
