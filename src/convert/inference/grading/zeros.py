@@ -32,10 +32,14 @@ def made_as_in_other_layers(
         leaves: shapes of the source's leaves by name.
     """
     whole = {tensor.name: tensor for tensor in tensors if _size(tensor) == _known(tensor) and not tensor.guessed}
+    lacking = {one.name for one in tensors if one.name not in whole and not one.guessed and not one.unread}
+    if not lacking:
+        return tuple(tensors)
     used = {part.leaf for tensor in tensors for part in tensor.parts}
+    zeros = _always_zero(target)
     found = []
     for tensor in tensors:
-        if tensor.name not in whole and not tensor.guessed and not tensor.unread and _meets_zeros(tensor, target):
+        if tensor.name in lacking and _meets_zeros(tensor, target, zeros):
             found.append(next(_continued(tensor, whole, used, leaves), tensor))
         else:
             found.append(tensor)
@@ -50,9 +54,8 @@ def _known(tensor: Tensor) -> int:
     return sum(len(part.elements) for part in tensor.parts)
 
 
-def _meets_zeros(tensor: Tensor, target: Program) -> bool:
+def _meets_zeros(tensor: Tensor, target: Program, zeros: set[Value]) -> bool:
     """Whether products multiply the elements that no part makes by zeros that no input is in, and nothing else reads them."""
-    zeros = _always_zero(target)
     lacking = np.ones(_size(tensor), bool)
     for part in tensor.parts:
         lacking[part.elements] = False

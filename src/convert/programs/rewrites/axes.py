@@ -12,10 +12,10 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.divergence.rerun import FAILS, Change, Computed, Now, Rerun
+from convert.programs.divergence.rerun import FAILS, Change, Computed, Now
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Move = Callable[[Array], Array]
@@ -59,13 +59,10 @@ def axes(source: Program, target: Program, goal: Goal) -> Rewrite | None:
         if runs >= MOST_RUNS or operations >= MOST_OPERATIONS:
             return None
         runs += 1
-        rerun = Rerun(program)
-        try:
-            made = {at: _computed(program.operations[at], moved.move) for at in moved.at}
-            operations += len(list(rerun.put(Change(computed=made))))
-        except ValueError:  # what follows does not take the other order
-            continue
-        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+        made = {at: _computed(program.operations[at], moved.move) for at in moved.at}
+        error, ran = error_with(program, Change(computed=made), goal)
+        operations += ran
+        if error <= goal.enough:
             return _rewrite(program, moved, error)
     return None
 

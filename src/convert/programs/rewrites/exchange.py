@@ -15,7 +15,7 @@ from convert.programs.divergence.layouts import layouts
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 STATES = "states exchanged"
@@ -55,12 +55,8 @@ def exchange(source: Program, target: Program, goal: Goal) -> Rewrite | None:
             if runs >= MOST_RUNS or operations >= MOST_OPERATIONS:
                 return None
             runs += 1
-            rerun = Rerun(program)
-            try:
-                operations += len(list(rerun.put(_in_order(program, together, order))))
-            except ValueError:  # the operations do not take each other's parts
-                continue
-            error = goal.error(rerun.array(program.outputs[goal.output]))
+            error, ran = error_with(program, _in_order(program, together, order), goal)
+            operations += ran
             if error <= goal.enough:
                 return _rewrite(together[0], order, error)
     return _joined(source, program, goal, runs) or _of_a_loop(program, goal)
@@ -91,10 +87,9 @@ def _joined(source: Program, program: Program, goal: Goal, runs: int) -> Rewrite
             except ValueError:  # they are joined along another axis than the one in which they differ
                 continue
             error = goal.error(rerun.array(program.outputs[goal.output]))
-            joins = [program.operations[at] for at in together]
-            learned = [one for one in joins if not all(v.data for v in one.operands)]
-            made = [rerun.array(one.results[0]) for one in learned]
-            if error <= goal.enough and all(any(_is(x, y) for y in meant) for x in made):
+            joins = (program.operations[at] for at in together)
+            learned = (one.results[0] for one in joins if not all(v.data for v in one.operands))
+            if error <= goal.enough and all(any(_is(rerun.array(v), y) for y in meant) for v in learned):
                 words = Words(program.operations, names_of(program))
                 own = [words.value(v) for v in operands[together[0]]]
                 problem = (
@@ -144,12 +139,8 @@ def _of_a_loop(program: Program, goal: Goal) -> Rewrite | None:
         for x, y, *steps in zip(*results, here, there, strict=True):
             for value, other in ((x, y), (y, x)):
                 earlier |= {at: other for at in users.get(value, ()) if max(steps) < at[0] <= last}
-        rerun = Rerun(program)
-        try:
-            list(rerun.put(Change(earlier=earlier)))
-        except ValueError:  # an operation does not take the other one
-            continue
-        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+        error, _ = error_with(program, Change(earlier=earlier), goal)
+        if error <= goal.enough:
             places = [line(program.operations[series[0]]) for series in (here, there)]
             problem = (
                 f"a step of the target takes the values of {places[0]} and {places[1]} of the step before for each other; the outputs "

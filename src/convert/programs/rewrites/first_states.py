@@ -11,11 +11,11 @@ import numpy as np
 from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import FEW
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIRST, NOT_RESET = "another first state", "state not reset"
@@ -45,17 +45,13 @@ def first_states(source: Program, target: Program, goal: Goal) -> Rewrite | None
     """Return the first states that restore the output: of all recurrences, of one state alone, or of each sequence of a batch."""
     program, theirs = on_the_way(target, goal.output), on_the_way(source, goal.output)
     uses = list(_uses(program))
-    runs = operations = 0
-    for name, made, problem, fix in (*_others(program, theirs, uses), *_resets(program, uses)):
+    operations = 0
+    for runs, (name, made, problem, fix) in enumerate((*_others(program, theirs, uses), *_resets(program, uses))):
         if runs >= MOST_RUNS or operations >= MOST_OPERATIONS:
             return None
-        runs += 1
-        rerun = Rerun(program)
-        try:
-            operations += len(list(rerun.put(Change(operands=made))))
-        except ValueError:  # the operations do not take these states
-            continue
-        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+        error, ran = error_with(program, Change(operands=made), goal)
+        operations += ran
+        if error <= goal.enough:
             return Rewrite(name, problem, fix, error)
     return None
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way, users_of
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.divergence.rerun import Change, Computed, Now, Rerun, again
+from convert.programs.divergence.rerun import Change, Computed, Now, again
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG_SIDE, OUTSIDE = "reset gate on the wrong side of the matmul", "b_hn outside of the reset"  # in a recurrence
@@ -75,12 +75,8 @@ def reset_side(target: Program, goal: Goal) -> Rewrite | None:
             if runs >= MOST_RUNS:
                 return None
             runs += 1
-            rerun = Rerun(program)
-            try:
-                list(rerun.put(Change(computed={one.at: compute(one) for one in steps})))
-            except ValueError:
-                continue
-            if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+            error, _ = error_with(program, Change(computed={one.at: compute(one) for one in steps}), goal)
+            if error <= goal.enough:
                 return _rewrite(steps, name, how, error)
     return None
 
@@ -268,12 +264,9 @@ def complement(target: Program, goal: Goal, own: Callable[[Operation], bool]) ->
             computed |= {number[u]: _with_rest(u, gate) for u in users[gate] if kind_of(u) == "multiply"}
             found.setdefault((one.where, one.module, bool(rest)), []).append((gate, computed, one))
     for steps in list(found.values())[:MOST_RUNS]:
-        rerun = Rerun(program)
-        try:
-            list(rerun.put(Change(computed={at: how for _, computed, _ in steps for at, how in computed.items()})))
-        except ValueError:
-            continue
-        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+        change = Change(computed={at: how for _, computed, _ in steps for at, how in computed.items()})
+        error, _ = error_with(program, change, goal)
+        if error <= goal.enough:
             gate, _, use = steps[0]
             words = Words(program.operations, names_of(program))
             weighted = next((words.value(v) for v in use.operands if v is not gate), "a value")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.rerun import Change
 from convert.programs.program import Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 LATE, EARLY = "states given out a step late", "states given out a step early"
 FEWEST = 3  # steps
@@ -41,12 +41,8 @@ def given_out(target: Program, goal: Goal) -> Rewrite | None:
         if target.operations[join.at].results[:1] in used:
             together.setdefault((join.name, line(target.operations[join.at])), []).append(join)
     for (name, where), joins in list(together.items())[:MOST_RUNS]:
-        rerun = Rerun(target)
-        try:
-            list(rerun.put(Change(earlier={place: v for join in joins for place, v in join.other.items()})))
-        except ValueError:  # the first state has another shape
-            continue
-        error = goal.error(rerun.array(target.outputs[goal.output]))
+        change = Change(earlier={place: v for join in joins for place, v in join.other.items()})
+        error, _ = error_with(target, change, goal)  # the first state may have another shape
         if error <= goal.enough:
             before, behind = "in front of each step", "behind each step"
             has, meant = (before, behind) if name == LATE else (behind, before)

@@ -10,10 +10,10 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.divergence.rerun import FAILS, Change, Computed, Now, Rerun
+from convert.programs.divergence.rerun import FAILS, Change, Computed, Now
 from convert.programs.divergence.windows import PADDING, padded
 from convert.programs.program import Operation, Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_RUNS = 64
@@ -53,12 +53,9 @@ def paddings(target: Program, goal: Goal) -> Rewrite | None:
             if runs >= MOST_RUNS:
                 return None
             runs += 1
-            rerun = Rerun(program)
-            try:
-                list(rerun.put(Change(computed={one.at: _computed(one, low, both - low) for one in reads})))
-            except ValueError:
-                continue
-            if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+            made = {one.at: _computed(one, low, both - low) for one in reads}
+            error, _ = error_with(program, Change(computed=made), goal)
+            if error <= goal.enough:
                 at = f"{where}{f', in {reads[0].operation.module},' if reads[0].operation.module else ''}"
                 problem = (
                     f"the convolution at {at} reads its input with ({reads[0].low[0]}, {reads[0].high[0]}) zeros at its ends; "

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.program import Operation, Program
 from convert.programs.rerun import rerun
 
@@ -50,6 +51,16 @@ class Rewrite:
 def line(operation: Operation) -> str:
     """Return where an operation is, for a sentence."""
     return operation.where or "a line that is not known"
+
+
+def error_with(program: Program, change: Change, goal: Goal) -> tuple[float, int]:
+    """Return the error of the output with a change, infinite where an operation does not take it; and how many operations ran again."""
+    changed = Rerun(program)
+    try:
+        count = len(list(changed.put(change)))
+    except ValueError:
+        return float("inf"), 0
+    return goal.error(changed.array(program.outputs[goal.output])), count
 
 
 def rerun_with(program: Program, made: Mapping[Operation, Operation]) -> Program:

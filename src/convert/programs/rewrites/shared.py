@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import one_of
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 from convert.programs.rewrites.segments import LAYERS
 
 AGAIN = "layer applied again"
@@ -22,7 +22,6 @@ def shared(source: Program, target: Program, goal: Goal) -> Rewrite | None:
     program = on_the_way(target, goal.output)
     found = list(_applied_more_often(on_the_way(source, goal.output), program))
     for chosen in (*([one] for one in found), *([found] if len(found) > 1 else [])):
-        rerun = Rerun(program)
         index = {operation: at for at, operation in enumerate(program.operations)}
         earlier = {
             (at, k): uses[0].results[0]
@@ -32,11 +31,8 @@ def shared(source: Program, target: Program, goal: Goal) -> Rewrite | None:
             for k, v in enumerate(operation.operands)
             if v is again.results[0] and at > index[uses[0]]
         }
-        try:
-            list(rerun.put(Change(earlier=earlier)))
-        except ValueError:  # what follows takes another shape
-            continue
-        if (error := goal.error(rerun.array(program.outputs[goal.output]))) <= goal.enough:
+        error, _ = error_with(program, Change(earlier=earlier), goal)
+        if error <= goal.enough:
             words = Words(program.operations, names_of(program))
             names = " and ".join(words.value(root(uses[0].results[0], words.producer)) for uses in chosen[:2])
             times = len(chosen[0])

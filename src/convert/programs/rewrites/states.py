@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
-from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import FEW, same_numbers, tells
 from convert.programs.program import Operation, Program, Value
-from convert.programs.rewrites.rewrite import Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_GIVEN, STALE = "state not given on", "stale state across steps"
@@ -88,14 +88,9 @@ def _run_steps(
     program: Program, uses: Sequence[tuple[list[int], int]], made: Sequence[Value], goal: Goal
 ) -> tuple[float, int]:
     """Return the error of the output, and how many operations ran again."""
-    rerun = Rerun(program)
     again = _repeated([program.operations[k].operands[uses[0][1]] for k in uses[0][0]])
     change = Change(earlier={(at[step], place): made[step - 1] for step in again for at, place in uses})
-    try:
-        count = len(list(rerun.put(change)))
-    except ValueError:
-        return float("inf"), 0
-    return goal.error(rerun.array(program.outputs[goal.output])), count
+    return error_with(program, change, goal)
 
 
 # ---- a layer, or a second call, begins with zeros
@@ -115,12 +110,8 @@ def _in_place_of_zeros(source: Program, target: Program, goal: Goal) -> Rewrite 
                 if any(x is None for x in changes.values()) or runs >= MOST_RUNS:
                     continue
                 runs += 1
-                rerun = Rerun(program)
-                try:
-                    list(rerun.put(Change({v: x for v, x in changes.items() if x is not None})))
-                except ValueError:
-                    continue
-                error = goal.error(rerun.array(program.outputs[goal.output]))
+                change = Change({v: x for v, x in changes.items() if x is not None})
+                error, _ = error_with(program, change, goal)
                 if error <= goal.enough:
                     return _not_given(program, places, [said for _, said in chosen], error)
     return None
