@@ -104,6 +104,15 @@ class PathIndex:
         return TemplateIndex((name, _spellings("/" + name, "")) for name in self._names)
 
 
+def keys_above(paths: Iterable[str]) -> set[str]:
+    """Return the path of each key that has one of these paths below it; the top of the tree is the empty one.
+
+    >>> sorted(keys_above(["a/b/kernel", "a/bias"]))
+    ['', 'a', 'a/b']
+    """
+    return {"/".join(keys[:k]) for path in paths for keys in [path.split("/")] for k in range(len(keys))}
+
+
 def _spellings(name: str, prefix: str) -> tuple[str, ...]:
     """Return the paths of a leaf below `prefix`: as it is, and without the ``value`` that flax nnx appends."""
     if not name.startswith(prefix):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convert.core.path_index import keys_above
 from convert.core.path_pattern import parse_pattern
 from convert.layers import Rule
 
@@ -20,13 +21,7 @@ def of_unknown_modules(claims: Mapping[str, Rule], paths: Mapping[str, Rule]) ->
     of_aqt = {name: module for name in claims if (module := _module(name))}
     if not of_aqt:
         return []
-    known = {
-        "/".join(keys[:k])
-        for name in claims
-        if name not in of_aqt
-        for keys in [name.split("/")]
-        for k in range(len(keys))
-    }
+    known = keys_above(name for name in claims if name not in of_aqt)
     written = [
         parse_pattern(module)
         for path, rule in paths.items()

@@ -13,10 +13,10 @@ from convert.checkpoints.chunks import Box, Grid, Meter, Piece
 from convert.checkpoints.source import Leaf, Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
+from convert.core.nnx_names import VALUE
 from convert.planning.adapters.names import BOOKKEEPING, has_word, weights_of_first
 
 LORA_PAIRS = "; LoRA pairs: "  # in the format of a view, which the header of an output keeps
-VALUE = "/value"  # flax nnx
 
 
 def joined(base: Source, adapter: Source) -> Source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from convert.core.findings import Finding
+from convert.core.path_index import keys_above
 from convert.layers import Rule
 from convert.planning.adapters.names import HalfPair, has_word, place_of
 
@@ -35,7 +36,7 @@ def lost_adapters(claims: Mapping[str, Rule], halves: Mapping[str, HalfPair]) ->
     suspects = {name: rule for name, rule in dropped.items() if has_word(name)}
     if not suspects:
         return
-    places = {"/".join(keys[:k]) for name in claims if name not in dropped for keys in [name.split("/")] for k in range(len(keys))}  # fmt: skip
+    places = keys_above(name for name in claims if name not in dropped)
     for name, rule in suspects.items():
         if place_of(name) in places:
             yield Finding(

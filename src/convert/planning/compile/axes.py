@@ -82,6 +82,48 @@ def last_first(stacked: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, 
     return sorted(stacked, key=lambda s: -s[1])
 
 
+def _as_stored(
+    rule: Rule,
+    role: str,
+    layer: TargetLayer,
+    leaf: NamedLeaf,
+    member: tuple[int, int] | None,
+    ops: list[Op],
+    taken: str,
+) -> Part:
+    """Return what a leaf without letters contributes: `ops` take it out of its stack, and its axes stay.
+
+    Raises:
+        MisfitError: the rule moves its axes, or splits it.
+    """
+
+    def misfit(problem: str, fix: str) -> MisfitError:
+        at = rule.at.line_only
+        return MisfitError(Finding("layer-not-representable", problem, rule=at, path=leaf.name, fix=fix))
+
+    outputs = "".join(of for _, of in rule.kind.weight_axes)
+    if moved := [x for x in layer.concatenated if rule.normalized is None or x in outputs]:
+        raise misfit(
+            f"`concatenated` orders {moved[0]}, and the axes of this leaf have no letters",
+            "write the leaf as a `parameter` with `axes`, in a rule of its own",
+        )
+    if member:
+        raise misfit(
+            f"the rule has fewer sources than targets, and a `{rule.kind_name}` cannot be split",
+            "name one target for each leaf",
+        )
+    opening = len(ops)
+    layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
+    if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale next to the direction
+        size = math.prod(leaf.own_shape)
+        ops = [*ops, Reshape((size, *[1] * (rule.kind.weight_rank - 1)))]
+    unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
+    groups = tuple(x for x, _ in unnamed)
+    stored = leaf.stored("".join(groups), leaf.own_shape)
+    apart = tuple(index for index, _, _ in leaf.stacked)
+    return Part(leaf.name, tuple(ops), None, PartLayout(layout), taken, unnamed, groups, stored, apart, opening=opening)
+
+
 def arranged(
     rule: Rule,
     role: str,
@@ -105,50 +147,9 @@ def arranged(
         MisfitError: its shape contradicts the rule.
     """
     ops: list[Op] = [*taken_out(leaf.stacked, stack), *leaf.opening]
-    opening = len(ops)
     taken = [f"{index}={stack[index]}" for index, _, _ in leaf.stacked]
     if leaf.letters is None:
-        outputs = "".join(of for _, of in rule.kind.weight_axes)
-        if moved := [x for x in layer.concatenated if rule.normalized is None or x in outputs]:
-            raise MisfitError(
-                Finding(
-                    "layer-not-representable",
-                    f"`concatenated` orders {moved[0]}, and the axes of this leaf have no letters",
-                    rule=rule.at.line_only,
-                    path=leaf.name,
-                    fix="write the leaf as a `parameter` with `axes`, in a rule of its own",
-                )
-            )
-        if member:
-            raise MisfitError(
-                Finding(
-                    "layer-not-representable",
-                    f"the rule has fewer sources than targets, and a `{rule.kind_name}` cannot be split",
-                    rule=rule.at.line_only,
-                    path=leaf.name,
-                    fix="name one target for each leaf",
-                )
-            )
-        layout = "as stored" if not leaf.stacked else f"stacked on axis {', '.join(str(a) for _, a, _ in leaf.stacked)}"
-        if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale next to the direction
-            size = math.prod(leaf.own_shape)
-            ops.append(Reshape((size, *[1] * (rule.kind.weight_rank - 1))))
-        unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
-        groups = tuple(x for x, _ in unnamed)
-        stored = leaf.stored("".join(groups), leaf.own_shape)
-        apart = tuple(index for index, _, _ in leaf.stacked)
-        return Part(
-            leaf.name,
-            tuple(ops),
-            None,
-            PartLayout(layout),
-            ", ".join(taken),
-            unnamed,
-            groups,
-            stored,
-            apart,
-            opening=opening,
-        )
+        return _as_stored(rule, role, layer, leaf, member, ops, ", ".join(taken))
     letters, shape = leaf.letters, leaf.own_shape
     before = leaf.axes
     try:
