@@ -110,10 +110,10 @@ def convert(
         as_json=as_json,
     )
     refuse(asked)
-    if asked.jax_format is not None:
+    if (form := asked.jax_format) is not None:
         from convert.cli.conversion import to_jax
 
-        to_jax.run(asked)
+        to_jax.run(asked, form)
     elif asked.to_peft:
         from convert.cli.conversion import to_peft
 

@@ -12,7 +12,9 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 
 if TYPE_CHECKING:
+    from convert.checkpoints import Source
     from convert.planning.options import ConversionOptions
+    from convert.verify.report.report import Report
 
 PEFT = "peft"  # the value of --adapter that writes PEFT's form
 
@@ -24,6 +26,14 @@ class Proof:
     reference: str | None
     require: tuple[str, ...]
     trust: tuple[str, ...]
+
+    def report(self, model: str, tensors: Path, source: Source, options: ConversionOptions) -> Report:
+        """Check tensors against the checkpoint that they belong to."""
+        from convert.verify.run import check
+
+        return check(
+            tensors, source, options, model=model, require=self.require, trust=self.trust, reference=self.reference
+        )
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from convert.verify.report.report import Report
 
 
-def run(asked: Request) -> None:
-    """Plan, write, check and report."""
+def run(asked: Request, to: str) -> None:
+    """Plan, write, check and report.
+
+    Args:
+        to: format of the checkpoint.
+    """
     plan = plan_reverse(asked.model, asked.checkpoint, asked.like, asked.options, layout=asked.layout)
     if asked.proof is not None:
         refuse_check(asked.checkpoint)
-    to = str(asked.jax_format)
     if asked.dry_run:
         refuse(plan, asked.out, to, asked.writing.overwrite)
         print_plan(plan, asked.full, asked.as_json)
@@ -80,19 +83,10 @@ def _write(plan: ReversePlan, asked: Request, to: str) -> CheckpointResult:
 def _check(plan: ReversePlan, asked: Request, proof: Proof) -> Report:
     """Check the given weights against the checkpoint that was written."""
     from convert.checkpoints import open_source
-    from convert.verify.run import check
 
     source, forth = open_source(asked.out, follow_links=asked.options.follow_links), plan.forward
     options = replace(asked.options, to=forth.target, dtype=forth.dtype, settings=forth.settings)
-    return check(
-        asked.checkpoint,
-        source,
-        options,
-        model=asked.model,
-        require=proof.require,
-        trust=proof.trust,
-        reference=proof.reference,
-    )
+    return proof.report(asked.model, asked.checkpoint, source, options)
 
 
 def _to_dict(plan: ReversePlan, result: CheckpointResult) -> dict[str, Any]:

@@ -113,17 +113,7 @@ def _completed(plan: Plan, out: Path, limit: int | None, overwrite: bool) -> Res
 
 def _check(plan: Plan, asked: Request, options: ConversionOptions, out: Path, proof: Proof) -> Report:
     """Check the output; the model card of a directory gets the figures of a check that found no difference."""
-    from convert.verify.run import check
-
-    report = check(
-        out,
-        plan.checkpoint,
-        options,
-        model=asked.model,
-        require=proof.require,
-        trust=proof.trust,
-        reference=proof.reference,
-    )
+    report = proof.report(asked.model, out, plan.checkpoint, options)
     if report.exit_code == 0:
         _add_figures_to_card(out, report)
     return report
