@@ -74,6 +74,8 @@ _TARGET = Record(
     },
     "a target",
 )
+# torch.nn.MultiheadAttention's tensors of queries, keys and values in one
+_PACKED = {"weight": "in_proj_weight", "bias": "in_proj_bias"}
 KEYS: Mapping[str, Key] = {
     WORD: Key(
         Either(PATTERN, MapOf(Either(PATTERN, _TARGET))),
@@ -130,12 +132,68 @@ def expand(node: YamlNode) -> tuple[list[Expanded], Fixed | None]:
     Raises:
         RuleError: the keys contradict each other.
     """
+    attention = _read(node)
+    inward, outward = _inward(attention), _outward(attention)
+    if not attention.in_one_module or attention.asked:
+        return [*inward, outward], None
+    names = tuple(dict.fromkeys(target.output for target in attention.targets.values()))
+    rules = [*(replace(one, inner=()) for one in inward), replace(outward, inner=names)]
+    return rules, Fixed(attention.width, attention.heads, node)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The modules of one target.
+
+    Attributes:
+        module: name of the module in the state_dict.
+        projections: names of its three Linears, such as ``{q,k,v}_proj``; None: it is a torch.nn.MultiheadAttention.
+        output: name of its output projection.
+    """
+
+    module: str
+    projections: str | None = None
+    output: str = "out_proj"
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What an `attention` rule says.
+
+    Attributes:
+        path: the layer in the checkpoint.
+        width: letter of the width of queries and of the result.
+        heads: letters of the axes of the heads.
+        own: letters of the widths of keys and values, where these have their own.
+        targets: the modules of each target, by its name; the name is empty where the rule has one target.
+    """
+
+    node: YamlNode
+    library: Library
+    path: str
+    width: str
+    heads: str
+    own: str
+    biased: bool
+    targets: Mapping[str, _Target]
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.node.value[WORD].value == ASK)
+
+    @property
+    def in_one_module(self) -> bool:
+        """Whether the targets are a torch.nn.MultiheadAttention."""
+        return all(target.projections is None for target in self.targets.values())
+
+
+def _read(node: YamlNode) -> _Attention:
     values = RECORD.read(node)
     library = LIBRARIES[values["layer"]]
-    count = len(library.heads)
     letters: str = values["axes"]
-    if len(letters) not in (1 + count, 3 + count):
-        expected = "D N H, or D N H K V" if count == 2 else "D E, or D E K V"
+    count = 1 + len(library.heads)
+    if len(letters) not in (count, count + 2):
+        expected = "D N H, or D N H K V" if len(library.heads) == 2 else "D E, or D E K V"
         problem = f"{values['layer']} has other axes"
         raise RuleError(
             Finding(
@@ -146,94 +204,93 @@ def expand(node: YamlNode) -> tuple[list[Expanded], Fixed | None]:
                 got=repr(letters),
             )
         )
-    width, heads = letters[0], letters[1 : 1 + count]
-    widths = (width, *(letters[1 + count :] or width * 2))
-    biased = values.get("bias", library.biased)
-    start = values["from"].text
-    layers = node.value[WORD]
-    asked = layers.value == ASK
-    targets = [layers] if not layers.is_mapping or "module" in layers.value else [child for _, child in layers.items()]
-    apart = len(letters) > 1 + count
-
-    def equation(text: str, x: str, y: str = "") -> str:
-        table = {"X": x, "Y": y, **dict(zip(library.heads, heads, strict=True))}
-        return "".join(table.get(letter, letter) for letter in text)
-
-    def rule(linear: Any, eq: str, kernel: str, bias: str | None) -> YamlNode:
-        content: dict[str, Any] = {"einsum": eq, "from": f"{start}/{kernel}", "linear": linear}
-        content |= {"bias": f"{start}/{bias}"} if bias else {}
-        made = {key: _node(value, node) for key, value in content.items()}
-        made |= {"linear": layers} if asked else {}
-        made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
-        return YamlNode(made, node.at, dict.fromkeys(made, node.at))
-
-    def fused(words: tuple[str, ...]) -> str:
-        return f"{{{','.join(words)}}}"
-
-    def linear(build: Any) -> Any:
-        if len(targets) == 1 and targets[0] is layers:
-            return build(*_module(layers))
-        return {name: build(*_module(child)) for name, child in layers.items()}
-
-    rules: list[Expanded] = []
-    kernels, biases = library.kernels[:3], library.biases[:3]
-    whole = [_module(child)[1] is None for child in targets]
-    if any(whole) and not all(whole):
+    written = node.value[WORD]
+    named = written.is_mapping and "module" not in written.value
+    targets = {name: _target(child) for name, child in (written.items() if named else [("", written)])}
+    if len({target.projections is None for target in targets.values()}) == 2:
         raise RuleError(
             Finding(
                 "rule-layer-conflict",
                 "one target is a torch.nn.MultiheadAttention and another has `projections`",
-                rule=str(layers.at),
+                rule=str(written.at),
                 fix="write a file for each target, or `linear` rules",
             )
         )
-    for k in range(3) if apart else ():
-        if whole[0]:
-            word = ("q", "k", "v")[k]
-            to = linear(lambda m, p, o, word=word: {"module": m, "weight": f"{word}_proj_weight"})
-            rules.append(Expanded(rule(to, equation(library.inward, widths[k]), kernels[k], None)))
-        else:
-            to = linear(lambda m, p, o, k=k: f"{m}.{_member(p, k, layers)}")
-            rules.append(
-                Expanded(rule(to, equation(library.inward, widths[k]), kernels[k], biases[k] if biased else None))
-            )
-    together = equation(library.inward, width)
-    if not apart:
-        to = linear(lambda m, p, o: {"module": m, "weight": "in_proj_weight", "bias": "in_proj_bias"} if p is None else f"{m}.{p}")  # fmt: skip
-        rules.append(Expanded(rule(to, together, fused(kernels), fused(biases) if biased else None)))
-    elif whole[0] and biased:
-        to = linear(lambda m, p, o: {"module": m, "bias": "in_proj_bias"})
-        rules.append(Expanded(rule(to, together, fused(kernels), fused(biases)), ("bias",)))
-    to = linear(lambda m, p, o: f"{m}.{o}")
-    rules.append(Expanded(rule(to, equation(library.outward, "", width), library.kernels[3], library.biases[3] if biased else None)))  # fmt: skip
-    if not whole[0] or asked:
-        return rules, None
-    *packed, last = rules
-    outer = [replace(one, inner=()) for one in packed]
-    names = tuple(dict.fromkeys(_module(child)[2] for child in targets))
-    return [*outer, replace(last, inner=names)], Fixed(width, heads, node)
+    biased = values.get("bias", library.biased)
+    path = values["from"].text
+    return _Attention(node, library, path, letters[0], letters[1:count], letters[count:], biased, targets)
 
 
-def _module(node: YamlNode) -> tuple[str, str | None, str]:
+def _target(node: YamlNode) -> _Target:
     if not node.is_mapping:
-        return PATTERN.read(node).text, None, "out_proj"
-    values = _TARGET.read(node)
-    separate = values.get("projections")
-    return (
-        values["module"].text,
-        separate.text if separate else None,
-        values["output"].text if "output" in values else "out_proj",
-    )
+        return _Target(PATTERN.read(node).text)
+    return _Target(**{key: name.text for key, name in _TARGET.read(node).items()})
 
 
-def _member(text: str, k: int, node: YamlNode) -> str:
+def _inward(attention: _Attention) -> list[Expanded]:
+    """Return the rules of queries, keys and values: one, or one for each where keys and values have their own widths."""
+    library, targets, whole = attention.library, attention.targets, attention.in_one_module
+    kernels, biases = library.kernels[:3], library.biases[:3]
+    biased = attention.biased
+    together = _equation(attention, library.inward, attention.width)
+    if not attention.own:
+        to: dict[str, Any] = {
+            name: {"module": target.module, **_PACKED} if whole else f"{target.module}.{target.projections}"
+            for name, target in targets.items()
+        }
+        return [Expanded(_linear(attention, to, together, _braces(kernels), _braces(biases) if biased else None))]
+    rules = []
+    for k, width in enumerate((attention.width, *attention.own)):
+        if whole:
+            to = {name: {"module": one.module, "weight": f"{'qkv'[k]}_proj_weight"} for name, one in targets.items()}
+        else:
+            to = {name: f"{one.module}.{_member(one, k, attention)}" for name, one in targets.items()}
+        bias = biases[k] if biased and not whole else None
+        rules.append(Expanded(_linear(attention, to, _equation(attention, library.inward, width), kernels[k], bias)))
+    if whole and biased:
+        to = {name: {"module": target.module, "bias": _PACKED["bias"]} for name, target in targets.items()}
+        rules.append(Expanded(_linear(attention, to, together, _braces(kernels), _braces(biases)), ("bias",)))
+    return rules
+
+
+def _outward(attention: _Attention) -> Expanded:
+    library = attention.library
+    to = {name: f"{target.module}.{target.output}" for name, target in attention.targets.items()}
+    equation = _equation(attention, library.outward, "", attention.width)
+    bias = library.biases[3] if attention.biased else None
+    return Expanded(_linear(attention, to, equation, library.kernels[3], bias))
+
+
+def _linear(attention: _Attention, to: Mapping[str, Any], equation: str, kernel: str, bias: str | None) -> YamlNode:
+    """Return a `linear` rule with the keys that the attention rule shares with it; `to` is the layer of each target."""
+    node, path = attention.node, attention.path
+    content = {"einsum": equation, "from": f"{path}/{kernel}", "linear": to.get("", to)}
+    content |= {"bias": f"{path}/{bias}"} if bias else {}
+    made = {key: _node(value, node) for key, value in content.items()}
+    made |= {"linear": node.value[WORD]} if attention.asked else {}
+    made |= {key: node.value[key] for key in KEYS if key in SHARED and key != "from" and key in node.value}
+    return YamlNode(made, node.at, dict.fromkeys(made, node.at))
+
+
+def _equation(attention: _Attention, text: str, x: str, y: str = "") -> str:
+    letters = {"X": x, "Y": y, **dict(zip(attention.library.heads, attention.heads, strict=True))}
+    return "".join(letters.get(letter, letter) for letter in text)
+
+
+def _braces(words: tuple[str, ...]) -> str:
+    return f"{{{','.join(words)}}}"
+
+
+def _member(target: _Target, k: int, attention: _Attention) -> str:
     """Return the k-th name of ``{q,k,v}_proj``."""
+    text = target.projections or ""
     before, brace, rest = text.partition("{")
     inside, _, after = rest.partition("}")
     words = inside.split(",")
     if not brace or len(words) != 3:
         expected = "names of three Linears in `projections`, such as '{q,k,v}_proj'"
-        raise RuleError(Finding("rule-wrong-value", rule=str(node.at), expected=expected, got=repr(text)))
+        at = str(attention.node.value[WORD].at)
+        raise RuleError(Finding("rule-wrong-value", rule=at, expected=expected, got=repr(text)))
     return f"{before}{words[k]}{after}"
 
 
