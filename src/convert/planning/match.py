@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -121,72 +121,122 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
         return (index.from_top if pattern.text.startswith("/") else inside).matches(pattern)
 
     rules = replace(rules, rules=resolve_path_variants(named, rules.path_variants, specs, find))
-    claims: dict[str, Rule] = {}
-    rivals: dict[str, list[Rule]] = {}
-    matched: list[Matched] = []
-    dropped: list[DroppedLeaf] = []
-    collisions: list[tuple[Rule, Pattern, str, str]] = []
     pairs = find_pairs(source.leaves)
-    of_pairs = {leaf: pair for pair in pairs.values() for leaf in (pair.first, pair.second)}
-    for rule in sorted(rules.rules, key=lambda rule: isinstance(rule.kind, Drop) and rule.kind.rest):  # those last
-        rest = isinstance(rule.kind, Drop) and rule.kind.rest
-        found = Matched(rule)
-        for role, pattern in rule.sources.items():
-            of_role: dict[MatchKey, str] = {}
-            for name, match in find(pattern):
-                if (name in claims and rest) or (name in of_pairs and rule.kind.drop_reason is not None):
-                    continue  # a pair is merged, or dropped, with its weight
-                if rule.index_from and not rule.holds(dict(match.indices)):
-                    continue
-                if name in claims:
-                    rivals.setdefault(name, [claims[name]]).append(rule)
-                else:
-                    claims[name] = rule
-                if rule.kind.drop_reason is not None:
-                    dropped.append(DroppedLeaf(name, rule.kind.drop_reason, rule.at, rest))
-                    continue
-                key = (tuple([value for _, value in match.indices]), match.choices)
-                if key in of_role:
-                    collisions.append((rule, pattern, of_role[key], name))
-                of_role[key] = name
-            found.leaves[role] = of_role
-        if rule.kind.drop_reason is None:
-            matched.append(found)
+    claims = _claim(rules.rules, find, {leaf for pair in pairs.values() for leaf in (pair.first, pair.second)})
     paths = {full_path(root, p): rule for rule in rules.rules for p in rule.sources.values()}
-    for name in of_unknown_modules(claims, paths):
-        del claims[name]
-    dropped = [drop for drop in dropped if drop.leaf in claims]
-    of_drop = {drop.leaf: drop for drop in dropped}
-    pairs = {base: pair for base, pair in pairs.items() if not claims.keys() & {pair.first, pair.second}}
-    for base, pair in pairs.items():
-        if base in claims:
-            claims |= dict.fromkeys((pair.first, pair.second), claims[base])
-        if base in of_drop:
-            dropped += [replace(of_drop[base], leaf=leaf) for leaf in (pair.first, pair.second)]
+    claims.give_up(of_unknown_modules(claims.rules, paths))
+    pairs = _claim_pairs(claims, pairs)
     types = {name: _types(entry, inside) for name, entry in rules.layer_types.items()}
-    domain = _domain(matched)
-    numbers = _numbers(matched, source.leaves)
-    counts = {name: max(present) + 1 for name, present in domain.items() if present}
-    for given in numbers:
-        counts[given.name] = 0
-    for given in numbers:
-        counts[given.name] = max(counts[given.name], *(k + 1 for k in given.numbers), 0)
-    facts = MatchFacts(rules, root, source.leaves, matched, claims, rivals, collisions, domain, types, numbers, counts)
+    domain = _domain(claims.matched)
+    numbers = _numbers(claims.matched, source.leaves)
+    counts = _counts(domain, numbers)
+    facts = MatchFacts(
+        rules,
+        root,
+        source.leaves,
+        claims.matched,
+        claims.rules,
+        claims.rivals,
+        claims.collisions,
+        domain,
+        types,
+        numbers,
+        counts,
+    )
     return Coverage(
         rules=rules,
         root=root,
-        matched=tuple(matched),
-        dropped=tuple(dropped),
-        claimed=len(claims),
+        matched=tuple(claims.matched),
+        dropped=tuple(claims.dropped),
+        claimed=len(claims.rules),
         total=len(source.leaves),
         counts=counts,
         types={
             name: [min(found.get(k, {""})) for k in range(counts.get(rules.layer_types[name].index, 0))]
             for name, found in types.items()
         },
-        pairs={base: pair for base, pair in pairs.items() if base in claims and base not in of_drop},
-        explain=cache(lambda: (*match_findings(facts), *lost_adapters(claims, facts.halves))),
+        pairs=pairs,
+        explain=cache(lambda: (*match_findings(facts), *lost_adapters(claims.rules, facts.halves))),
     )
+
+
+@dataclass
+class _Claims:
+    """The leaves that rules have claimed so far.
+
+    Attributes:
+        rules: the rule of each leaf; the first one that matches it.
+        rivals: all rules of each leaf that more than one matches.
+        matched: one for each rule that is not a `drop`.
+        dropped: leaves that `drop` rules match.
+        collisions: rule, pattern and two leaves which the pattern matches with the same numbers and names.
+    """
+
+    rules: dict[str, Rule] = field(default_factory=dict)
+    rivals: dict[str, list[Rule]] = field(default_factory=dict)
+    matched: list[Matched] = field(default_factory=list)
+    dropped: list[DroppedLeaf] = field(default_factory=list)
+    collisions: list[tuple[Rule, Pattern, str, str]] = field(default_factory=list)
+
+    def claim(self, leaf: str, rule: Rule) -> None:
+        if leaf in self.rules:
+            self.rivals.setdefault(leaf, [self.rules[leaf]]).append(rule)
+        else:
+            self.rules[leaf] = rule
+
+    def give_up(self, leaves: Collection[str]) -> None:
+        for leaf in leaves:
+            del self.rules[leaf]
+        self.dropped = [drop for drop in self.dropped if drop.leaf in self.rules]
+
+
+def _claim(rules: Sequence[Rule], find: Callable[[Pattern], list[tuple[str, Match]]], of_pairs: Set[str]) -> _Claims:
+    """Match each rule with the leaves that `find` finds. The leaves of LoRA pairs have the rule of their weight."""
+    claims = _Claims()
+    for rule in sorted(rules, key=lambda rule: isinstance(rule.kind, Drop) and rule.kind.rest):  # those last
+        rest = isinstance(rule.kind, Drop) and rule.kind.rest
+        reason = rule.kind.drop_reason
+        found = Matched(rule)
+        for role, pattern in rule.sources.items():
+            of_role: dict[MatchKey, str] = {}
+            for name, match in find(pattern):
+                if (name in claims.rules and rest) or (name in of_pairs and reason is not None):
+                    continue  # a pair is merged, or dropped, with its weight
+                if rule.index_from and not rule.holds(dict(match.indices)):
+                    continue
+                claims.claim(name, rule)
+                if reason is not None:
+                    claims.dropped.append(DroppedLeaf(name, reason, rule.at, rest))
+                    continue
+                key = (tuple([value for _, value in match.indices]), match.choices)
+                if key in of_role:
+                    claims.collisions.append((rule, pattern, of_role[key], name))
+                of_role[key] = name
+            found.leaves[role] = of_role
+        if reason is None:
+            claims.matched.append(found)
+    return claims
+
+
+def _claim_pairs(claims: _Claims, pairs: Mapping[str, NamedPair]) -> dict[str, NamedPair]:
+    """Claim the leaves of the LoRA pairs that no rule names; return the pairs whose weight is converted."""
+    free = {base: pair for base, pair in pairs.items() if not claims.rules.keys() & {pair.first, pair.second}}
+    drops = {drop.leaf: drop for drop in claims.dropped}
+    for base, pair in free.items():
+        if base in claims.rules:
+            claims.rules |= dict.fromkeys((pair.first, pair.second), claims.rules[base])
+        if base in drops:
+            claims.dropped += [replace(drops[base], leaf=leaf) for leaf in (pair.first, pair.second)]
+    return {base: pair for base, pair in free.items() if base in claims.rules and base not in drops}
+
+
+def _counts(domain: Mapping[str, set[int]], numbers: Sequence[LayerNumbers]) -> dict[str, int]:
+    """Return the number of values of each index; `numbers` wins over the numbers that rules match."""
+    counts = {name: max(present) + 1 for name, present in domain.items() if present}
+    counts |= {given.name: 0 for given in numbers}
+    for given in numbers:
+        counts[given.name] = max(counts[given.name], *(k + 1 for k in given.numbers), 0)
+    return counts
 
 
 def _types(entry: LayerTypes, index: TemplateIndex) -> dict[int, set[str]]:
