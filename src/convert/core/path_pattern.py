@@ -187,27 +187,31 @@ class Pattern:
         """
         if choices not in self._forms:
             self._forms[choices] = self._form(choices)
-        form, named = self._forms[choices]
-        return form % tuple([piece.spell(indices[piece.name]) for piece in named])
+        spelt = {one.name: one.spell(indices[one.name]) for one in self._spelt}
+        return self._forms[choices] % ({**indices, **spelt} if spelt else indices)
 
     @cached_property
-    def _forms(self) -> dict[tuple[int, ...], tuple[str, list[Index]]]:
+    def _spelt(self) -> list[Index]:
+        """The indices that are not written as they are."""
+        return [piece for piece in self.pieces if isinstance(piece, Index) and (piece.words or piece.offset)]
+
+    @cached_property
+    def _forms(self) -> dict[tuple[int, ...], str]:
         return {}
 
-    def _form(self, choices: tuple[int, ...]) -> tuple[str, list[Index]]:
-        """Return the path with these choices and ``%s`` for each index, and the indices in this order."""
-        left, form, named = iter(choices), "", []
+    def _form(self, choices: tuple[int, ...]) -> str:
+        """Return the path with these choices and ``%(i)s`` for each index."""
+        left, form = iter(choices), ""
         for piece in self.pieces:
             if isinstance(piece, Index):
-                form += "%s"
-                named.append(piece)
+                form += f"%({piece.name})s"
             elif isinstance(piece, Words):
                 form += piece.words[next(left)].replace("%", "%%")
             elif isinstance(piece, Wild):
                 form += "**" if piece.deep else "*"
             else:
                 form += piece.replace("%", "%%")
-        return form, named
+        return form
 
     def all_choices(self) -> Iterator[tuple[int, ...]]:
         """Iterate over all combinations of alternatives, the last group fastest; without groups there is one, empty."""

@@ -162,7 +162,7 @@ class Part:
         rule: the rule that makes it, with the path variants of this tree.
         axis: the axis of the output that `rows` refers to; -1 is the last one, along which leaves may also alternate.
         opening: number of the first operations, which select a layer, open composite axes, and select an element.
-        taken: letters of the axes of which it is one element, and the element.
+        taken: letters of the axes of which it is one element; the last operations of the opening take it, one each.
         every: distance of two of its elements along that axis; above 1, the parts of a tensor alternate.
     """
 
@@ -178,7 +178,7 @@ class Part:
     rule: Rule | None = field(default=None, repr=False, compare=False)
     axis: int = 0
     opening: int = 0
-    taken: tuple[tuple[str, int], ...] = ()
+    taken: tuple[str, ...] = ()
     every: int = 1
 
     @property

@@ -18,7 +18,7 @@ def taken(sample: ProbeSample) -> dict[str, int]:
     """Return the axes of which the tensor has one element, and the element that its operations take."""
     part = sample.part
     takes = [op.index for op in part.ops[len(sample.rule.stacked) : part.opening] if isinstance(op, Take)]
-    return dict(zip((axis for axis, _ in part.taken), takes, strict=True))
+    return dict(zip(part.taken, takes, strict=True))
 
 
 def positions(letter: str, size: int, groups: Mapping[str, AxisGroup], sample: ProbeSample) -> tuple[Array, str]:

@@ -42,10 +42,9 @@ def linear_mistakes(step: Step, plan: PlanView) -> Iterator[Mistake]:
 def split_mistakes(step: Step, plan: PlanView, groups: Mapping[str, AxisGroup]) -> Iterator[Mistake]:
     """Yield the tensor as if the axes that make a stored axis were in another order, where one of them is split among modules."""
     part = step.parts[0]
-    taken = dict(part.taken)
     for group in groups.values():
         letters = group.letters or ""
-        if len(group.parts) > 1 or len(letters) > MAX_LETTERS or not any(letter in taken for letter in letters):
+        if len(group.parts) > 1 or len(letters) > MAX_LETTERS or not any(letter in part.taken for letter in letters):
             continue
         sizes = [plan.sizes[letter] for letter in letters]
         at = next(k for k, op in enumerate(part.ops) if isinstance(op, Reshape))

@@ -217,5 +217,5 @@ def arranged(
         stored,
         apart,
         opening=opening,
-        taken=tuple(chosen.items()),
+        taken=tuple(chosen),
     )

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from convert.core.ops import Take
+from convert.core.ops import Op, Take
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part, Step
@@ -18,6 +18,7 @@ from convert.planning.compile.named_leaf import NamedLeaf
 T = TypeVar("T", Part, Step)
 take = lru_cache(maxsize=4096)(Take)
 Elements = tuple[int, ...]
+Taken = tuple[tuple[Op, ...], str] | tuple[()]  # `Part.ops` and `Part.at`; nothing: those of the first
 Stacked = tuple[tuple[str, int, int], ...]  # index, axis and size of each stacked axis
 
 
@@ -56,10 +57,10 @@ class LayerTensor:
         """Yield each tensor with all its indices, for a layer whose leaves `names` have the shapes of the first one's."""
         leaves = [names[choices] or "" for choices in self.sources]
         axes, layers = (*indices, *self.axes), tuple(indices.values())
-        for elements in self.elements:
+        for k, elements in enumerate(self.elements):
             where = dict(zip(axes, layers + elements, strict=True))
             name = tensor_name(rule, role, layer, where, self.choices)
-            parts = tuple([part(leaf, elements) for part, leaf in zip(self._parts, leaves, strict=True)])
+            parts = tuple([copy(leaf, *own[k]) for leaf, (copy, own) in zip(leaves, self._parts, strict=True)])
             yield where, self._step(name, parts, self.siblings[elements[: len(self.stacked)]])
 
     @cached_property
@@ -67,64 +68,67 @@ class LayerTensor:
         return copies(self.step, "name", "parts", "siblings")
 
     @cached_property
-    def _parts(self) -> list[Callable[[str, Elements], Part]]:
-        """Functions that make each part from another leaf and other elements."""
-        if len(self.elements) > 1:
-            return [_of_elements(part, self.axes, self.stacked, self.elements[0]) for part in self.step.parts]
-        return [_of_leaf(part) for part in self.step.parts]
+    def _parts(self) -> list[tuple[Callable[..., Part], list[Taken]]]:
+        """For each part: a function that makes it for another leaf, and how it takes each of the elements."""
+        if len(self.elements) == 1:
+            return [(copies(part, "leaf"), [()]) for part in self.step.parts]
+        return [
+            (copies(part, "leaf", "ops", "at"), taken(part, self.axes, self.stacked, self.elements))
+            for part in self.step.parts
+        ]
 
 
-def _of_leaf(part: Part) -> Callable[[str, Elements], Part]:
-    copy = copies(part, "leaf")
-    return lambda leaf, _: copy(leaf)
-
-
-def _of_elements(part: Part, axes: Sequence[str], stacked: Stacked, first: Elements) -> Callable[[str, Elements], Part]:
-    """Return the function for a part of the `first` elements: others are taken by other operations, and `Part.at` says so."""
-    opened = part.opening - len(part.taken)  # operations; then come those that take elements of letters
-    taken = [(letter, axes.index(letter) if letter in axes else None, k) for letter, k in part.taken]
+def taken(part: Part, axes: Sequence[str], stacked: Stacked, every: Sequence[Elements]) -> list[Taken]:
+    """Return `Part.ops` and `Part.at` for each of the elements, for a part of the first ones."""
     slots = [(n, axis, axes.index(index)) for n, (index, axis, _) in enumerate(last_first(stacked))]
-    for n, (op, (_, place, _)) in enumerate(zip(part.ops[opened : part.opening], taken, strict=True), opened):
-        if place is not None and isinstance(op, Take):
-            slots.append((n, op.axis, place))
-    shown = [*(index for index, _, _ in stacked), *(letter for letter, place, _ in taken if place is not None)]
-    places = [axes.index(name) for name in shown]
-    text = ", ".join(
-        [f"{index}=%d" for index, _, _ in stacked]
-        + [f"{letter}={k if place is None else '%d'}" for letter, place, k in taken]
-    )
-    text = part.at.removesuffix(text % tuple([first[place] for place in places])).replace("%", "%%") + text
-    copy = copies(part, "leaf", "ops", "at", "taken")
-
-    def of(leaf: str, elements: Elements) -> Part:
-        ops = list(part.ops)
+    shown = [(index, "%d") for index, _, _ in stacked]
+    for n, letter in enumerate(part.taken, part.opening - len(part.taken)):
+        op = part.ops[n]
+        assert isinstance(op, Take)
+        if letter in axes:
+            slots.append((n, op.axis, axes.index(letter)))
+        shown.append((letter, "%d" if letter in axes else str(op.index)))
+    places = [axes.index(name) for name, number in shown if number == "%d"]
+    text = ", ".join(map("=".join, shown))
+    text = part.at.removesuffix(text % tuple([every[0][place] for place in places])).replace("%", "%%") + text
+    found: list[Taken] = []
+    ops = list(part.ops)
+    for elements in every:
         for n, axis, place in slots:
             ops[n] = take(axis, elements[place])
-        chosen = tuple([(letter, k if place is None else elements[place]) for letter, place, k in taken])
-        return copy(leaf, tuple(ops), text % tuple([elements[place] for place in places]), chosen)
-
-    return of
+        found.append((tuple(ops), text % tuple([elements[place] for place in places])))
+    return found
 
 
 def copies(made: T, *varied: str) -> Callable[..., T]:
     """Return a function that copies a frozen value with slots, with other values of some fields.
 
-    `dataclasses.replace` takes five times as long: for 37,000 tensors, half of the time of a plan.
+    `dataclasses.replace` takes ten times as long: for 37,000 tensors, two thirds of the time of a plan.
     """
-    of = type(made)
-    slots = {one.name: vars(of)[one.name].__set__ for one in fields(of)}
-    same = [(slots[name], getattr(made, name)) for name in slots if name not in varied]
-    put = [slots[name] for name in varied]
+    of: Any = type(made)
+    return _copier(of, varied)(*[getattr(made, one.name) for one in fields(of)])
 
-    def copy(*values: object) -> T:
-        other = object.__new__(of)
-        for write, value in same:
-            write(other, value)
-        for write, value in zip(put, values, strict=True):
-            write(other, value)
-        return other
 
-    return copy
+@lru_cache
+def _copier(of: type[Any], varied: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
+    """Write the assignments out and compile them, as `dataclasses` does for `__init__`: a loop over the fields takes twice as long."""
+    names: list[str] = [one.name for one in fields(of)]
+    lines = [
+        f"def bind({', '.join(names)}):",
+        f"    def copy({', '.join(varied)}):",
+        "        made = new(of)",
+        *(f"        set_{name}(made, {name})" for name in names),
+        "        return made",
+        "    return copy",
+    ]
+    known: dict[str, Any] = {
+        "new": object.__new__,
+        "of": of,
+        **{f"set_{name}": vars(of)[name].__set__ for name in names},
+    }
+    exec("\n".join(lines), known)
+    bind: Callable[..., Callable[..., Any]] = known["bind"]
+    return bind
 
 
 def among_siblings(tensors: Sequence[LayerTensor]) -> list[LayerTensor]:

@@ -37,7 +37,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         return finding("the leaves of a low-rank pair belong to different layers", f"leaves of {part.leaf}", stranger)
     axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)
-    axes += [axis for axis, _ in part.taken]
+    axes += part.taken
     elements = [op.index for op in part.ops[: part.opening] if isinstance(op, Take)]
     if len(elements) < len(axes):
         return finding("it takes no element of a stacked axis", f"one element of each of {len(axes)} axes", part.leaf)
@@ -51,7 +51,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         choices = (*choices, _part_of(rule, part, plan.sizes) if part.ops and not part.taken else elements[-1])
     if layer.piece is not None:
         number, count = layer.piece
-        around = [axis for axis, _ in part.taken if axis not in rule.split_axes(layer)]
+        around = [axis for axis in part.taken if axis not in rule.split_axes(layer)]
         element = 0
         for axis in around:
             element = element * plan.sizes[axis] + named[axis]
