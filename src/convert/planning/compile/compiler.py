@@ -14,7 +14,7 @@ from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec, is_float
 from convert.layers import Rule, TargetLayer
-from convert.layers.base import Matched, MatchKey, Step
+from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.target import Constant
@@ -23,7 +23,7 @@ from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.axes import arranged
 from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name, uniform
-from convert.planning.compile.named_leaf import check_names, read_leaf
+from convert.planning.compile.named_leaf import NamedLeaf, check_names, read_leaf
 from convert.planning.compile.pieces import Piece, in_columns, row_by_row, rule_of_part, rules_of_rows
 from convert.planning.compile.weight_norm import Folding, check_bias
 from convert.planning.low_rank_source import Merge
@@ -209,47 +209,92 @@ class Compiler:
     ) -> Step:
         leaves = [piece.leaf for piece in pieces]
         check_bias(rule, role, leaves[0], second)
-        fold = (
-            Folding(self.source, self.sizes).fold(rule, role, layer, variant, leaves[0], stack, second)
-            if second
-            else ()
-        )
-        each_compute = [self._compute(piece.rule, role, layer, fold, name) for piece in pieces]
-        compute = next(filter(None, each_compute), ())
-        parts, specs, row = [], [], 0
-        sums: list[str] = []
-        notes: list[str] = []
-        for piece, computed in zip(pieces, each_compute, strict=True):
-            leaf = piece.leaf
-            own = zip(leaf.letters or "", leaf.own_shape, strict=False) if self.varying else ()
-            sizes = {**self.sizes, **{x: n for x, n in own if x in self.varying}} if self.varying else self.sizes
-            own_layer = layer if piece.rows is None else piece.rule.layer(self.target) or layer
-            moved = arranged(piece.rule, role, own_layer, variant, leaf, stack, member, sizes, piece.elements)
-            try:
-                merged = self.merges.get(leaf.name)
-                dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
-                if merged is not None and merged.arithmetic not in sums:
-                    sums.append(merged.arithmetic)
-                cut, at, why = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
-                if cut:
-                    notes.append(f"{name} keeps {at} of {leaf.name}; {why}")
-                if (
-                    piece.rows
-                    and piece.rule.kind.axis_groups(variant)
-                    and own_layer.piece
-                    and len({one.leaf.name for one in pieces}) == 1
-                ):
-                    at = f"part {own_layer.piece[0] + 1}" + (f", {at}" if at else "")
-                ops = (*moved.ops, *cut, *computing(computed, leaf.spec, dtype))
-                spec = out_spec(ops, leaf.spec)
-            except ValueError as error:
-                raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
-            rows = piece.rows or ((row, row + spec.shape[0]) if len(leaves) > 1 else None)
+        folding = Folding(self.source, self.sizes)
+        fold = folding.fold(rule, role, layer, variant, leaves[0], stack, second) if second else ()
+        computed = [self._compute(piece.rule, role, layer, fold, name) for piece in pieces]
+        one_leaf = len({leaf.name for leaf in leaves}) == 1
+        made, row = [], 0
+        for piece, compute in zip(pieces, computed, strict=True):
+            one = self._part(rule, role, layer, variant, piece, stack, member, name, compute, one_leaf)
+            rows = piece.rows or ((row, row + one.spec.shape[0]) if len(leaves) > 1 else None)
             row = max(piece.total, rows[1]) if rows else 0
-            parts.append(
-                replace(moved, ops=ops, rows=rows, at=at, rule=piece.rule, axis=layer.along, every=piece.every)
-            )
-            specs.append(spec)
+            made.append(replace(one, part=replace(one.part, rows=rows, axis=layer.along, every=piece.every)))
+        arithmetic = list(dict.fromkeys(one.arithmetic for one in made if one.arithmetic))
+        first = next((k for k, compute in enumerate(computed) if compute), None)
+        if first is not None:
+            arithmetic.append(_words(computed[first], pieces[first].rule))
+        spec = self._joined(rule, layer, name, leaves, [one.spec for one in made], row)
+        return Step(
+            name,
+            spec,
+            tuple([one.part for one in made]),
+            rule.kind_name,
+            rule.at,
+            ", ".join(arithmetic),
+            losses([leaf.spec.dtype for leaf in leaves], spec.dtype, bool(arithmetic)),
+            role=role,
+            part=layer.part,
+            notes=tuple([one.note for one in made if one.note]),
+        )
+
+    def _part(
+        self,
+        rule: Rule,
+        role: str,
+        layer: TargetLayer,
+        variant: str | None,
+        piece: Piece,
+        stack: Mapping[str, int],
+        member: tuple[int, int] | None,
+        name: str,
+        compute: tuple[Op, ...],
+        one_leaf: bool,
+    ) -> _Compiled:
+        """Derive the operations of one part of a tensor, with its rule's axes, padding, arithmetic and dtype.
+
+        Args:
+            compute: arithmetic on its values.
+            one_leaf: whether all parts of the tensor are of one leaf.
+
+        Raises:
+            MisfitError: the leaf contradicts the rule.
+        """
+        leaf = piece.leaf
+        own = zip(leaf.letters or "", leaf.own_shape, strict=False) if self.varying else ()
+        sizes = {**self.sizes, **{x: n for x, n in own if x in self.varying}} if self.varying else self.sizes
+        own_layer = layer if piece.rows is None else piece.rule.layer(self.target) or layer
+        moved = arranged(piece.rule, role, own_layer, variant, leaf, stack, member, sizes, piece.elements)
+        merged = self.merges.get(leaf.name)
+        try:
+            dtype = target_dtype(rule, replace(leaf.spec, dtype=merged.dtype) if merged else leaf.spec, self.dtype)
+            cut, at, why = self._cut(rule, out_spec(moved.ops, leaf.spec), moved.at)
+            ops = (*moved.ops, *cut, *computing(compute, leaf.spec, dtype))
+            spec = out_spec(ops, leaf.spec)
+        except ValueError as error:
+            raise not_convertible(rule, leaf.name, leaf.spec, name, error) from None
+        note = f"{name} keeps {at} of {leaf.name}; {why}" if cut else ""
+        if piece.rows and piece.rule.kind.axis_groups(variant) and own_layer.piece and one_leaf:
+            at = f"part {own_layer.piece[0] + 1}" + (f", {at}" if at else "")
+        part = replace(moved, ops=ops, at=at, rule=piece.rule)
+        return _Compiled(part, spec, note, merged.arithmetic if merged else "")
+
+    def _joined(
+        self,
+        rule: Rule,
+        layer: TargetLayer,
+        name: str,
+        leaves: Sequence[NamedLeaf],
+        specs: Sequence[TensorSpec],
+        rows: int,
+    ) -> TensorSpec:
+        """Return shape and dtype of the tensor that the parts make, one behind the other.
+
+        Args:
+            rows: length of the axis along which they stand; 0 for a single part.
+
+        Raises:
+            MisfitError: the parts differ in dtype, or in another axis.
+        """
         others = [without_axis(spec.shape, layer.along) for spec in specs]
         for leaf, spec, other in zip(leaves, specs, others, strict=True):
             if spec.dtype != specs[0].dtype or other != others[0]:
@@ -264,32 +309,10 @@ class Compiler:
                         fix="give them one dtype with `dtype:`, or write them as separate tensors",
                     )
                 )
-        axis = layer.along % max(1, len(specs[0].shape))
-        shape = (*others[0][:axis], row, *others[0][axis:])
-        whole = specs[0] if not row else TensorSpec(shape, specs[0].dtype)
-        loses = losses([leaf.spec.dtype for leaf in leaves], whole.dtype, bool(compute or sums))
-        return Step(
-            name,
-            whole,
-            tuple(parts),
-            rule.kind_name,
-            rule.at,
-            ", ".join(
-                filter(
-                    None,
-                    (
-                        *sums,
-                        _words(
-                            compute, next(p.rule for p, of in zip(pieces, each_compute, strict=True) if of == compute)
-                        ),
-                    ),
-                )
-            ),
-            loses,
-            role=role,
-            part=layer.part,
-            notes=tuple(notes),
-        )
+        if not rows:
+            return specs[0]
+        axis = layer.along % len(specs[0].shape)
+        return TensorSpec((*others[0][:axis], rows, *others[0][axis:]), specs[0].dtype)
 
     def _compute(self, rule: Rule, role: str, layer: TargetLayer, fold: tuple[Op, ...], name: str) -> tuple[Op, ...]:
         """Return the arithmetic on the values of a leaf, or of a part of one.
@@ -317,13 +340,28 @@ class Compiler:
         return (Slice(0, 0, kept),), f"{at}, {shown}" if at else shown, why
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """One part of a tensor, with its notes.
+
+    Attributes:
+        note: which rows of its leaf it keeps, if not all.
+        arithmetic: how its leaf is computed from several others, if it is.
+    """
+
+    part: Part
+    spec: TensorSpec
+    note: str
+    arithmetic: str
+
+
 def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Return a shape without this axis; -1 is the last one."""
     return (*shape[:axis], *shape[axis + 1 :]) if axis >= 0 else shape[:axis]
 
 
-def _words(compute: tuple[Op, ...], rule: Rule | None = None) -> str:
+def _words(compute: tuple[Op, ...], rule: Rule) -> str:
     words = [str(op) for op in compute]
-    if rule is not None and rule.prescaled_by is not None:
+    if rule.prescaled_by is not None:
         words[0] += f", as the source's weight carries {rule.prescaled_by.text}"
     return ", ".join(words)
