@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
-from convert.inference.draws import Draws, Shapes, draw, whole_rows
+from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
 from convert.inference.forms.as_data import constants_as_data, learned_inputs, outputs_as_data, parameters_as_data
 from convert.inference.forms.contractions import sums_as_products
@@ -25,6 +25,7 @@ from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
+from convert.inference.recorded import PATHS, recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
@@ -41,7 +42,6 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 DRAWS = 3
 ATTEMPTS = 3
-PATHS = 4  # so many further weights are tried where some lead past parameters of the module
 
 
 def infer(
@@ -107,7 +107,7 @@ def _derived(
     runs = _Runs(function, Draws(shapes))
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
-    as_run = _recorded(module, run, given)
+    as_run = recorded(module, run, given)
     target = _in_one_form(as_run, keep=False)
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
@@ -186,31 +186,8 @@ def _search_again(
     given = require_inputs(inputs(seed))
     source = runs.program(seed, given)
     state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
-    target = _in_one_form(_recorded(proof.loaded(module, state), run, given), keep=False)
+    target = _in_one_form(recorded(module, run, given, state), keep=False)
     return Search(Source(outputs_as_data(source)), outputs_as_data(target))
-
-
-def _recorded(module: torch.nn.Module, run: Run, given: Mapping[str, Array]) -> Program:
-    """Return the record of a module; where its values choose the path, of the weights whose path reads most parameters.
-
-    The module's own weights may send no row to an expert, whose operations are then missing.
-    """
-    from convert.programs.record_torch import record_torch
-
-    found = record_torch(module, run, given)
-    matrices = {name: x.shape for name, x in module.named_parameters() if x.ndim > 1}
-    for seed in range(PATHS if found.path_taken and _unread(found) else 0):
-        other = record_torch(proof.loaded(module, draw(matrices, seed)), run, given)
-        found = min(found, other, key=lambda program: len(_unread(program)))
-        if not _unread(found):
-            break
-    return found
-
-
-def _unread(program: Program) -> list[str]:
-    """Return the parameters that no operation reads."""
-    read = {value for operation in program.operations for value in operation.operands} | {*program.outputs.values()}
-    return [name for name, value in program.parameters.items() if value not in read]
 
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:

@@ -336,6 +336,8 @@ def _built(reference: Reference, factory: str) -> torch.nn.Module:
         raise
     if any(parameter.is_meta for parameter in module.parameters()):
         module = module.to_empty(device="cpu")
+        for buffer in module.buffers():  # else they hold what the memory held
+            buffer.zero_()
     return module.eval()
 
 

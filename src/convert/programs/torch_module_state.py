@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +23,26 @@ def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
     first: dict[Any, str] = {}
     names = {name: first.setdefault(_elements(x), name) for name, x in state.items()}
     return {name: other for name, other in names.items() if name != other}
+
+
+def copy_of(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a module. What a hook has computed of its parameters, such as those of weight norm, is copied as numbers.
+
+    torch refuses to copy tensors that have a gradient.
+    """
+    computed = [
+        (part, name, value)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    ]
+    try:
+        for part, name, value in computed:
+            vars(part)[name] = value.detach()
+        return copy.deepcopy(module)
+    finally:
+        for part, name, value in computed:
+            vars(part)[name] = value
 
 
 @contextmanager
@@ -47,6 +68,16 @@ def in_float64(module: torch.nn.Module) -> Iterator[None]:
             x.data = data
         for again in restore:
             again()
+
+
+@contextmanager
+def with_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Iterator[None]:
+    """Give the module other weights by name within this context, in float64; tensors that share elements go on sharing them."""
+    with in_float64(module), torch.no_grad():
+        own = _registered(module)
+        for name, array in weights.items():
+            own[name].data.copy_(torch.as_tensor(array))
+        yield
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Tensor
 from convert.inference.grading import proof
+from convert.inference.recorded import recorded
 from convert.inference.search import Search
 from convert.inference.sites import site_of
 from convert.layers.activations import NUMPY_ACTIVATIONS
@@ -45,16 +45,9 @@ def explained(
     The target runs with the guessed weights, and the source's values are put in until the output is the source's. Buffers for which
     no leaf was guessed keep the module's own numbers.
     """
-    import torch
-
-    from convert.programs.record_torch import record_torch
-
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     state = {name: x for name, x in proof.weights(guessed, source).items() if not np.isnan(x).any()}
-    own = copy.deepcopy(module).double()
-    full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
-    own.load_state_dict(full, strict=True)
-    target = record_torch(own, run, {name: value.array for name, value in source.inputs.items()})
+    target = recorded(module, run, {name: value.array for name, value in source.inputs.items()}, state)
     for name, value in source.outputs.items():
         want = value.array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +124,9 @@ def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Modu
     import torch
 
     from convert.numerics.lift_torch import lifted
+    from convert.programs.torch_module_state import copy_of
 
-    own = copy.deepcopy(module).double().eval()  # lifting refuses to copy storages
+    own = copy_of(module).double().eval()  # lifting refuses to copy storages
     with lifted(), torch.no_grad():
         full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
         own.load_state_dict(full, strict=True)

@@ -1,0 +1,63 @@
+"""The record of a PyTorch module with drawn weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.inference.draws import Draws
+from convert.programs.program import Program
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+PATHS = 4  # so many further weights are tried where some lead past parameters of the module
+
+
+def recorded(
+    module: torch.nn.Module, run: Run, given: Mapping[str, Array], known: Mapping[str, Array] | None = None
+) -> Program:
+    """Return the record of a module; where its values choose the path, of the weights whose path reads most parameters.
+
+    The first weights may send no row to an expert, whose operations are then missing.
+
+    Parameters that are not known are drawn: the module may have been made for weights that are loaded later, and hold any numbers.
+    Its own are taken where no drawn ones let it run. Its buffers keep their own: it may have computed them.
+    """
+    found = _drawn(module, run, given, known or {}, 0)
+    for seed in range(1, PATHS + 1):
+        if not (found.path_taken and _unread(found)):
+            break
+        other = _drawn(module, run, given, known or {}, seed)
+        found = min(found, other, key=lambda program: len(_unread(program)))
+    return found
+
+
+def _drawn(
+    module: torch.nn.Module, run: Run, given: Mapping[str, Array], known: Mapping[str, Array], seed: int
+) -> Program:
+    from convert.programs.record_torch import record_torch
+    from convert.programs.torch_module_state import with_weights
+
+    def program(weights: Mapping[str, Array]) -> Program:
+        with with_weights(module, {**weights, **known}):
+            return record_torch(module, run, given)
+
+    saved = module.state_dict().keys()
+    shapes = {name: tuple(x.shape) for name, x in module.named_parameters() if name in saved and name not in known}
+    try:
+        made: Program = Draws(shapes).run(seed, program)
+    except ConvertError:
+        return program({})
+    return made
+
+
+def _unread(program: Program) -> list[str]:
+    """Return the parameters that no operation reads."""
+    read = {value for operation in program.operations for value in operation.operands} | {*program.outputs.values()}
+    return [name for name, value in program.parameters.items() if value not in read]
