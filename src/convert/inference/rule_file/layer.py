@@ -138,7 +138,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             for last in module.tensors
             if (full := join(module.name, last)) in known and known[full].name not in done and not is_own(known[full])
         }
-        if not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
+        root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
+        if root or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
