@@ -12,7 +12,13 @@ from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
-from convert.inference.forms.as_data import constants_as_data, learned_inputs, outputs_as_data, parameters_as_data
+from convert.inference.forms.as_data import (
+    constants_as_data,
+    learned_inputs,
+    outputs_as_data,
+    parameters_as_data,
+    tables_as_data,
+)
 from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.sums import constants_last
@@ -108,7 +114,7 @@ def _derived(
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
     as_run = recorded(module, run, given)
-    target = _in_one_form(as_run, keep=False)
+    target = tables_as_data(first, _in_one_form(as_run, keep=False))
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])

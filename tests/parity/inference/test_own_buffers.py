@@ -12,7 +12,7 @@ import torch
 from convert.inference.derivation import Arithmetic, Grade
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive, floats, rules
+from support.inferred import WIDTH, derive, floats, rules, sources
 
 T = 7
 HALF = WIDTH // 2
@@ -112,3 +112,32 @@ def test_numbers_without_words_are_open():
     found = derive(placed(of), module, SHAPES, floats(3, T, WIDTH))
     written = write_rules(found, model_of_module(module, "Model"))
     assert found.complete and "the module computes it itself" in written.open["p"] and list(written.open) == ["p"]
+
+
+class Applied(Places):
+    """A layer that is applied to the table itself, as that of relative positions, and a head with a bias that is tied to it."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+        self.head = torch.nn.Linear(WIDTH, WIDTH)
+        self.head.weight = self.m[1].weight
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.tanh(x @ torch.tanh(self.m[0](self.p)).T) @ torch.tanh(self.m[1](self.p)))
+
+
+def test_a_layer_may_be_applied_to_the_table():
+    of = table(10000, True, False)
+
+    def function(w, x):
+        one, two = jnp.tanh(of @ w["a"]), jnp.tanh(of @ w["b"])
+        return jnp.tanh(x @ one.T) @ two @ w["b"] + w["c"]
+
+    module = Applied(of)
+    found = derive(function, module, SHAPES | {"c": (WIDTH,)}, floats(3, T, WIDTH))
+    assert {name: of for name, of in sources(found).items() if name != "p"} == {
+        "m.0.weight": "a",
+        "m.1.weight": "b",
+        "head.bias": "c",
+    }
+    assert write_rules(found, model_of_module(module, "Model")).open == {}

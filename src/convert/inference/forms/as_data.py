@@ -48,7 +48,31 @@ def learned_inputs(source: Program, target: Program) -> tuple[Sequence[str], Seq
 
 def parameters_as_data(program: Program, names: Sequence[str]) -> Program:
     """Return the program with some parameters as data: an operation gives each of them before it is used."""
-    waiting = {program.parameters[name] for name in names}
+    return _as_data(program, [program.parameters[name] for name in names])
+
+
+def tables_as_data(source: Program, target: Program) -> Program:
+    """Return the target with the tables that it computes from its buffers alone, such as sines of positions, as data of a product.
+
+    Only where a product of the source takes the same numbers, which are constants there.
+    """
+    made = {result for operation in source.operations for result in operation.results} | {*source.inputs.values()}
+    constants = [
+        x for operation in source.operations if _is_product(operation) for x in operation.data if x not in made
+    ]
+    known = [np.sort(x.array, axis=None) for x in constants]
+    found: list[Value] = []
+    for operation in target.operations:
+        own = [x for x in operation.operands if x.leaves and x.leaves <= target.buffers]
+        if own and _is_product(operation) and any(x.of_parameters for x in operation.operands if x not in own):
+            sizes = [(x, np.sort(x.array, axis=None)) for x in own]
+            found += [x for x, one in sizes if any(one.shape == two.shape and np.allclose(one, two) for two in known)]
+    return _as_data(target, found)
+
+
+def _as_data(program: Program, values: Sequence[Value]) -> Program:
+    """Return the program with values of parameters as data: an operation gives each of them before it is used."""
+    waiting = set(values)
     if not waiting:
         return program
     new: dict[Value, Value] = {}
