@@ -314,13 +314,15 @@ def _stored(rule: PatternRule, named: Named) -> tuple[str, str]:
     """
     layer = rule.layer
     layout = layer.main[0].layout
-    if rule.split is not None:
-        raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
     stacked = [axis for _, axis in rule.stacked]
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
     beside = int(dict(layer.target_keys).get(BESIDE, "1"))
     moved = any(axis.parts for axis in layout.axes)
+    if rule.split is not None or rule.parts is not None:
+        if layer.kind_name != "parameter" or rule.at >= 0 or not ordered:
+            raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
+        return _in_pieces(rule, named, stacked), ""
     if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1 and not moved:
         return "", ""
     for k, axis in enumerate(layout.axes):
@@ -341,6 +343,19 @@ def _stored(rule: PatternRule, named: Named) -> tuple[str, str]:
     if len(layer.main) > 1:
         raise NoWordsError("several leaves lie along a further axis of it")
     return stored, target_axes(layout, named)
+
+
+def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> str:
+    """Return the letters of a leaf whose parts, or the elements of one axis, are tensors: ``(1 + 1 + 1 + 1)NH``."""
+    layout = rule.layer.main[0].layout
+    for axis in layout.axes:
+        named.of[axis.of, axis.place] = named.take("width", axis.size)
+    if rule.split is not None:
+        ones = f"({' + '.join('1' * layout.leaf_shape[rule.split])})"
+        return leaf_letters(layout, named, stacked, (rule.split, ones))
+    assert rule.parts is not None, "it has elements of an axis, or parts of one"
+    letter = named.of[rule.parts[0], 0]
+    return leaf_letters(layout, named, stacked).replace(letter, _sum(rule.parts[1], letter, named))
 
 
 def _tied(rule: PatternRule, target: TargetModel) -> str:

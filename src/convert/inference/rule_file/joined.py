@@ -91,9 +91,9 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
     module = common_pattern([rule.module for rule in group])
     if split is None or module is None:
         return list(group)
-    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))) or not _of_all_or_first(group):
+    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
         return list(group)
-    return [_whole(group, module, group[0].sources)]
+    return [_whole(_as_one_layer(group), module, group[0].sources)]
 
 
 def _part(source: Source) -> Axis | None:
@@ -106,7 +106,7 @@ def _part(source: Source) -> Axis | None:
 def _parts_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the parts of one axis have in common."""
     part = _part(rule.layer.main[0])
-    if part is None or rule.layer.kind_name != "linear" or part.of in rule.layer.main[0].contracted:
+    if part is None or rule.layer.kind_name not in ("linear", "parameter") or part.of in rule.layer.main[0].contracted:
         return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
     return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of
@@ -116,10 +116,12 @@ def _without_activation(rule: PatternRule) -> tuple[tuple[str, str], ...]:
     return tuple(item for item in rule.layer.keys if item[0] != "activation")
 
 
-def _of_all_or_first(group: Sequence[PatternRule]) -> bool:
-    """Whether all of the rules have one activation, or none but the first has one."""
+def _as_one_layer(group: Sequence[PatternRule]) -> Sequence[PatternRule]:
+    """Return the rules of the parts of one leaf; without their activations, as those of gates, where one key cannot say them."""
     first, *others = (dict(rule.layer.keys).get("activation") for rule in group)
-    return set(others) in ({first}, {None})
+    if set(others) in ({first}, {None}):  # one of all, or of the first alone
+        return group
+    return [replace(rule, layer=replace(rule.layer, keys=_without_activation(rule))) for rule in group]
 
 
 def _relettered(rule: PatternRule, letters: str = INDICES) -> PatternRule:
@@ -154,9 +156,9 @@ def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
     ):
         return list(group)
     axis = _part(group[0].layer.main[0])
-    if axis is None or not _of_all_or_first(group) or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
+    if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
         return list(group)
-    return [replace(_whole(group, module, group[0].sources), parts=(axis.of, sizes))]
+    return [replace(_whole(_as_one_layer(group), module, group[0].sources), parts=(axis.of, sizes))]
 
 
 def _start(rule: PatternRule) -> int:

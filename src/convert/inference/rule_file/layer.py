@@ -139,7 +139,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             if (full := join(module.name, last)) in known and known[full].name not in done and not is_own(known[full])
         }
         root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
-        if root or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
+        alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
+        if root or alone or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
@@ -271,6 +272,9 @@ def _describe(
     kind = _kind(module, tensors, said)
     if kind == "embedding" and _is_permuted(first, derivation):  # a table that is stored as width x entries
         kind = "parameter"
+    alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
+    if kind == "linear" and alone and _is_part_of_leaf(first, derivation):
+        kind = "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
     sources: list[tuple[str, tuple[Source, ...]]] = []
     for role, tensor in tensors.items():
         if words is not None and tensor is first and words.base is None:
@@ -465,6 +469,12 @@ def _sources(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], *, rotary: b
             return None
         found.append(Source(part.leaf, layout, part.contracted))
     return tuple(found)
+
+
+def _is_part_of_leaf(tensor: Tensor, derivation: Derivation) -> bool:
+    """Whether a tensor has some elements of an axis of its one leaf."""
+    found = _sources(tensor, derivation.leaves, rotary=False) or ()
+    return len(found) == 1 and any(axis.size < found[0].layout.leaf_shape[axis.of] for axis in found[0].layout.axes)
 
 
 def _is_permuted(tensor: Tensor, derivation: Derivation) -> bool:
