@@ -11,6 +11,7 @@ from convert import Plan, RuleFile, parse_rules
 from convert.checkpoints.source import Leaf, Source
 from convert.core import ops
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.layers.target import Numbers
 from convert.writing.execute import computed
 
 
@@ -48,7 +49,7 @@ def run(plan: Plan) -> dict[str, np.ndarray]:
     out = {}
     for step in plan.steps:
         if step.value is not None:
-            if isinstance(step.value, float):
+            if isinstance(step.value, float | Numbers):
                 out[step.name] = computed(step)
             continue
         result = np.empty(step.spec.shape, numpy_dtype(step.spec.dtype))

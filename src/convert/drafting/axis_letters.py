@@ -71,6 +71,11 @@ class Letters:
             self._known[key] = free[0]
         return self._known[key]
 
+    @property
+    def sizes(self) -> Iterable[tuple[tuple[str, int, int], str]]:
+        """The letters, each with its role, its size, and which of the axes of this size it is."""
+        return self._known.items()
+
     def knows(self, role: str, size: int) -> bool:
         """Whether an axis of this role and size has a letter."""
         return (role, size, 0) in self._known

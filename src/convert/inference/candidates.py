@@ -365,6 +365,19 @@ class Context:
             used &= self.origins[target] != numbers
         return self.level > 1 or not used.any()
 
+    def lacking(self, weight: Value) -> tuple[Array, ...]:
+        """Return the factors of a value of parameters that are not known yet, as `Value.elements`; without a known one such as a mask."""
+        if len(weight.elements) < 2:
+            return weight.elements
+        found = tuple(numbers for numbers in weight.elements if not self._is_known(numbers))
+        return found or weight.elements
+
+    def _is_known(self, numbers: Array) -> bool:
+        used = np.unique(numbers[numbers >= 0])
+        owners = np.searchsorted(self._starts, used, "right") - 1
+        flat = self.replay.parameters
+        return not any(np.isnan(flat[self._names[k]][used[owners == k] - self._starts[k]]).any() for k in set(owners))
+
     def pieces(
         self,
         target: Array,

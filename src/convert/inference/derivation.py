@@ -333,6 +333,7 @@ class Derivation:
         tried: candidates tried in all.
         notes: what limits the result: a branch taken by its values, opaque operations.
         weights: the random leaves that it was derived with.
+        buffers: the integers and truth values that the module saves, such as indices and masks: it computes them itself.
     """
 
     tensors: tuple[Tensor, ...]
@@ -344,6 +345,7 @@ class Derivation:
     tried: int = 0
     notes: tuple[str, ...] = ()
     weights: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    buffers: Mapping[str, Array] = field(default_factory=dict, repr=False)
 
     @property
     def complete(self) -> bool:

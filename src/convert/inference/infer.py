@@ -175,6 +175,7 @@ def _derived(
         search.tried,
         (*_notes(first, target), *unseen),
         {name: value.array for name, value in first.parameters.items()},
+        proof.whole_numbers(module),
     )
     grades = {tensor.grade for tensor in found}
     return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades)

@@ -35,7 +35,7 @@ def _constants(program: Program) -> Iterator[tuple[str, Array]]:
     computed = {result for operation in program.operations for result in operation.results}
     for operation in program.operations:
         for value in operation.operands:
-            if (value.constant and value not in computed) or not value.leaves.isdisjoint(program.buffers):
+            if (value.constant and value not in computed) or (value.leaves and value.leaves <= program.buffers):
                 yield operation.where or operation.name, value.array
 
 

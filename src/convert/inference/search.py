@@ -392,6 +392,7 @@ class Search:
 
     def _proposed(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
         """Yield the proposals for an operand; at first those for a recurrent cell as a whole, where it begins one."""
+        yield from own.factors(self.context, operation, side)
         cells = list(self._cells.propose(at)) if self.context.level == 0 and role_of(operation) is Role.PRODUCT else []
         yield from cells
         if not cells:
@@ -405,6 +406,7 @@ class Search:
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
         rest: list[Choice] = []
+        factors: list[Choice] = []  # what follows at this operation decides
         for candidate in self._proposed(at, operation, side):
             candidate = self._unknown(candidate)
             if not candidate.pieces:
@@ -419,6 +421,9 @@ class Search:
                 continue
             self.tried += 1
             choice = Choice(at, side, candidate)
+            if candidate.kind[:2] == own.FACTOR:
+                factors.append(choice)
+                continue
             with self.replay.assigned(candidate.changes):
                 try:
                     out = self.replay.run(operation)[0]
@@ -431,7 +436,7 @@ class Search:
                 rest.append(choice)
             else:
                 self._refute(at, "the numbers of its buffers give no value of the source")
-            if self._wanted and len(good) + len(rest) == len(wanted):
+            if self._wanted and len(good) + len(rest) + len(factors) == len(wanted):
                 break
         if self.context.level == 0 and role in (Role.SCALE, Role.SHIFT):
             fused = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
@@ -441,8 +446,8 @@ class Search:
             self._hindered |= self._strict and not met
             if self._strict or met:  # of fused layers each part is a value of the source, not the whole
                 rest = fused
-        chosen = good if good and role is not Role.PRODUCT else good + rest
-        self._refuted[at] = self._refuted.get(at, 0) + len(good) + len(rest) - len(chosen)
+        chosen = factors + (good if good and role is not Role.PRODUCT else good + rest)
+        self._refuted[at] = self._refuted.get(at, 0) + len(factors) + len(good) + len(rest) - len(chosen)
         if not chosen:
             self._refute(at, "no parameter of the source fits")
         return chosen

@@ -18,7 +18,7 @@ from convert.layers.draft import DraftContext, DraftEntry, Layer
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import Mistake
 from convert.layers.probe import LowRankPair, Probe, probe_of_values
-from convert.layers.target import Numbering, Sinusoids, TargetLayer
+from convert.layers.target import Numbering, Numbers, Sinusoids, TargetLayer
 from convert.layers.weight_keys import Factor, Flattened, Normalized, Rope
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -244,8 +244,8 @@ class Step:
         rule: position of the rule.
         arithmetic: what is computed on the values, as text; empty: the values are only moved.
         loses: what a cast loses, as text; empty: nothing.
-        value: of a tensor without parts: one number for all elements; numbers in order; a table of positions; or the first
-            inverse timescale and the logarithm of the factor between two.
+        value: of a tensor without parts: one number for all elements; numbers in order; a table of positions; numbers of the
+            rule; or the first inverse timescale and the logarithm of the factor between two.
         role: ``weight`` or ``bias``; of a recurrent layer ``weight_ih`` and so on.
         siblings: number of tensors with this spec that the rule makes for one layer, this one included.
         part: (k, n): its rows are the k-th of n parts of the tensor; `convert.planning.outputs` joins the parts.
@@ -261,7 +261,7 @@ class Step:
     rule: Position
     arithmetic: str = ""
     loses: str = ""
-    value: tuple[float, float] | float | range | Sinusoids | None = None
+    value: tuple[float, float] | float | range | Sinusoids | Numbers | None = None
     role: str = "weight"
     siblings: int = 1
     part: tuple[int, int] | None = None

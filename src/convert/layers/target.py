@@ -156,3 +156,16 @@ class Sinusoids:
     first: float
     step: float
     interleaved: bool
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers that a rule gives.
+
+    Attributes:
+        rows: nested tuples; their axes are the last ones of the tensor, and one of size 1 is repeated.
+        triangle: instead of rows, the numbers below, on and above the diagonal of the last two axes.
+    """
+
+    rows: Any = ()
+    triangle: tuple[float, float, float] | None = None

@@ -26,23 +26,10 @@ def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def copy_of(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a module. What a hook has computed of its parameters, such as those of weight norm, is copied as numbers.
-
-    torch refuses to copy tensors that have a gradient.
-    """
-    computed = [
-        (part, name, value)
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if isinstance(value, torch.Tensor) and not value.is_leaf
-    ]
-    try:
-        for part, name, value in computed:
-            vars(part)[name] = value.detach()
-        return copy.deepcopy(module)
-    finally:
-        for part, name, value in computed:
-            vars(part)[name] = value
+    """Return a copy of a module, also of one that keeps what it has computed of its parameters, such as a pruned weight."""
+    kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, torch.Tensor))
+    memo = {id(x): x.detach().clone() for x in kept if not x.is_leaf}  # torch refuses to copy these
+    return copy.deepcopy(module, memo)
 
 
 @contextmanager

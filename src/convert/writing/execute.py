@@ -21,7 +21,7 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.tensor_spec import numpy_dtype
 from convert.layers.base import Part, Step
-from convert.layers.target import Sinusoids
+from convert.layers.target import Numbers, Sinusoids
 from convert.planning.plan import Plan
 from convert.planning.tokenizer.files import GENERATION, merged_generation
 from convert.stores import StorePath, located
@@ -267,6 +267,8 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
         return np.full(step.spec.shape, step.value, numpy_dtype(step.spec.dtype))
     if isinstance(step.value, range):
         return np.asarray(step.value, numpy_dtype(step.spec.dtype)).reshape(step.spec.shape)
+    if isinstance(step.value, Numbers):
+        return _numbers(step.value, step.spec.shape).astype(numpy_dtype(step.spec.dtype))
     if isinstance(step.value, Sinusoids):
         rows, width = step.spec.shape
         scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]
@@ -275,6 +277,14 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
         return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(np.float32)  # fmt: skip
     low, increment = step.value
     return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
+
+
+def _numbers(of: Numbers, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    if of.triangle is None:
+        return np.broadcast_to(np.asarray(of.rows), shape)
+    below, on, above = of.triangle
+    sign = np.sign(np.arange(shape[-1]) - np.arange(shape[-2])[:, None])
+    return np.broadcast_to(np.select([sign < 0, sign == 0], [below, on], above), shape)
 
 
 def _extra_files(plan: Plan) -> dict[str, bytes]:

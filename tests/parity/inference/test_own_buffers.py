@@ -106,12 +106,15 @@ def test_another_table_is_a_difference(other):
     assert {tensor.grade for tensor in found.tensors} == {Grade.OPEN}
 
 
-def test_numbers_without_words_are_open():
-    of = np.random.default_rng(0).normal(size=(T, WIDTH))
-    module = Places(of)
-    found = derive(placed(of), module, SHAPES, floats(3, T, WIDTH))
+@pytest.mark.parametrize("few", [True, False])
+def test_other_numbers_are_written_as_they_are_if_they_are_few(few):
+    shape = (1, T, WIDTH) if few else (40, T, WIDTH)
+    of = np.random.default_rng(0).normal(size=shape)
+    module = Places(of, shape)
+    found = derive(placed(of), module, SHAPES, floats(shape[0], T, WIDTH))
     written = write_rules(found, model_of_module(module, "Model"))
-    assert found.complete and "the module computes it itself" in written.open["p"] and list(written.open) == ["p"]
+    assert found.complete and ("constant: p" in written.text) == few
+    assert list(written.open) == [] if few else "too many numbers" in written.open["p"]
 
 
 class Applied(Places):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+COUNTER = "num_batches_tracked"  # the rules of BatchNorm write it
 Masks = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
@@ -117,6 +118,16 @@ def _outputs(
     own = loaded(module, state)
     with lifted(), torch.no_grad():
         return {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
+
+
+def whole_numbers(module: torch.nn.Module) -> dict[str, Array]:
+    """Return the integers and truth values that a module saves, which every proof leaves as they are; without counters of BatchNorm."""
+    saved, buffers = module.state_dict(), dict(module.named_buffers(remove_duplicate=False))
+    return {
+        name: x.detach().cpu().numpy().copy()
+        for name, x in buffers.items()
+        if name in saved and not (x.is_floating_point() or x.is_complex() or name.endswith(COUNTER))
+    }
 
 
 def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Module:

@@ -26,6 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
     """Yield proposals for the kernel, operand `side`; PyTorch has data as N C spatial, kernels as O I spatial."""
     weight = operation.operands[side]
+    elements = context.lacking(weight)
     x = context.replay.value(operation.operands[1 - side])
     transposed, groups = bool(operation.settings.get("transposed")), int(operation.settings.get("groups", 1))
     channels = columns_of(x, _along(x.ndim, 1, x.shape[1]))
@@ -53,7 +54,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
                 value, places, *numbers = of
                 found = context.fitted(
-                    weight.elements,
+                    elements,
                     numbers,
                     value,
                     lambda: context.replay.value(weight),
@@ -62,7 +63,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 )
                 if found is not None:
                     yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
-    if kernels and weight.elements:
+    if kernels and elements:
         yield from products.of_parts(
             context,
             [
@@ -70,7 +71,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 for kernel in kernels
                 if len(kernel[0].value) == weight.array.size // _out(weight.array, transposed)
             ],
-            [_matrix(numbers, transposed) for numbers in weight.elements],
+            [_matrix(numbers, transposed) for numbers in elements],
             lambda part: _matrix(context.replay.value(weight), transposed)[:, part],
         )
     yield from products.propose(context, operation, side)
@@ -79,7 +80,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones
         for data in (shifted, shifted[:, :, *kept]):
             rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
-            yield from anywhere(context, weight.elements, rows, Role.SCALE)
+            yield from anywhere(context, elements, rows, Role.SCALE)
 
 
 def _rows_in_parts(

@@ -30,6 +30,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     if not weight.elements:  # as the squares of a codebook, added up
         yield from others.any_leaf(context, operation, side)
         return
+    elements = context.lacking(weight)
     met = context.met(operation)
     x = np.broadcast_to(met, np.broadcast_shapes(met.shape, weight.array.shape))
     role = role_of(operation)
@@ -39,7 +40,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         return
     for proposals in (
         _by_columns(context, operation, side, met, x, role),
-        anywhere(context, weight.elements, x, role),
+        anywhere(context, elements, x, role),
         _by_rows(context, operation, side, x, role),
     ):
         for candidate in proposals:
@@ -47,8 +48,8 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             yield candidate
         if found:
             return
-    yield from _by_result(context, weight.elements)
-    yield _absent(context, weight.elements, role)
+    yield from _by_result(context, elements)
+    yield _absent(context, elements, role)
 
 
 def _first(numbers: Array, wanted: Array) -> Array:
@@ -65,7 +66,7 @@ def _by_columns(
     merged = []
     for meeting in context.near_first(context.source.same_data(role, met, context.tolerance)):
         source = meeting.weight
-        for t, s in itertools.product(weight.elements, source.elements):
+        for t, s in itertools.product(context.lacking(weight), source.elements):
             one = columns_met([x], t)
             two = meeting.columns(s)
             pairing = pair(one, two, context.tolerance)

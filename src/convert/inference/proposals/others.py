@@ -21,6 +21,7 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
     weight = operation.operands[side]
     if not weight.elements:
         return
+    elements = context.lacking(weight)
     data = context.replay.value(operation.data[0])
     same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
     if not same:  # as a product with rows of zeros and a one
@@ -32,11 +33,11 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 continue
             rows = min(len(numbers), len(weight.array))
             cut = np.s_[:rows]
-            if not context.free(numbers[cut], weight.elements[0][cut]):
+            if not context.free(numbers[cut], elements[0][cut]):
                 continue
             places = np.arange(source.array.size).reshape(source.array.shape)
             found = context.fitted(
-                [t[cut] for t in weight.elements],
+                [t[cut] for t in elements],
                 [numbers[cut]],
                 source.array[cut],
                 lambda cut=cut: context.replay.value(weight)[cut],  # type: ignore[misc]
@@ -44,7 +45,7 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 places[cut],
             )
             if found is not None:
-                rest = weight.elements[0][rows:]
+                rest = elements[0][rows:]
                 if rest.size:  # rows that the source has not got
                     nothing = np.full(rest.shape, -1)
                     found += context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
@@ -84,7 +85,7 @@ def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Cand
 def _numbers(context: Context, weight: Value) -> Array | None:
     """Return the numbers of the elements of a value of parameters; where an operation mixes them, those of its only unknown parameter."""
     if weight.elements:
-        return weight.elements[0]
+        return context.lacking(weight)[0]
     replay = context.replay
     unknown = [name for name in weight.leaves if np.isnan(replay.parameters[name]).any()]
     return replay.program.parameters[unknown[0]].elements[0] if len(unknown) == 1 else None

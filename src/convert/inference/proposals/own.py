@@ -1,32 +1,57 @@
-"""The proposal that the source has no such parameter: the target computes a buffer itself, such as a table of sines, and saves it."""
+"""The proposal that the source has no such parameter: the target computes a buffer itself, such as a table of sines, and saves it.
+
+A buffer may be a factor of a parameter, such as the mask of a masked convolution or of a pruned weight.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context, Piece
+from convert.inference.candidates import Array, Candidate, Context, Piece
 from convert.inference.derivation import Arithmetic
 from convert.programs.program import Operation
 
 KIND = ("own",)  # of the candidate
+FACTOR = ("own", "factor")  # of one that leaves the other factors of the operand open
 
 
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
-    """Yield the numbers that the module has itself, if operand `side` is computed from nothing but its buffers.
-
-    A buffer that one number fills says nothing: the statistics of a BatchNorm are zeros and ones before they are loaded.
-    """
-    program = context.replay.program
+    """Yield the numbers that the module has itself, if operand `side` is computed from nothing but its buffers."""
     leaves = operation.operands[side].leaves
-    if not leaves <= program.buffers:
+    own = _own(context, leaves)
+    if leaves <= context.replay.program.buffers and not any(map(_says_nothing, own.values())):
+        yield Candidate(_pieces(own), "the module computes it itself", KIND)
+
+
+def factors(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield the numbers of the buffers that multiply other parameters in operand `side`: ones, if the module's say nothing."""
+    weight = operation.operands[side]
+    program, parameters = context.replay.program, context.replay.parameters
+    lacking = {name for name in weight.leaves & program.buffers if np.isnan(parameters[name]).any()}
+    if not lacking or lacking == weight.leaves:
         return
-    own = {name: np.asarray(program.parameters[name].array, np.float64).ravel() for name in sorted(leaves)}
-    if any(np.ptp(array) == 0 for array in own.values() if array.size):
-        return
-    pieces = tuple(
+    own = _own(context, lacking)
+    if not any(map(_says_nothing, own.values())):
+        yield Candidate(_pieces(own), "the module computes it itself", FACTOR)
+    elif context.level > 0:
+        ones = {name: np.ones(array.size) if _says_nothing(array) else array for name, array in own.items()}
+        yield Candidate(_pieces(ones), "the source has no such parameter", (*FACTOR, "ones"))
+
+
+def _says_nothing(array: Array) -> bool:
+    """Whether zeros or ones fill a buffer, as they fill the statistics of a BatchNorm and the mask of a pruned weight before these are loaded."""
+    return bool(array.size) and np.ptp(array) == 0 and array[0] in (0, 1)
+
+
+def _own(context: Context, names: Collection[str]) -> dict[str, Array]:
+    parameters = context.replay.program.parameters
+    return {name: np.asarray(parameters[name].array, np.float64).ravel() for name in sorted(names)}
+
+
+def _pieces(own: dict[str, Array]) -> tuple[Piece, ...]:
+    return tuple(
         Piece(name, np.arange(array.size), np.full(array.size, -1), array, Arithmetic.OWN)
         for name, array in own.items()
     )
-    yield Candidate(pieces, "the module computes it itself", KIND)

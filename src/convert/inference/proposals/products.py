@@ -19,7 +19,7 @@ from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import pair
 from convert.inference.proposals import low_rank, side_by_side
 from convert.inference.sites import Meeting, Product, products
-from convert.programs.program import Operation
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
@@ -59,8 +59,9 @@ class _Atom:
 
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
     """Yield proposals for the parameters in operand `side`."""
-    data = operation.operands[1 - side]
-    target = list(products([_with_data(operation, 1 - side, context.replay.value(data))], side))
+    data, weight = operation.operands[1 - side], operation.operands[side]
+    met = replace(data, array=context.replay.value(data))
+    target = list(products([_with(operation, side, replace(weight, elements=context.lacking(weight)), met)], side))
     for group, product in enumerate(target):
         if not product.numbers or not _lacks(context, operation, side, group, len(target)):
             continue
@@ -68,9 +69,9 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         return
 
 
-def _with_data(operation: Operation, side: int, array: Array) -> Operation:
+def _with(operation: Operation, side: int, weight: Value, data: Value) -> Operation:
     operands = list(operation.operands)
-    operands[side] = replace(operands[side], array=array)
+    operands[side], operands[1 - side] = weight, data
     return replace(operation, operands=tuple(operands))
 
 

@@ -1,4 +1,4 @@
-"""The rules of buffers that the module computes itself: the timescales of a sinusoidal position embedding, and tables of them."""
+"""The rules of buffers that the module computes itself: the timescales of a sinusoidal position embedding, tables of them, masks and indices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.drafting.axis_letters import Letters
 from convert.inference.derivation import Arithmetic, Derivation, Tensor
+from convert.inference.rule_file.constants import constant, equal_ones, pattern_of
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
 
@@ -18,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-6  # of a table in float32
 LAYOUTS = ("concatenated", "interleaved")
 ENDPOINTS = ("included", "excluded")
-NO_WORDS = "the module computes it itself, and no rule of the language computes these numbers"
+NO_WORDS = "the module computes it itself, and they are too many numbers for a rule"
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
     entries: list[DraftEntry] = []
     unknown: dict[str, str] = {}
     scales: tuple[float, float] | None = None
+    numbers = dict(derivation.buffers)
     for tensor in derivation.tensors:
         if not is_own(tensor):
             continue
-        words = next((w for w in _words(_values(tensor)) if scales in (None, w.scales)), None)
+        values = _values(tensor)
+        words = next((w for w in _words(values) if scales in (None, w.scales)), None)
         if words is None:
-            unknown[tensor.name] = NO_WORDS
+            numbers |= dict.fromkeys((tensor.name, *tensor.also), values)
             continue
         scales = words.scales
         if not letters.knows("width", words.width):  # no leaf gives it a size
@@ -77,6 +80,13 @@ def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
             entry.say(key, value)
         entry.say(Timescales.kind_name, plain(tensor.name))
         entries.append(entry)
+    for names, values in equal_ones(numbers):
+        fixed = constant(values, letters)
+        if fixed is None:
+            unknown |= dict.fromkeys(names, NO_WORDS)
+        else:
+            fixed.say("constant", plain(names[0] if len(names) == 1 else pattern_of(names)))
+            entries.append(fixed)
     facts = {} if scales is None else {name: f"{scale:g}" for name, scale in zip(FACTS, scales, strict=True)}
     return Buffers(tuple(entries), facts, unknown)
 

@@ -70,13 +70,20 @@ def compare_rules(
                 found.append(Mismatch(name, f"expected shape {list(tensor.shape)}, got {list(got.shape)}"))
                 continue
             pairs[name] = got.astype(np.float64), want
+    for name, numbers in derivation.buffers.items():
+        step = steps.get(name)
+        if step is None:
+            if not is_open(name, open_tensors):
+                found.append(Mismatch(name, "no rule makes it"))
+        elif (got := computed(step)).dtype != numbers.dtype or not np.array_equal(got, numbers):
+            found.append(Mismatch(name, "the numbers of its rule are others"))
     _add_up(pairs, {name: step.kind_name for name, step in steps.items()})
     for name, (got, want) in pairs.items():
         rounding = BUFFER_ROUNDING if is_own(derivation.tensor(name)) else ROUNDING
         wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=rounding, atol=rounding)))
         if wrong:
             found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
-    known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
+    known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)} | derivation.buffers.keys()
     return found + [
         Mismatch(name, "the target has no such tensor")
         for name in steps

@@ -39,7 +39,7 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
         if step.name not in written.tensors:
             continue
         value = _exact(step, plan, written.read(step.name)).copy()  # torch takes no flipped views
-        state[step.name] = torch.tensor(value, dtype=torch.float64, device=device)
+        state[step.name] = torch.tensor(value, device=device)
     for name in written.tensors:
         if name not in state:
             state[name] = torch.tensor(_in_float64(written.read(name)), device=device)
@@ -47,6 +47,9 @@ def exact_state(plan: Plan, written: Written, device: str) -> dict[str, torch.Te
 
 
 def _in_float64(value: Array) -> Array:
+    """Return an array in float64; integers and truth values, such as the indices and masks that a module saves, as they are."""
+    if not is_float(value.dtype.name):
+        return value
     with np.errstate(invalid="ignore"):  # a signalling NaN, such as swapped bytes give
         return np.asarray(value, np.float64)
 
@@ -193,7 +196,8 @@ def written_state(written: Written, device: str, dtype: str = "float64") -> dict
     import torch
 
     to = getattr(torch, dtype)
-    return {name: torch.tensor(_in_float64(written.read(name)), device=device).to(to) for name in written.tensors}
+    state = {name: torch.tensor(_in_float64(written.read(name)), device=device) for name in written.tensors}
+    return {name: x.to(to) if x.is_floating_point() else x for name, x in state.items()}
 
 
 def _perturbed(state: Mapping[str, torch.Tensor], written: Written, dtype: str) -> dict[str, torch.Tensor]:

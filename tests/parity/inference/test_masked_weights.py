@@ -1,0 +1,149 @@
+"""Buffers that multiply a weight: masked convolutions and products, pruned weights, fixed kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import conv2d, linear
+from torch.nn.utils import prune
+
+from convert.inference.derivation import Arithmetic, Grade
+from support.inferred import WIDTH, derive, floats, rules, sources
+
+PIXELS = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float64)
+LOWER = np.tril(np.ones((WIDTH, WIDTH)))
+SHAPES = {"a": (WIDTH, WIDTH), "b": (WIDTH, WIDTH)}
+
+
+class Masked(torch.nn.Module):
+    """Two layers whose weights are multiplied by a buffer."""
+
+    def __init__(self, mask: Any, kernel: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.m = torch.nn.ModuleList(torch.nn.Module() for _ in range(2))
+        for part in self.m:
+            part.w = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, *kernel))
+            part.register_buffer("mask", torch.as_tensor(mask).expand(WIDTH, WIDTH, *kernel).clone())
+
+    def forward(self, x: Any) -> Any:
+        for part in self.m:
+            w = part.w * part.mask
+            x = torch.tanh(linear(x, w) if w.ndim == 2 else conv2d(x, w, padding=1))
+        return x
+
+
+def convolved(x: Any, kernel: Any) -> Any:
+    return jnp.tanh(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NCHW", "HWIO", "NCHW")))
+
+
+def test_a_masked_convolution():
+    def function(w, x):
+        for name in "ab":
+            x = convolved(x, w[name] * PIXELS[:, :, None, None])
+        return x
+
+    module = Masked(PIXELS, (3, 3))
+    found = derive(function, module, dict.fromkeys("ab", (3, 3, WIDTH, WIDTH)), floats(2, WIDTH, 5, 6))
+    assert sources(found)["m.0.w"] == "a" and found.tensor("m.0.mask").parts[0].arithmetic is Arithmetic.OWN
+    (written,) = [rule for rule in rules(found, module) if "constant" in rule]
+    assert "value: [[1, 1, 1], [1, 0, 0], [0, 0, 0]]" in written and "constant: m.{0,1}.mask" in written
+
+
+def test_another_mask_is_a_difference():
+    def function(w, x):
+        for name in "ab":
+            x = convolved(x, w[name] * PIXELS.T[:, :, None, None])
+        return x
+
+    found = derive(function, Masked(PIXELS, (3, 3)), dict.fromkeys("ab", (3, 3, WIDTH, WIDTH)), floats(2, WIDTH, 5, 6))
+    assert found.differences and not found.complete
+
+
+def test_a_masked_product():
+    def function(w, x):
+        for name in "ab":
+            x = jnp.tanh(x @ (w[name] * LOWER))
+        return x
+
+    module = Masked(LOWER.T)
+    (written,) = [rule for rule in rules(derive(function, module, SHAPES), module) if "constant" in rule]
+    assert "value: {below: 0, diagonal: 1, above: 1}" in written
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_weight_with_a_mask_of_ones(pruned):
+    """As a weight that torch prunes has before the mask is loaded. A mask that hides elements is a difference: the source has none."""
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.Tanh())
+    prune.random_unstructured(module[0], "weight", 0.5) if pruned else prune.identity(module[0], "weight")
+    found = derive(lambda w, x: jnp.tanh(x @ w["a"]), module, {"a": (WIDTH, WIDTH)})
+    assert found.complete != pruned
+    if not pruned:
+        assert sources(found)["0.weight_orig"] == "a" and "value: 1" in "".join(rules(found, module))
+
+
+def test_a_mask_that_both_sides_learn():
+    module = Masked(np.ones((WIDTH, WIDTH)))
+
+    def function(w, x):
+        for name in "ab":
+            x = jnp.tanh(x @ (w[name] * w[f"{name}/mask"]).T)
+        return x
+
+    found = derive(function, module, {**SHAPES, "a/mask": (WIDTH, WIDTH), "b/mask": (WIDTH, WIDTH)})
+    assert found.complete and sources(found)["m.0.w"] == "a" and sources(found)["m.1.mask"] == "b/mask"
+
+
+class Gated(torch.nn.Module):
+    """A vector of scales of which a buffer keeps some, and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s, self.w = torch.nn.Parameter(torch.ones(WIDTH)), torch.nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("keep", torch.as_tensor(np.arange(WIDTH) % 3 == 0).double())
+
+    def forward(self, x: Any) -> Any:
+        return self.w(x + x * (self.s * self.keep))
+
+
+def test_masked_scales():
+    keep = np.arange(WIDTH) % 3 == 0
+    shapes = {"s": (WIDTH,), "w": (WIDTH, WIDTH), "b": (WIDTH,)}
+    found = derive(lambda w, x: (x + x * (w["s"] * keep)) @ w["w"] + w["b"], Gated(), shapes)
+    assert found.complete and sources(found)["s"] == "s"
+
+
+class Blurred(torch.nn.Module):
+    """A fixed kernel that is saved, and indices and a mask that are no floating numbers."""
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.as_tensor(kernel).expand(WIDTH, 1, 2, 2).clone())
+        self.register_buffer("order", torch.arange(WIDTH).flip(0))
+        self.register_buffer("seen", torch.tril(torch.ones(3, 3)).bool())
+        self.w = torch.nn.Conv2d(WIDTH, WIDTH, 1, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = conv2d(x[:, self.order], self.kernel, stride=2, groups=WIDTH)
+        return self.w(y).masked_fill(~self.seen, 0.0)
+
+
+@pytest.mark.parametrize("kernel", [np.array([[1.0, 2], [3, 4]]) / 10, np.full((2, 2), 0.25)])
+def test_a_fixed_kernel_and_whole_numbers(kernel):
+    def function(w, x):
+        x = x[:, ::-1]
+        fixed = np.broadcast_to(kernel, (WIDTH, 1, 2, 2))
+        y = jax.lax.conv_general_dilated(x, fixed, (2, 2), "VALID", feature_group_count=WIDTH)
+        y = jnp.einsum("nchw,oc->nohw", y, w["w"])
+        return jnp.where(np.tril(np.ones((3, 3), bool)), y, 0.0)
+
+    module = Blurred(kernel)
+    found = derive(function, module, {"w": (WIDTH, WIDTH)}, floats(2, WIDTH, 6, 6))
+    written = "\n".join(rules(found, module))
+    assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+    assert "dtype: int64" in written and "constant: order" in written and "dtype: bool" in written
+    assert ("value: [[0.1, 0.2]" if kernel[0, 0] == 0.1 else "value: [[0.25, 0.25]") in written
