@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.columns import Columns
+from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.reordered import terms
 from convert.inference.replay import Replay
@@ -123,6 +124,7 @@ class Source:
         table: every value of data, with the index of the operation that computes it; negative for an input.
         meetings: where data meets parameters, by role.
         products: the products among them, with their meeting.
+        data_products: those of two values of data.
     """
 
     def __init__(self, program: Program, tolerance: float = EXACT, *, repeated: bool = False) -> None:
@@ -151,7 +153,7 @@ class Source:
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in (*self.meetings[Role.PRODUCT], *self.meetings[Role.CONVOLUTION]):
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
-        self._pairs = _Fingerprints([[_of_size_one(array)] for array in _products_of_data(program)], repeated)
+        self.data_products = DataProducts(program)
         self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)
         self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
         self._columns: dict[Role, tuple[Array, Array]] = {}
@@ -216,10 +218,6 @@ class Source:
         found = {int(k) for start, end in zip(low, high, strict=True) for k in np.unique(owners[start:end])}
         return [self.meetings[role][k] for k in sorted(found)]
 
-    def has_pair(self, array: Array, tolerance: float) -> bool:
-        """Whether an array is the product of two values of data in the source, times a number."""
-        return not self._pairs.size or bool(len(self._pairs.find([_of_size_one(array)], tolerance)))
-
     def scales(self, array: Array, tolerance: float) -> bool:
         """Whether the source multiplies a value of data by a number."""
         return bool(self._scaled.size) and bool(len(self._scaled.find([array], tolerance)))
@@ -228,14 +226,6 @@ class Source:
         """Whether an array is a value of the source, or the rows of one of its products."""
         self.table.tolerance = tolerance
         return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
-
-
-def _products_of_data(program: Program) -> list[Array]:
-    found = []
-    for operation in program.operations:
-        if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
-            found.append(operation.results[0].array)
-    return found
 
 
 def _scaled_by_numbers(program: Program) -> list[Array]:
@@ -248,12 +238,6 @@ def _scaled_by_numbers(program: Program) -> list[Array]:
         ):
             found.append(operation.data[0].array)
     return found
-
-
-def _of_size_one(array: Array) -> Array:
-    """Return an array divided by the mean size of its elements."""
-    size = np.sqrt(np.mean(np.square(array))) if array.size else 0.0
-    return array / size if size > 0 and np.isfinite(size) else array
 
 
 class _Fingerprints:
@@ -290,6 +274,7 @@ class Context:
         level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
+        of_siblings: index of the source's operation that was matched last for a layer of a list (`siblings`).
         tolerance: of sums.
     """
 
@@ -299,6 +284,7 @@ class Context:
     origins: Array
     level: int = 0
     near: int = 0
+    of_siblings: dict[Any, int] = field(default_factory=dict)
     tolerance: float = EXACT
     _starts: Array = field(default_factory=lambda: np.zeros(0, int))
 
@@ -470,6 +456,12 @@ class Context:
     def near_first(self, found: Sequence[Meeting]) -> list[Meeting]:
         """Return meetings, those nearest to the operation that was matched last first."""
         return sorted(found, key=lambda meeting: abs(meeting.index - self.near))
+
+
+def siblings(operation: Operation) -> Any:
+    """Return what an operation has in common with that of another layer of the same list."""
+    module = tuple(word for word in operation.module.split(".") if not word.isdecimal())
+    return operation.where, operation.name, module, tuple(x.array.shape for x in operation.operands)
 
 
 def numbers_are_plain(numbers: Sequence[Array], operand: Array, theta: Array) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, Context, Source, equal
+from convert.inference.candidates import Candidate, Choice, Context, Source, equal, siblings
 from convert.inference.derivation import Role
 from convert.inference.factors import carriers, factor_of
 from convert.inference.proposals import convolutions, elementwise, others, own, products
@@ -74,6 +74,7 @@ class Search:
         self.context = Context(self.source, self.replay, self.used, self._origins)
         self._cells = Cells(self.context)
         self._progress = self._start = 0
+        self._reached = -1
         self._loose = self._strict = self._hindered = False
         self._ways: dict[Any, list[Ways]] = {}
         self._wanted: tuple[tuple[Any, ...], ...] = ()
@@ -136,7 +137,7 @@ class Search:
     def enter(self, solution: Solution) -> None:
         """Take what a solution assigns."""
         for choice in solution.choices:
-            self._take(choice.candidate)
+            self._take(choice)
         self.replay.values.update(solution.values)
 
     def leave(self, solution: Solution) -> None:
@@ -144,14 +145,15 @@ class Search:
         for choice in reversed(solution.choices):
             self._give_back(choice.candidate)
 
-    def _take(self, candidate: Candidate) -> None:
+    def _take(self, choice: Choice) -> None:
+        candidate, operation = choice.candidate, self._order[choice.index]
         self.replay.assign(candidate.changes)
         for piece in candidate.pieces:
             numbers = piece.numbers[piece.numbers >= 0]
             self.used[numbers] += 1  # a number that stands twice counts once, here and where it is given back
             self._origins[self._first[piece.tensor] + piece.elements] = piece.numbers
             if piece.meeting is not None:
-                self.context.near = piece.meeting.index
+                self.context.near = self.context.of_siblings[siblings(operation)] = piece.meeting.index
 
     def _give_back(self, candidate: Candidate) -> None:
         for piece in candidate.pieces:
@@ -271,7 +273,7 @@ class Search:
                     if self._loose and at > self._begin and not (children and self._is_source(operation)):
                         yield self._solution(at, choices)
                     for choice in children:
-                        self._take(choice.candidate)
+                        self._take(choice)
                         try:
                             yield from self._walk(at, [*choices, choice])
                         finally:
@@ -322,7 +324,7 @@ class Search:
         for choice in reversed(old):
             self._give_back(choice.candidate)
         for choice in new:
-            self._take(choice.candidate)
+            self._take(choice)
         for operation in self._order[self._begin : at + 1]:
             if operation.data:
                 self.replay.keep(operation, self.replay.run(operation))
@@ -360,7 +362,7 @@ class Search:
         """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
         if role_of(operation) is not Role.PRODUCT:
             return True
-        return self.source.has_pair(result, self.context.tolerance)
+        return self.source.data_products.has(result, self.context.tolerance)
 
     def _depends(self, value: Value, indices: set[int]) -> bool:
         """Whether a value is computed from the results of all these operations."""
@@ -402,6 +404,8 @@ class Search:
     def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
         """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
         role, seen = role_of(operation), set()
+        if at > self._reached:
+            self._reached, self._progress = at, self.tried
         taken = self._signatures(before)
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context
+from convert.inference.candidates import Candidate, Context, siblings
 from convert.inference.columns import pair
 from convert.inference.proposals import low_rank, side_by_side
 from convert.inference.sites import Meeting, Product, products
@@ -24,6 +24,7 @@ from convert.programs.program import Operation, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
+MAX_SPACED = 128  # leaves of the same data among which every n-th is tried
 MAX_STEPS = 20_000  # so many times a leaf is looked at as the next part of a fused matrix
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
@@ -88,7 +89,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     size, out = target.numbers[0].shape[0], math.prod(target.numbers[0].shape[1:])
     numbers = [n.reshape(size, out) for n in target.numbers]
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
-    atoms = list(_atoms(context, target, out, _number(operation.module), cuts))
+    atoms = list(_atoms(context, target, out, operation, cuts))
 
     def read(part: slice | Array) -> Array:
         return _weight(context, operation, side, group).reshape(size, out)[:, part]
@@ -161,11 +162,13 @@ def _number(module: str) -> int:
     return int(([word for word in module.split(".") if word.isdecimal()] or ["0"])[-1])
 
 
-def _atoms(context: Context, target: Product, out: int, number: int, cuts: Sequence[int]) -> Iterator[_Atom]:
+def _atoms(context: Context, target: Product, out: int, operation: Operation, cuts: Sequence[int]) -> Iterator[_Atom]:
     """Yield the matrices that may be the target's or a part of it, whole ones first.
 
+    Those come first that are parts of the matrix that the same layer for another head was found in.
+
     Args:
-        number: the matrix of a stack to begin with.
+        operation: of the target; of a stack, the matrix comes first that has the number of its module.
         cuts: lengths of the parts that the target takes of the result.
     """
     paired = []
@@ -175,7 +178,9 @@ def _atoms(context: Context, target: Product, out: int, number: int, cuts: Seque
         pairing = pair(target.columns, product.columns, context.tolerance)
         if pairing is not None and product.numbers:
             paired.append((product, meeting, pairing))
-    paired.sort(key=lambda item: abs(item[1].index - context.near))
+    same = context.of_siblings.get(siblings(operation))
+    paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
+    number = _number(operation.module)
     seen = set()
     for product, meeting, pairing in paired:
         orders = _orders(product.value.shape[1:], out, context.level, number)
@@ -216,7 +221,7 @@ def _orders(
             for start in range(0, out, width) if out % count == 0 else ():
                 yield ("block", start, width), places.ravel()[start : start + width], ""
     if places.size > out:  # a fused matrix that the target splits: blocks, or every n-th block
-        yield from _blocks(places.ravel(), out, level)
+        yield from _blocks(places.ravel(), out, level, number)
 
 
 def _by_leaf(context: Context, product: Product) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -250,10 +255,10 @@ def orders_of_parts(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[int,
             yield order, np.concatenate([runs[k] for k in range(len(cuts))])
 
 
-def _blocks(flat: Array, out: int, level: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+def _blocks(flat: Array, out: int, level: int, number: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     step = math.gcd(out, flat.size)
     if flat.size // step <= MAX_INDEX:
-        for start in range(0, flat.size - out + 1, step):
+        for start in sorted(range(0, flat.size - out + 1, step), key=lambda start: start != number * out):
             yield ("block", start, out), flat[start : start + out], ""
     if level > 0 and flat.size % out == 0:
         count = flat.size // out
@@ -278,6 +283,9 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
     if whole:  # only gates are reordered within
         small = [atom for atom in small if atom.order[0] in ("leaf", "block")]
 
+    yield from _evenly_spaced(small, out)
+    if level == 0 and len(small) > MAX_PARTS:
+        return
     reached = _sums({len(atom.columns) for atom in small}, out)
 
     def fill(start: int, chosen: list[_Atom]) -> Iterator[list[_Atom] | None]:
@@ -297,8 +305,33 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
 
     full = (found for found in itertools.islice(fill(0, []), MAX_STEPS) if found is not None)
     for atoms_ in itertools.islice(full, MAX_FILLINGS):
-        ends = np.cumsum([len(atom.columns) for atom in atoms_])
-        yield [(atom, slice(end - len(atom.columns), end)) for atom, end in zip(atoms_, ends, strict=True)]
+        yield _below_each_other(atoms_)
+
+
+def _evenly_spaced(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
+    """Yield the ways to fill a fused matrix with every n-th leaf: the queries of each head, of a list of heads with all their layers.
+
+    One leaf may stand apart: the values that all heads share.
+    """
+    wide = sorted((atom for atom in atoms if atom.order[0] == "axes"), key=lambda atom: atom.meeting.index)
+    for width in {len(atom.columns): None for atom in wide}:
+        alike = [atom for atom in wide if len(atom.columns) == width]
+        count, rest = divmod(out, width)
+        if rest or not 2 < count <= len(alike) <= MAX_SPACED:
+            continue
+        others = [[*alike[:k], *alike[k + 1 :]] for k in range(len(alike)) if (len(alike) - 1) % count == 0]
+        exact = [of for of in (alike, *others) if len(of) % count == 0]
+        steps = [(of, len(of) // count) for of in exact] + [(alike, n) for n in range(1, len(alike) // count + 1)]
+        for of, step in steps:
+            for start in range(len(of) - step * (count - 1)):
+                chosen = of[start::step][:count]
+                if all(_goes_with(atom, chosen[:k]) for k, atom in enumerate(chosen)):
+                    yield _below_each_other(chosen)
+
+
+def _below_each_other(atoms: Sequence[_Atom]) -> list[tuple[_Atom, Any]]:
+    ends = np.cumsum([len(atom.columns) for atom in atoms])
+    return [(atom, slice(end - len(atom.columns), end)) for atom, end in zip(atoms, ends, strict=True)]
 
 
 def _sums(widths: Collection[int], limit: int) -> list[set[int]]:

@@ -1,0 +1,73 @@
+"""The products of two values of data, such as the scores of attention. They refute a wrong layer before what follows is run."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from convert.inference.columns import Columns, matches
+from convert.inference.derivation import Role
+from convert.inference.sites import role_of
+from convert.programs.fingerprint import column_fingerprints, fingerprint
+from convert.programs.program import Program
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class DataProducts:
+    """The products of two values of data in a program, up to a factor of each: whole, or vector by vector.
+
+    One program may take the product of each head by itself, and the other that of all heads at once.
+
+    Attributes:
+        arrays: what the products give.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.arrays = [
+            operation.results[0].array
+            for operation in program.operations
+            if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands)
+        ]
+        self._sums = np.array([fingerprint(_of_size_one(array))[0] for array in self.arrays])
+
+    def has(self, array: Array, tolerance: float) -> bool:
+        """Whether an array is one of the products, or each vector along its last axis is part of one; true if there are none."""
+        if not self.arrays:
+            return True
+        sums, scales = fingerprint(_of_size_one(array))
+        with np.errstate(all="ignore"):
+            whole = (np.abs(self._sums - sums) <= tolerance * scales).all(1).any()
+        return bool(whole) or self._has_vectors(array, tolerance)
+
+    def _has_vectors(self, array: Array, tolerance: float) -> bool:
+        if array.ndim < 2 or not np.isfinite(array).all():
+            return False
+        vectors = _of_vectors(array, array.ndim - 1)
+        known, _ = matches(vectors, self._vectors, tolerance)
+        return len(np.unique(known)) == len(vectors.numbers)
+
+    @cached_property
+    def _vectors(self) -> Columns:
+        found = [_of_vectors(array, axis) for array in self.arrays for axis in range(array.ndim)]
+        sums, scales = (
+            np.concatenate([np.zeros((5, 0)), *parts], 1)
+            for parts in zip(*[(x.sums, x.scales) for x in found], strict=True)
+        )
+        return Columns(np.arange(sums.shape[1]), sums, scales)
+
+
+def _of_vectors(array: Array, axis: int) -> Columns:
+    """Return the vectors along an axis, each divided by its size."""
+    rows = np.moveaxis(np.asarray(array, np.float64), axis, -1).reshape(-1, array.shape[axis])
+    size = np.sqrt(np.mean(np.square(rows), 1, keepdims=True))
+    rows = np.divide(rows, size, out=np.zeros_like(rows), where=size > 0)
+    return Columns(*column_fingerprints(rows, np.arange(len(rows))[:, None]))
+
+
+def _of_size_one(array: Array) -> Array:
+    """Return an array divided by the mean size of its elements."""
+    size = np.sqrt(np.mean(np.square(array))) if array.size else 0.0
+    return array / size if size > 0 and np.isfinite(size) else array

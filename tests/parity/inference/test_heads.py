@@ -1,0 +1,110 @@
+"""Heads of attention one by one in one program, with a layer for each, and all at once in the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, grades, sources
+
+D, K = WIDTH, 4
+
+
+class Heads(nn.Module):
+    """A layer for each head; `same`: the last head has the queries of the first."""
+
+    def __init__(self, heads: int, shared: bool, same: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(D, K, bias=False) for _ in range(count))
+            for count in (heads, heads, 1 if shared else heads)
+        )
+        self.o = nn.Linear(K if shared else heads * K, D)
+        self.shared, self.same = shared, same
+
+    def forward(self, x: Any) -> Any:
+        out = []
+        for h, k in enumerate(self.k):
+            q = self.q[0] if self.same and k is self.k[-1] else self.q[h]
+            p = torch.bmm(q(x), k(x).transpose(1, 2)) / math.sqrt(K)
+            out.append(torch.bmm(p.softmax(-1), self.v[0 if self.shared else h](x)))
+        return self.o(torch.stack(out, 2).mean(2) if self.shared else torch.cat(out, -1))
+
+
+class Fused(nn.Module):
+    def __init__(self, heads: int, shared: bool) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(D, heads * K, bias=False), nn.Linear(D, heads * K, bias=False)
+        self.v = nn.Linear(D, K if shared else heads * K, bias=False)
+        self.o = nn.Linear(K if shared else heads * K, D)
+        self.heads, self.shared = heads, shared
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (f(x).unflatten(-1, (-1, K)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = (q @ k.transpose(-1, -2) / math.sqrt(K)).softmax(-1) @ v
+        return self.o(y.mean(1) if self.shared else y.transpose(1, 2).flatten(2))
+
+
+def fused(heads: int, shared: bool) -> Any:
+    def function(w: Any, x: Any) -> Any:
+        q, k, v = ((x @ w[name]).reshape(*x.shape[:2], -1, K) for name in "qkv")
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(K))
+        y = jnp.einsum("bhqk,bkhd->bqhd", p, jnp.broadcast_to(v, k.shape))
+        return (y.mean(2) if shared else y.reshape(*x.shape[:2], -1)) @ w["o"] + w["b"]
+
+    wide = heads * K
+    return function, {
+        "q": (D, wide),
+        "k": (D, wide),
+        "v": (D, K if shared else wide),
+        "o": (K if shared else wide, D),
+        "b": (D,),
+    }
+
+
+def listed(heads: int, shared: bool) -> Any:
+    def function(w: Any, x: Any) -> Any:
+        out = []
+        for h in range(heads):
+            q, k, v = (x @ w[name] for name in (f"{h}/q", f"{h}/k", "v" if shared else f"{h}/v"))
+            out.append(jax.nn.softmax(q @ k.transpose(0, 2, 1) / math.sqrt(K)) @ v)
+        return (sum(out) / heads if shared else jnp.concatenate(out, -1)) @ w["o"] + w["b"]
+
+    of_each = {f"{h}/{name}": (D, K) for h in range(heads) for name in ("qk" if shared else "qkv")}
+    return function, {**of_each, **({"v": (D, K)} if shared else {}), "o": (K if shared else heads * K, D), "b": (D,)}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("heads", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_layer_for_each_head(heads: int, shared: bool) -> None:
+    found = derive(*_with(fused(heads, shared), Heads(heads, shared)))
+    assert found.complete, found.differences
+    assert sources(found)["k.1.weight"] == "k"
+    assert grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("heads", [3, 8])
+def test_a_leaf_for_each_head(heads: int, shared: bool) -> None:
+    found = derive(*_with(listed(heads, shared), Fused(heads, shared)))
+    assert found.complete, found.differences
+    assert sources(found)["o.weight"] == "o"
+
+
+@pytest.mark.slow
+def test_a_head_that_shares_its_queries_is_not_derived() -> None:
+    found = derive(*_with(fused(4, False), Heads(4, False, same=True)))
+    assert not found.complete and found.differences
+
+
+def _with(source: Any, module: nn.Module) -> tuple[Any, nn.Module, Any]:
+    function, shapes = source
+    return function, module, shapes
