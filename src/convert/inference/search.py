@@ -39,6 +39,7 @@ MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
+RETURNS = 8  # to other solutions of the segments before, at the first level alone, after so many candidates
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 60  # behind a difference
 REMEMBERED = 4  # sets of solutions of segments that begin with the same operations
@@ -89,9 +90,12 @@ class Search:
         self.segments = []
         deepest: list[Segment] = []
         ways: list[Segment] = []
-        at = 0
+        at = returns = 0
+        failed = -1
         while True:
-            segment = self.solved(at)
+            if self.failure.index > failed:
+                failed, returns = self.failure.index, 0
+            segment = self.solved(at, LEVELS[:1] if returns else LEVELS)
             if segment is not None:
                 ways.append(segment)
             else:
@@ -99,7 +103,8 @@ class Search:
                     len(s.solution.choices) for s in deepest
                 ):
                     deepest = [replace(s) for s in ways]
-                if self.tried - self._progress > WITHOUT_PROGRESS or not self._back(ways):
+                returns += self.tried - self._progress > WITHOUT_PROGRESS
+                if returns > RETURNS or not self._back(ways, loosely=not returns):
                     while ways:
                         self.leave(ways.pop().solution)
                     self.segments = deepest
@@ -112,8 +117,12 @@ class Search:
                 self.segments = ways
                 return True
 
-    def _back(self, ways: list[Segment]) -> bool:
-        """Leave the last segments, up to one that has another solution; False if none has."""
+    def _back(self, ways: list[Segment], *, loosely: bool) -> bool:
+        """Leave the last segments, up to one that has another solution; False if none has.
+
+        Args:
+            loosely: whether solutions are looked for at further levels.
+        """
         while ways:
             last = ways[-1]
             self.leave(last.solution)
@@ -121,7 +130,7 @@ class Search:
                 last.chosen += 1
                 return True
             ways.pop()
-            again = self.solved(last.begin, LEVELS[1:]) if last.level.strict else None
+            again = self.solved(last.begin, LEVELS[1:]) if last.level.strict and loosely else None
             if again is not None:
                 ways.append(again)
                 return True
@@ -395,9 +404,12 @@ class Search:
     def _proposed(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
         """Yield the proposals for an operand; at first those for a recurrent cell as a whole, where it begins one."""
         yield from own.factors(self.context, operation, side)
-        cells = list(self._cells.propose(at)) if self.context.level == 0 and role_of(operation) is Role.PRODUCT else []
-        yield from cells
-        if not cells:
+        cells: list[Candidate] | None = None
+        if self.context.level == 0 and role_of(operation) is Role.PRODUCT:
+            cells = self._cells.propose(at)
+        yield from cells or ()
+        self._hindered |= self._strict and cells == []
+        if cells is None or not (cells or self._strict):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
             yield from own.propose(self.context, operation, side)
 
@@ -444,6 +456,8 @@ class Search:
                 break
         if self.context.level == 0 and role in (Role.SCALE, Role.SHIFT):
             fused = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
+            if self._strict and role is Role.SCALE:  # without a factor it is no more a value than before
+                fused = [choice for choice in fused if choice.candidate.kind[0] != "absent"]
             met = len(fused) == len(rest) or self.source.has(
                 self.replay.value(operation.data[0]), self.context.tolerance
             )

@@ -21,7 +21,7 @@ from convert.inference.derivation import Arithmetic, Role
 from convert.inference.proposals.affine import Bias, Gate, gates
 from convert.inference.sites import Meeting, parameter_operands, products, role_of
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Value
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
@@ -41,17 +41,11 @@ class Cells:
 
     @cached_property
     def _recurrent(self) -> frozenset[int]:
-        """The target's products whose weight meets data more than once, and not only zeros."""
-        by_weight: dict[bytes, list[int]] = {}
-        for index, operation in enumerate(self._target.operations):
-            for side in parameter_operands(operation) if role_of(operation) is Role.PRODUCT else ():
-                elements = operation.operands[side].elements
-                if len(elements) == 1 and len(operation.data) == 1:
-                    by_weight.setdefault(hashlib.blake2b(elements[0].tobytes()).digest(), []).append(index)
-        several = (same for same in by_weight.values() if len(same) > 1)
-        return frozenset(
-            k for same in several if any(self._target.operations[j].data[0].array.any() for j in same) for k in same
-        )
+        return _recurrent(self._target)
+
+    @cached_property
+    def _source_is_recurrent(self) -> bool:
+        return bool(_recurrent(self._source))
 
     @cached_property
     def _of_target(self) -> dict[int, list[Gate]]:
@@ -71,15 +65,18 @@ class Cells:
             table.add(_data(matrices), (gate, matrices))
         return table
 
-    def propose(self, at: int) -> Iterator[Candidate]:
-        """Yield proposals for the cell that begins with a product of the target; none if it begins with none."""
-        cell = self._cell(at) if self._recurrent else []
+    def propose(self, at: int) -> list[Candidate] | None:
+        """Return proposals for the cell that begins with a product of the target; None if it begins with none, or the source has none."""
+        cell = self._cell(at) if self._recurrent and self._source_is_recurrent else []
+        return list(self._for(cell)) if cell else None
+
+    def _for(self, cell: Sequence[Gate]) -> Iterator[Candidate]:
         options = [list(self._same(gate)) for gate in cell]
         if not all(options):
             return
         every = list(itertools.islice(itertools.product(*options), MAX_ORDERS**2))
         once = [pieces for pieces in every if len({gate for gate, _ in pieces}) == len(cell)]
-        for chosen in (once or every)[:MAX_ORDERS] if cell else ():
+        for chosen in (once or every)[:MAX_ORDERS]:
             pieces = tuple(piece for _, made in chosen for piece in made)
             yield Candidate(pieces, "gates of the same data", KIND)
 
@@ -191,6 +188,20 @@ class Cells:
             found += self._context.pieces(bias.numbers, nothing, value, Arithmetic.CONSTANT, None, offset)
             offset = 0.0
         return None if offset else found
+
+
+def _recurrent(program: Program) -> frozenset[int]:
+    """Return the products whose weight meets data more than once, and not only zeros."""
+    by_weight: dict[bytes, list[int]] = {}
+    for index, operation in enumerate(program.operations):
+        for side in parameter_operands(operation) if role_of(operation) is Role.PRODUCT else ():
+            elements = operation.operands[side].elements
+            if len(elements) == 1 and len(operation.data) == 1:
+                by_weight.setdefault(hashlib.blake2b(elements[0].tobytes()).digest(), []).append(index)
+    several = (same for same in by_weight.values() if len(same) > 1)
+    return frozenset(
+        k for same in several if any(program.operations[j].data[0].array.any() for j in same) for k in same
+    )
 
 
 def _beside(bias: Bias, gate: Gate, order: Sequence[int]) -> int | None:
