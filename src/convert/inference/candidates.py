@@ -14,6 +14,7 @@ import numpy as np
 from convert.inference.columns import Columns
 from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
+from convert.inference.forms.commuted import commuted
 from convert.inference.forms.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.rows import Rows, of_each_expert, of_each_vector
@@ -150,6 +151,9 @@ class Source:
             role = role_of(term.operation)
             self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
             self.table.add(term.result, term.index)
+        for other in commuted(program):
+            self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
+            self.table.add(other.operation.results[0].array, other.index)
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in (*self.meetings[Role.PRODUCT], *self.meetings[Role.CONVOLUTION]):
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
