@@ -143,6 +143,7 @@ def _vector() -> Path:
 
 
 SMALL = ("norm-rope", "rope-norm", "positions", "experts", "states", "heads", "map", "cell")
+STEPS = ("space", "peephole", "masked", "sloping", "distant", "grouped", "coded", "scaled")
 OWN = {
     "conv-net": OwnModel(
         rules=lambda: (EXAMPLES / "conv-net" / "rules.yaml").read_text(),
@@ -226,7 +227,7 @@ OWN = {
             reference="support.small_models:reference",
             adapter=lambda: importlib.import_module("support.small_models"),
         )
-        for name in SMALL
+        for name in (*SMALL, *STEPS)
     },
     "small-decoder": OwnModel(
         rules=lambda: importlib.import_module("support.small_decoder").RULES,

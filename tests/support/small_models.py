@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,11 @@ from torch import nn
 
 from convert.references.protocol import Reference
 from support.memory_source import MemorySource
+from support.small_model import BATCH, HEAD, HEADS, STEPS, WIDTH, Small, Weights
+from support.step_models import STEP_MODELS
 
-WIDTH, HEADS, HEAD, STEPS, TOKENS, OFFSET, EXPERTS, CHOSEN, BATCH = 12, 2, 6, 7, 11, 2, 4, 2, 3
+TOKENS, OFFSET, EXPERTS, CHOSEN = 11, 2, 4, 2
 BASE, EPSILON = 10000.0, 1e-6
-Weights = Mapping[str, Any]
 
 
 # ---- attention: norms of queries and keys, and RoPE, in one order or the other
@@ -359,27 +359,16 @@ CELL_SHAPES = {
 # ---- all
 
 
-@dataclass(frozen=True)
-class Small:
-    """A model: rules without their head, shapes of the leaves, and both sides."""
-
-    rules: str
-    shapes: Mapping[str, tuple[int, ...]]
-    side: Callable[[Weights, Weights], dict[str, Any]]
-    module: Callable[[], nn.Module]
-    given: str = "x"
-    axes: str = ""
-
-
 MODELS: Mapping[str, Small] = {
     "norm-rope": Small(ATTENTION_RULES, ATTENTION_SHAPES, partial(_attention, "norm first"), partial(Attention, "norm first")),
     "rope-norm": Small(ATTENTION_RULES, ATTENTION_SHAPES, partial(_attention, "RoPE first"), partial(Attention, "RoPE first")),
-    "positions": Small(POSITION_RULES, POSITION_SHAPES, _positions, Positions, "tokens"),
+    "positions": Small(POSITION_RULES, POSITION_SHAPES, _positions, Positions, ("tokens",)),
     "experts": Small(EXPERT_RULES, EXPERT_SHAPES, _experts, Experts),
     "states": Small(STATE_RULES, STATE_SHAPES, _states, States),
     "heads": Small(HEAD_RULES, HEAD_SHAPES, _heads, Heads),
-    "map": Small(MAP_RULES, MAP_SHAPES, _map, Map, "image", MAP_AXES),
+    "map": Small(MAP_RULES, MAP_SHAPES, _map, Map, ("image",), MAP_AXES),
     "cell": Small(CELL_RULES, CELL_SHAPES, _cell, Cell),
+    **STEP_MODELS,
 }  # fmt: skip
 
 
@@ -403,12 +392,15 @@ def load(name: str, state: Mapping[str, torch.Tensor]) -> nn.Module:
     return module.requires_grad_(False).eval()
 
 
-def draw(given: str, seed: int) -> dict[str, np.ndarray]:
+def draw(given: tuple[str, ...], seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    if given == "tokens":
-        return {given: rng.integers(0, TOKENS, (BATCH, STEPS))}
-    shape = (BATCH, 5, 7, 3) if given == "image" else (BATCH, STEPS, WIDTH)
-    return {given: rng.normal(0, 1, shape).astype(np.float32)}
+    if given == ("tokens",):
+        return {"tokens": rng.integers(0, TOKENS, (BATCH, STEPS))}
+    shape = (BATCH, 5, 7, 3) if given == ("image",) else (BATCH, STEPS, WIDTH)
+    drawn = {given[0]: rng.normal(0, 1, shape).astype(np.float32)}
+    if "real" in given:
+        drawn["real"] = np.arange(STEPS) < np.array([STEPS, 5, 3])[:, None]
+    return drawn
 
 
 def reference(plan: Any) -> Reference:
@@ -418,7 +410,7 @@ def reference(plan: Any) -> Reference:
     return Reference(
         inputs=partial(draw, model.given),
         build=lambda state: load(name, state),
-        run=lambda module, inputs: {"y": module(inputs[model.given])},
+        run=lambda module, inputs: {"y": module(*(inputs[name] for name in model.given))},
         outputs=("y",),
         reduction=WIDTH,
         depth=4,

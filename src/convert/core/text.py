@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def one_line(text: str) -> str:
     """Escape everything that does not print: newlines, tabs, control and direction characters, lone surrogates."""
@@ -24,3 +26,18 @@ def code_span(text: str) -> str:
     """Return a name as code in Markdown. Nothing can be escaped in a code span, so a backtick, which would end it, goes."""
     name = one_line(text).replace("`", "'")
     return f"`{name}`"
+
+
+def where_they_differ(ours: Sequence[object], theirs: Sequence[object], most: int) -> tuple[str, str]:
+    """Write a few items of two lists: the first ones if they differ there, otherwise from the first that differs on.
+
+    >>> where_they_differ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6], most=2)
+    ('..., 3, 4', '..., 5, 6')
+    """
+    first = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+    begin = first if first >= most else 0
+    one, two = (
+        f"{'..., ' if begin else ''}{', '.join(map(str, items[begin : begin + most]))}{', ...' if len(items) > begin + most else ''}"
+        for items in (ours, theirs)
+    )
+    return one, two

@@ -29,6 +29,7 @@ from faults.planted.references import REFERENCES
 from faults.planted.rope import ROPE
 from faults.planted.series import SERIES_FAULTS
 from faults.planted.small import SMALL_FAULTS
+from faults.planted.steps import STEP_FAULTS
 from faults.planted.values import VALUES
 
 __all__ = ["FAULTS", "Fault"]
@@ -58,4 +59,5 @@ FAULTS: tuple[Fault, ...] = (
     *REFERENCES,
     *SMALL_FAULTS,
     *SERIES_FAULTS,
+    *STEP_FAULTS,
 )

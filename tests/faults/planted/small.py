@@ -11,7 +11,8 @@ import torch
 from faults.expected import Fault
 from faults.plants import InTarget
 from support.parts_model import WAVES
-from support.small_models import CHOSEN, HEAD, HEADS, WIDTH
+from support.small_model import HEAD, HEADS, WIDTH
+from support.small_models import CHOSEN
 
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
 FREQUENCIES, CONSTANT = "frequencies divided by another number", "another constant"

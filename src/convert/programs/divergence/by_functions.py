@@ -48,9 +48,10 @@ def chain(
 def function_in_front(repair: Repair, ours: Words, activations: Mapping[str, Function]) -> str:
     """Name two functions of one value, where what the target's gives goes into the JAX model's: softplus is relu and more."""
     operation = ours.producer.get(root(repair.operands[0], ours.producer))
-    if operation is None or len(operation.data) != 1 or kind_of(operation) not in ELEMENTWISE:
+    values = () if operation is None else operation.data or tuple(v for v in operation.operands if v.leaves)
+    if operation is None or len(values) != 1 or kind_of(operation) not in ELEMENTWISE:
         return ""
-    before = operation.data[0].array
+    before = values[0].array
     got, want = (computed(x, before, activations) for x in (repair.given[0], repair.want))
     return f"{got} for {want}" if got and want and got != want else ""
 

@@ -19,7 +19,9 @@ from convert.programs.divergence.by_functions import (
     two_functions,
     within,
 )
+from convert.programs.divergence.computed_tables import of_tables
 from convert.programs.divergence.details import (
+    FUNCTION,
     PART,
     POWER,
     axes_exchanged,
@@ -39,6 +41,7 @@ from convert.programs.divergence.details import (
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.norms import two_norms
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.selections import MOVES, other_selection, selection
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
@@ -62,6 +65,7 @@ CONSTANT = "another constant"
 OTHER = "another computation"
 REDUCED = "reduction over another axis"
 OPERAND, AXES = "another operand", "axes exchanged"
+NORMED = "norm over other axes or groups"
 LARGEST = "another number of largest values"
 
 
@@ -234,6 +238,11 @@ def _mask(both: Both) -> Described | None:
     return "another mask", f"{said}; the JAX model's mask is applied at {line(both.repair.source)}"
 
 
+def _norms(both: Both) -> Described | None:
+    norms = two_norms(both.repair)
+    return (NORMED, f"{both.sentence}; {norms}") if norms else None
+
+
 def _functions(both: Both) -> Described | None:
     function = two_functions(both.repair, both.activations)
     return (function, f"{both.sentence}: {function}") if function else None
@@ -241,6 +250,8 @@ def _functions(both: Both) -> Described | None:
 
 def _parameters(both: Both) -> Described | None:
     other = other_indices(both.repair) or other_parameters(both.repair, both.ours, both.theirs)
+    if other and other[0] == FUNCTION and (made := _of_tables(both)) is not None:
+        return made
     return (other[0], f"{both.sentence}; {other[1]}") if other else None
 
 
@@ -263,8 +274,9 @@ def _tables(both: Both) -> Described | None:
     repair, ours, theirs = both.repair, both.ours, both.theirs
     if other := other_waves(repair, ours, theirs):
         return other[0], f"{both.sentence}; {other[1]}"
-    tables = numbers_of_tables(repair, ours, theirs)
-    return (CONSTANT, f"{both.sentence}; {tables}") if tables else None
+    if tables := numbers_of_tables(repair, ours, theirs):
+        return CONSTANT, f"{both.sentence}; {tables}"
+    return None if shifted_tables(repair)[0] else _of_tables(both)
 
 
 def _operands(both: Both) -> Described | None:
@@ -337,6 +349,15 @@ def _by_functions(both: Both) -> Described | None:
     return (functions, both.sentence) if functions else None
 
 
+def _one_for_another(both: Both) -> Described | None:
+    """One operation in the place of another one."""
+    one, two = (
+        Counter(words.kinds(of)) for words, of in ((both.ours, both.repair.target), (both.theirs, both.repair.source))
+    )
+    more, fewer = list((one - two).elements()), list((two - one).elements())
+    return (f"{more[0]} for {fewer[0]}", both.sentence) if len(more) == len(fewer) == 1 else None
+
+
 def _reduced(both: Both) -> Described | None:
     over = _other_axes(both.repair)
     return (REDUCED, f"{both.sentence}; {over}") if over else None
@@ -374,6 +395,7 @@ OF_BOTH: tuple[Question, ...] = (
     _padding,
     _axes,
     _mask,
+    _norms,
     _functions,
     _parameters,
     _constants,
@@ -391,9 +413,39 @@ OF_BOTH: tuple[Question, ...] = (
     _first_part,
     _other,
 )
+OF_TABLES: tuple[Question, ...] = (
+    _power,
+    _functions,
+    _constants,
+    _side_of_the_root,
+    _sign,
+    _longer,
+    _by_functions,
+    _one_for_another,
+)
 
 
 # ---- what the answers are made of
+
+
+def _of_tables(both: Both) -> Described | None:
+    """Name what differs in how two tables, or two functions of parameters, are computed; None where that has no clear name."""
+    made = of_tables(both)
+    if made is None:
+        return None
+    said = describe_table(made)
+    return None if said is None else (said[0], f"{both.sentence}; {said[1]}")
+
+
+def describe_table(both: Both) -> Described | None:
+    """Name what differs in the operations behind two tables; None where that has no clear name."""
+    repair = both.repair
+    if both.steps[0] == both.steps[1]:  # their elements are in another order
+        return None
+    if not repair.target:
+        return _missing_function(both) or _missing(both)
+    side = (_extra,) if not repair.source else OF_TABLES
+    return next((said for question in side if (said := question(both)) is not None), None)
 
 
 def _other_axes(repair: Repair) -> str:

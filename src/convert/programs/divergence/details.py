@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.text import where_they_differ
 from convert.programs.divergence.functions import MOST, mask_offsets
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
@@ -216,11 +217,9 @@ def other_indices(repair: Repair) -> tuple[str, str] | None:
         if mine.size == other.size > 1 and (mine != mine[0]).any():
             by = np.unique(mine.astype(np.int64) - other.astype(np.int64))
             if len(by) == 1 and by[0]:
-                listed = [", ".join(map(str, x[:MOST_PARTS])) for x in (mine, other)]
-                said = f"the target picks the indices {listed[0]}{{}}, and the JAX model {listed[1]}{{}}"
-                return f"rows off by {'one' if abs(by[0]) == 1 else abs(by[0])}", said.replace(
-                    "{}", ", ..." if mine.size > MOST_PARTS else ""
-                )
+                one_list, two_list = where_they_differ(mine.tolist(), other.tolist(), MOST_PARTS)
+                said = f"the target picks the indices {one_list}, and the JAX model {two_list}"
+                return f"rows off by {'one' if abs(by[0]) == 1 else abs(by[0])}", said
     return None
 
 

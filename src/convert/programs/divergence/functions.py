@@ -87,7 +87,8 @@ def _function_at_the_end(
     made = operations[-1].results[0]
     behind: list[tuple[Value, set[Operation]]] = []
     producer = {value: one for one in operations for value in one.results}
-    for given in dict.fromkeys(v for one in operations for v in one.data):
+    of_data = any(one.data for one in operations)
+    for given in dict.fromkeys(v for one in operations for v in (one.data if of_data else one.operands)):
         if (between := _only_through(made, given, producer)) is not None:
             behind.append((given, between))
     for given, between in sorted(behind, key=lambda pair: -len(pair[1])):
@@ -113,7 +114,7 @@ def _only_through(made: Value, given: Value, producer: Mapping[Value, Operation]
             continue
         one = producer.get(value)
         if one is None:
-            if value.data and value.array.shape == given.array.shape and same(value.array, given.array):
+            if not value.constant and value.array.shape == given.array.shape and same(value.array, given.array):
                 continue  # x - 0, as JAX computes it within softplus
             return None
         if one not in found:

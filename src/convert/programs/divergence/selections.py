@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.text import where_they_differ
 from convert.programs.divergence.functions import MOST
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.search import Repair
@@ -44,7 +45,8 @@ def selection(mine_of: Taken, other_of: Taken, ours: Words, theirs: Words) -> st
             differing = [(n, one[n], two[n]) for n in one if n in two and one[n] != two[n]]
             if len(differing) == 1:
                 size, got, want = differing[0]
-                return f"of {size} indices of {ours.value(mine)}, the target takes {_runs(got)}, and the JAX model {_runs(want)}"
+                taken, meant = where_they_differ(_runs(got), _runs(want), LISTED)
+                return f"of {size} indices of {ours.value(mine)}, the target takes {taken}, and the JAX model {meant}"
     return ""
 
 
@@ -91,7 +93,7 @@ def indices(part: Array, whole: Array) -> dict[int, tuple[int, ...]]:
     return found if len(found) == sum(n > 1 for n in whole.shape) else {}
 
 
-def _runs(numbers: Sequence[int]) -> str:
+def _runs(numbers: Sequence[int]) -> list[str]:
     """Write numbers as runs: 0 to 3, 8 to 11."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -99,5 +101,4 @@ def _runs(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    said = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    return ", ".join(said[:LISTED]) + (", ..." if len(said) > LISTED else "")
+    return [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.words import Words, names_of
@@ -81,7 +82,7 @@ def _rewrite(program: Program, chosen: Sequence[Copies], error: float) -> Rewrit
     one = chosen[0]
     n, at = one.value.array.shape[one.axis], line(one.operation)
     ours = np.arange(n) % one.parts if one.in_turns else np.arange(n) * one.parts // n
-    shown = [", ".join(map(str, x[:LISTED])) + (", ..." if n > LISTED else "") for x in (ours, ours[one.order])]
+    shown = where_they_differ(ours.tolist(), ours[one.order].tolist(), LISTED)
     others = list(dict.fromkeys(line(other.operation) for other in chosen))[1:3]
     problem = (
         f"the target repeats the {one.parts} heads, or other parts, of {words.value(one.before)} in the order {shown[0]} "

@@ -11,6 +11,7 @@ import numpy as np
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Change, Rerun
+from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line
 
@@ -18,6 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 REVERSED = "sequence in the reverse order"
 FEWEST = 3  # steps of a loop: two values in the other order are seldom a sequence
 WORK = 300_000  # operations that all trials may run
+MOST_NAMED = 3  # values that a loop reads
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ def _rewrite(program: Program, loop: Loop, reads: bool, writes: bool, error: flo
     first = loop.reads[0][0]
     here = line(program.operations[first.at])
     ends = ("first", "last") if first.index == 0 else ("last", "first")
-    what = " and ".join([*(["reads"] if reads else []), *(["puts together what its steps give"] if writes else [])])
+    words = Words(program.operations, names_of(program))
+    given = list(dict.fromkeys(words.value(one[0].of) for one in loop.reads))[:MOST_NAMED]
+    does = [
+        *([f"reads {' and '.join(given)}"] if reads else []),
+        *(["puts together what its steps give"] if writes else []),
+    ]
+    what = " and ".join(does)
     problem = (
         f"the target's loop ({here}) {what} from the {ends[0]} of {len({one.index for one in loop.reads[0]})} steps on; the outputs are "
         f"equal when it does so from the {ends[1]} on"
@@ -149,7 +157,7 @@ def _reads(program: Program) -> Iterator[tuple[Read, ...]]:
             for read in _indices(at, one):
                 found.setdefault((read.of, read.axis), []).append(read)
     for (value, axis), reads in found.items():
-        if len({one.index for one in reads}) == value.array.shape[axis] > 1 and value.array.dtype.kind == "f":
+        if len({one.index for one in reads}) == value.array.shape[axis] > 1:
             yield tuple(reads)
 
 

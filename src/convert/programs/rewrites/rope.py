@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.tables import BACKWARDS, FREQUENCIES, Waves, literals, off_by, other_divisor
 from convert.programs.divergence.words import Words, names_of
@@ -134,7 +135,7 @@ def _difference(one: Both) -> tuple[str, str]:
         width = [2 * len(turn.pairs) for turn in (ours, theirs)]
         return WIDTH, f"the target turns {width[0]} features of each head, and the JAX model {width[1]}"
     if one.pairs and ours.pairs != theirs.pairs:
-        pairs = [", ".join(str(pair) for pair in turn.pairs[:LISTED]) for turn in (ours, theirs)]
+        pairs = where_they_differ(ours.pairs, theirs.pairs, LISTED)
         return PAIRS, f"the target turns the features {pairs[0]} with each other, and the JAX model {pairs[1]}"
     if not ours.is_rotation:
         return SIGNS, "the target turns the features of a pair by no angle: a sign or a factor differs within the pair"
@@ -148,10 +149,8 @@ def _of_positions(ours: Angles, theirs: Angles) -> str:
         return f"the target's positions begin at {mine.min():g}, and the JAX model's at {other.min():g}"
     which = ["begin anew within a series" if one.first is None else "go on" for one in (ours, theirs)]
     if which[0] == which[1]:
-        shown = [
-            "unknown" if p is None else ", ".join(f"{x:g}" for x in p[-1][: 2 * LISTED]) + ", ..."
-            for p in (mine, other)
-        ]
+        last = [["unknown"] if p is None else [f"{x:g}" for x in p[-1]] for p in (mine, other)]
+        shown = where_they_differ(last[0], last[1], 2 * LISTED)
         return f"the positions of the last series are {shown[0]} in the target, and {shown[1]} in the JAX model"
     return f"the positions of the target {which[0]}, and those of the JAX model {which[1]}"
 
@@ -181,5 +180,5 @@ def _of_angles(ours: Angles | None, theirs: Angles | None, numbers: tuple[Number
     ratio = mine / other
     if np.ptp(ratio) <= 1e-6 * abs(ratio[0]):
         return OTHER, f"the angles are {ratio[0]:.7g} times those of the JAX model"
-    shown = [", ".join(f"{x:.5g}" for x in one[:LISTED]) for one in (mine, other)]
+    shown = where_they_differ([f"{x:.5g}" for x in mine], [f"{x:.5g}" for x in other], LISTED)
     return OTHER, f"the angles of a position are {shown[0]} in the target, and {shown[1]} in the JAX model"

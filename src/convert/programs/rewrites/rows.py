@@ -9,12 +9,18 @@ from typing import Any
 import numpy as np
 
 from convert.core.errors import ConvertError
+from convert.core.text import where_they_differ
+from convert.programs.divergence.both import Both
+from convert.programs.divergence.computed_tables import behind
+from convert.programs.divergence.description import describe_table
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.search import Repair
 from convert.programs.divergence.tables import off_by
-from convert.programs.divergence.words import places
+from convert.programs.divergence.words import Words, names_of, places
 from convert.programs.program import Operation, Program, Value
+from convert.programs.rewrites.relative_positions import by_distance
 from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -39,28 +45,59 @@ class Taken:
     rows: Array
 
 
-def rows(source: Program, target: Program, goal: Goal) -> Rewrite | None:
-    """Return the source's rows that restore the output: those of one table, or of all."""
+@dataclass(frozen=True)
+class Meant:
+    """The rows that the source takes, in the shape of the target's, and where it takes them."""
+
+    wanted: Array
+    taken: Taken
+
+
+@np.errstate(all="ignore")
+def rows(source: Program, target: Program, goal: Goal, chosen: bool = False) -> Rewrite | None:
+    """Return the source's rows that restore the output: those of one table, or of all.
+
+    Args:
+        chosen: whether to take rows whose numbers depend on values, such as the nearest code; what differs in front may explain these.
+    """
     program = on_the_way(target, goal.output)
-    theirs, ours = list(_taken(on_the_way(source, goal.output))), list(_taken(program))
-    moved: dict[str, list[tuple[Taken, Array]]] = {}
+    theirs, ours = (
+        [one for one in _taken(of) if chosen or not _is_chosen(one.operation, of)]
+        for of in (on_the_way(source, goal.output), program)
+    )
+    moved: dict[str, list[tuple[Taken, Meant]]] = {}
     for name in dict.fromkeys(one.name for one in ours):
         mine = [one for one in ours if one.name == name]
         others = [one for one in theirs if one.table.shape == mine[0].table.shape and same(one.table, mine[0].table)]
         for one, other in zip(mine, others, strict=False):
             wanted = _laid_out(other.rows, one.rows.shape) if len(mine) == len(others) else None
             if wanted is not None and (wanted != one.rows).any():
-                moved.setdefault(name, []).append((one, wanted))
+                moved.setdefault(name, []).append((one, Meant(wanted, other)))
     every = [pair for pairs in moved.values() for pair in pairs]
-    for chosen in (*moved.values(), *([every] if len(moved) > 1 else [])):
+    for rows_of in (*moved.values(), *([every] if len(moved) > 1 else [])):
         try:
-            made = rerun_with(program, {one.operation: _with(one, wanted) for one, wanted in chosen})
+            made = rerun_with(program, {one.operation: _with(one, other.wanted) for one, other in rows_of})
         except (*FAILS, ConvertError):
             continue
         error = goal.error(made.outputs[goal.output].array)
         if error <= goal.enough:
-            return _rewrite(chosen, error)
+            return _rewrite(source, target, rows_of, error)
     return None
+
+
+def _is_chosen(pick: Operation, program: Program) -> bool:
+    """Whether numbers that the run computed decide which rows a pick takes."""
+    producer = {value: one for one in program.operations for value in one.results}
+    waiting = [v for v in pick.operands if v.array.dtype.kind in "iu"]
+    seen: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        if value.data and value.array.dtype.kind == "f":
+            return True
+        if value not in seen and value in producer:
+            seen.add(value)
+            waiting += producer[value].operands
+    return False
 
 
 def _with(one: Taken, wanted: Array) -> Operation:
@@ -68,23 +105,49 @@ def _with(one: Taken, wanted: Array) -> Operation:
     return replace(one.operation, again=lambda x: (result,))
 
 
-def _rewrite(chosen: Sequence[tuple[Taken, Array]], error: float) -> Rewrite:
-    one, wanted = chosen[0]
+def _rewrite(source: Program, target: Program, chosen: Sequence[tuple[Taken, Meant]], error: float) -> Rewrite:
+    one, meant = chosen[0]
     at = places([one.operation])
     for other, theirs in chosen[1:]:
-        if not (same(other.rows, wanted) and same(theirs, one.rows)):
+        if not (same(other.rows, meant.wanted) and same(theirs.wanted, one.rows)):
             continue
         said = f"the target takes rows of {one.name} by the indices of {other.name}{places([one.operation, other.operation])}, and the other way round"
         return Rewrite(
             EXCHANGED, f"{said}; the outputs are equal with each by its own", "exchange the indices there", error
         )
-    shown = [", ".join(map(str, x.ravel()[:LISTED])) for x in (one.rows, wanted)]
-    said = f"of {one.name}, the target takes the rows {shown[0]}, ...{at}, and the JAX model {shown[1]}, ..."
+    shown = where_they_differ(one.rows.ravel().tolist(), meant.wanted.ravel().tolist(), LISTED)
+    said = f"of {one.name}, the target takes the rows {shown[0]}{at}, and the JAX model {shown[1]}{places([meant.taken.operation])}"
     name = OTHER
-    if by := _shift(one.rows, wanted, len(one.table)):
-        name = off_by(by) if _are_positions(wanted) else f"rows off by {'one' if abs(by) == 1 else abs(by)}"
+    if by := _shift(one.rows, meant.wanted, len(one.table)):
+        name = off_by(by) if _are_positions(meant.wanted) else f"rows off by {'one' if abs(by) == 1 else abs(by)}"
+    else:
+        ours, theirs_of = (Words(program.operations, names_of(program)) for program in (target, source))
+        made = _behind(one, meant.taken, ours, theirs_of)
+        by_name, distances = by_distance(one.rows, meant.wanted, made)
+        told = None if made is None else describe_table(Both(made, ours, theirs_of, {}, ()))
+        name = by_name or (f"{OTHER}: {told[0]}" if told else OTHER)
+        said = "; ".join(clause for clause in (said, distances, told[1] if told else "") if clause)
     fix = f"take the rows at {line(one.operation)} that the JAX model takes, or correct the reference"
-    return Rewrite(name, f"{said}; the outputs are equal with those", fix, error)
+    return Rewrite(name, f"{said}; the outputs are equal with the JAX model's rows", fix, error)
+
+
+def _behind(one: Taken, other: Taken, ours: Words, theirs: Words) -> Repair | None:
+    """Return the operations that differ behind the numbers of two rows; None where these are not computed, or no operation differs."""
+    found = [_numbers_of(taken, words) for taken, words in ((one, ours), (other, theirs))]
+    return None if found[0] is None or found[1] is None else behind(found[0], found[1], ours, theirs)
+
+
+def _numbers_of(taken: Taken, words: Words) -> Value | None:
+    """Return the first value that has the numbers of the rows: JAX computes others of them, in which negative ones count from the end."""
+    waiting = [v for v in taken.operation.operands if v.array.dtype.kind in "iu"]
+    found = None
+    while waiting:
+        value = waiting.pop()
+        if value.array.size != taken.rows.size:
+            continue
+        found = value if same(value.array, taken.rows) else found
+        waiting += words.producer[value].operands if value in words.producer else ()
+    return found
 
 
 def _are_positions(rows: Array) -> bool:

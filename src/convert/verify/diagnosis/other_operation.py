@@ -121,6 +121,8 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
     unclear = outcome.explanation is None or not is_clear(outcome.explanation.name)
     if unclear and (rewrite := _where_unclear(site, source, target, name)) is not None:
         return OtherOperation(rewrite, order=True)
+    if unclear and (taken := rows(source, target, _goal(site, source, name), chosen=True)) is not None:
+        return OtherOperation(_explained(taken))
     if outcome.explanation is None or OTHER in outcome.explanation.name:
         for one, made in turned:
             behind = _compared(site, source, made, name)
@@ -187,12 +189,14 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
     """Return what other calls of the target's own code restore."""
     import torch
 
+    from convert.programs.rewrites.cut_states import cut_states
     from convert.programs.rewrites.direction import direction
     from convert.programs.rewrites.first_states import first_states
     from convert.programs.rewrites.gates import complement, reset_side
     from convert.programs.rewrites.given_out import given_out
     from convert.programs.rewrites.norm_order import norm_order
     from convert.programs.rewrites.states import states
+    from convert.programs.rewrites.updates import updates
 
     def own(operation: Operation) -> bool:
         layer = dict(site.module.named_modules()).get(operation.module)
@@ -203,6 +207,8 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
     found = (
         found
         or given_out(target, goal)
+        or updates(target, goal)
+        or cut_states(target, goal)
         or direction(target, goal)
         or reset_side(target, goal)
         or complement(target, goal, own)
@@ -235,11 +241,13 @@ def _in_other_places(
 def _where_unclear(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what explains a difference at once that the comparison of operations explains in parts, or not at all."""
     from convert.programs.rewrites.axes import axes
+    from convert.programs.rewrites.norm_axes import norm_axes
     from convert.programs.rewrites.paddings import paddings
     from convert.programs.rewrites.shared import shared
 
     goal = _goal(site, source, name)
-    return _explained(shared(source, target, goal) or paddings(target, goal) or axes(source, target, goal))
+    found = norm_axes(source, target, goal) or shared(source, target, goal)
+    return _explained(found or paddings(target, goal) or axes(source, target, goal))
 
 
 def _goal(site: Site, source: Program, name: str) -> Goal:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.text import where_they_differ
 from convert.numerics.compare import difference
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
@@ -64,8 +65,8 @@ def _text(order: Array) -> str:
         return (
             f"the JAX model begins with PyTorch's index {order[0]} of {size}, and goes on behind its end with index 0"
         )
-    shown = ", ".join(str(k) for k in order[:8])
-    return f"the JAX model has PyTorch's indices {shown}{', ...' if size > 8 else ''}"
+    shown, _ = where_they_differ(order.tolist(), list(range(size)), 8)
+    return f"the JAX model has PyTorch's indices in the order {shown}"
 
 
 def _nearest_equal(site: Site) -> str:

@@ -1,0 +1,93 @@
+"""What two tables, or two functions of parameters, are computed of, as a repair of its own: the operations behind them that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.both import Both
+from convert.programs.divergence.layouts import layouts, same
+from convert.programs.divergence.rerun import Change
+from convert.programs.divergence.search import Repair
+from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.words import Words
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MOST = 200  # operations behind a table
+LONGEST = 16  # that differ
+
+
+def of_tables(both: Both) -> Both | None:
+    """Return the operations behind the one table of each side that the other side lacks; None if there are several, or none differ."""
+    mine, other = (
+        _tables(operations, [x for ops in others for one in ops for x in one.operands])
+        for operations, others in (
+            (both.repair.target, [both.repair.source]),
+            (both.repair.source, [both.repair.target]),
+        )
+    )
+    if len(mine) != 1 or len(other) != 1:
+        return None
+    repair = behind(mine[0], other[0], both.ours, both.theirs)
+    return None if repair is None else replace(both, repair=repair)
+
+
+def behind(mine: Value, other: Value, ours: Words, theirs: Words) -> Repair | None:
+    """Return the operations that make two values of what both sides have; None where no operation is known, or too many differ."""
+    wanted = next(layouts(other.array, mine.array), None)
+    every = [_all_behind(words, value) for words, value in ((ours, mine), (theirs, other))]
+    if wanted is None or any(len(values) > MOST for values in every):
+        return None
+    (target, operands), (source, source_operands) = (
+        _up_to(words, value, shared) for words, value, shared in ((ours, mine, every[1]), (theirs, other, every[0]))
+    )
+    if max(len(target), len(source)) > LONGEST or not (target or source) or not operands or not source_operands:
+        return None
+    given = tuple(value.array for value in operands)
+    return Repair(target, source, operands, given, source_operands, mine.array, wanted, 0, Change())
+
+
+def _tables(operations: Sequence[Operation], others: Sequence[Value]) -> list[Value]:
+    """Return the tables that operations are given, and the other side is not."""
+    found = {v: None for one in operations for v in one.operands if not v.data and v.array.size > 1}
+    return [v for v in found if not any(_equal(v.array, x.array) for x in others if not x.data)]
+
+
+def _all_behind(words: Words, value: Value) -> list[Value]:
+    """Return a value and all that it is computed of."""
+    found, waiting = {value: None}, [value]
+    while waiting and len(found) <= MOST:
+        one = words.producer.get(waiting.pop())
+        new = [v for v in one.operands if v not in found] if one is not None else []
+        found |= dict.fromkeys(new)
+        waiting += new
+    return list(found)
+
+
+def _up_to(words: Words, value: Value, shared: Sequence[Value]) -> tuple[tuple[Operation, ...], tuple[Value, ...]]:
+    """Return the operations, in order, that make a value of what the other side has, and these values; numbers are left out."""
+    operations: set[Operation] = set()
+    ends: dict[Value, None] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        operation = words.producer.get(one)
+        if operation is None or any(_equal(one.array, x.array) for x in shared):
+            varies = one.array.size > 1 and (one.leaves or (one.array != one.array.flat[0]).any())
+            if varies and not any(_equal(one.array, x.array) for x in ends):
+                ends[one] = None
+        elif operation not in operations:
+            operations.add(operation)
+            waiting += operation.operands
+    return tuple(one for one in words.operations if one in operations), tuple(ends)
+
+
+def _equal(one: Array, two: Array) -> bool:
+    """Whether two arrays have the same numbers in the same order, or one has an axis along which they repeat."""
+    if one.dtype.kind not in "fiub" or two.dtype.kind not in "fiub":
+        return False
+    return same(one, two) if one.size == two.size else bool(min(one.size, two.size) > 1 and same_numbers(one, two))
