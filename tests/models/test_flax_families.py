@@ -196,11 +196,46 @@ def test_a_class_or_type_that_is_not_known_names_the_next_step(tmp_path: Path) -
     (finding,) = refused(flax_families.write(case, tmp_path / "class", architectures=["RobertaForMaskedLN"]))
     assert finding.code == "class-unknown" and finding.got == "RobertaForMaskedLN"
     assert "did you mean 'RobertaForMaskedLM'" in finding.fix and "convert rules new" in finding.fix
-    (finding,) = refused(flax_families.write(case, tmp_path / "none", architectures=None))
-    assert finding.code == "class-unknown" and '"architectures": [' in finding.fix
     alone = flax_families.write(case, tmp_path / "alone")
     (alone / "config.json").unlink()
     assert [finding.got for finding in refused(alone)] == ["no config.json"]
+    for text, got in (("{}", "no such key"), ('{"architectures": []}', "[]"), ('{"architectures": null}', "null")):
+        (alone / "config.json").write_text(text)
+        assert [finding.got for finding in refused(alone)] == [got]
+
+
+@pytest.mark.parametrize(
+    ("case", "classes"),
+    [
+        ("roberta.RobertaForTokenClassification", ["RobertaForTokenClassification"]),
+        ("roberta.RobertaForQuestionAnswering", ["RobertaForQuestionAnswering"]),
+        ("bert.BertForSequenceClassification", ["BertForSequenceClassification"]),  # not of one output, as multiple choice
+        ("bert.BertForMaskedLM", ["BertForMaskedLM", "BertLMHeadModel"]),
+        ("t5.v1.1", ["T5ForConditionalGeneration"]),
+        ("clip.text-projection", ["CLIPTextModelWithProjection"]),
+        ("encoder_decoder", ["EncoderDecoderModel"]),
+    ],
+)  # fmt: skip
+def test_without_a_class_those_with_the_modules_of_the_tree_are_named(
+    case: str, classes: list[str], tmp_path: Path
+) -> None:
+    (finding,) = refused(flax_families.specs(case, tmp_path / "source", architectures=None))
+    assert finding.code == "class-unknown" and re.findall(r'"architectures": \["(\w+)"\]', finding.fix) == classes
+
+
+def test_a_tree_of_no_class_has_no_class_suggested(tmp_path: Path) -> None:
+    case = "roberta.RobertaForMaskedLM"
+    leaves = {**flax_families.leaves(case), "roberta/adapter/kernel": np.ones((2, 2), np.float32)}
+    (finding,) = refused(flax_families.write(case, tmp_path / "source", leaves, architectures=None))
+    assert "no class of transformers-classes.json has the modules of this tree" in finding.fix
+
+
+def test_a_sidecar_without_settings_is_not_called_missing(tmp_path: Path) -> None:
+    source = flax_families.write("bert.BertForMaskedLM", tmp_path / "source")
+    (source / "config.json").write_text("{}")
+    notes = convert.plan_conversion("bert", source).notes
+    assert any("config.json next to the checkpoint states no setting" in note for note in notes)
+    assert not any("there is no config.json" in note for note in notes)
 
 
 def test_rules_for_each_module_are_checked() -> None:

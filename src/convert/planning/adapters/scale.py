@@ -125,7 +125,7 @@ def _stated(source: Source) -> Scaling:
     """Read the files next to the checkpoint, or to that of the pairs, that state rank and alpha."""
     beside = source.adapter or source
     for above, file in ((0, PEFT_FILE), (1, PEFT_FILE), (0, ORBAX_FILE), (1, ORBAX_FILE)):
-        content = read_beside(beside, file, above)
+        content = read_beside(beside, file, above) or {}
         if file == ORBAX_FILE:
             custom = content.get("custom_metadata")
             content = custom if isinstance(custom, dict) else {}

@@ -30,6 +30,7 @@ class Sidecar:
 
     Attributes:
         config: contents of the file that the rules name; empty when there is none.
+        exists: whether there is such a file.
         generation: contents of ``generation_config.json``; empty when there is none.
         ignored: what the file states, and the source's code does not read; not in `config`.
         copied: whether the output's ``config.json`` has the other keys, too.
@@ -39,6 +40,7 @@ class Sidecar:
     generation: Mapping[str, Any]
     ignored: Mapping[str, Any] = field(default_factory=dict)
     copied: bool = True
+    exists: bool = False
 
     @property
     def for_output(self) -> Mapping[str, Any]:
@@ -57,20 +59,22 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """
     if rules.sidecar is None:
         return NO_SIDECAR
-    stated, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
+    found, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
+    stated = found or {}
     if below := rules.sidecar.below:
         inner = stated.get(below)
         stated = {**stated, **inner} if isinstance(inner, dict) else {}
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
-        read_beside(source, GENERATION),
+        read_beside(source, GENERATION) or {},
         {key: value for key, value in stated.items() if key in ignored},
         not rules.sidecar.below,
+        found is not None,
     )
 
 
-def read_beside(source: Source, name: str, above: int = 0) -> Mapping[str, Any]:
-    """Read a JSON object next to the checkpoint; an empty one where there is no such file.
+def read_beside(source: Source, name: str, above: int = 0) -> Mapping[str, Any] | None:
+    """Read a JSON object next to the checkpoint; None where there is no such file.
 
     Args:
         above: how many folders above the one with the arrays: an item of an Orbax step lies in the folder of the step.
@@ -92,7 +96,7 @@ def read_beside(source: Source, name: str, above: int = 0) -> Mapping[str, Any]:
         with open_regular(path) as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return {}
+        return None
     except OSError as error:
         raise CheckpointError(
             Finding("sidecar-invalid", f"cannot be read: {error.strerror}", path=str(path), fix="make it readable")

@@ -147,8 +147,10 @@ def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping
 
 
 def missing_sidecar_note(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Say which facts are assumed because there is no sidecar."""
+    """Say which facts are assumed because there is no sidecar, or nothing in it."""
     if rules.sidecar is not None and not sidecar.config:
         facts = ((key, value) for key, value in rules.facts.items() if value != ASK and key not in settings)
         if assumed := ", ".join(f"{key} {value}" for key, value in facts):
-            yield f"there is no {rules.sidecar.file} next to the checkpoint; the rules assume {assumed}"
+            file = rules.sidecar.file
+            found = f"the {file} next to the checkpoint states no setting" if sidecar.exists else f"there is no {file} next to the checkpoint"  # fmt: skip
+            yield f"{found}; the rules assume {assumed}"

@@ -6,7 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from convert.rules.library import shipped_rules_dir
 
 BIAS = "bias"
 ARCHITECTURES = "architectures"  # transformers' key of the classes
+MAX_CLASSES = 5  # with the same leaves, that an error names
 DRAFT = "draft rules from its PyTorch class: `convert rules new CKPT my-model.yaml --like DIR`"
 
 
@@ -45,14 +46,16 @@ def for_class(rules: RuleFile, source: Source) -> tuple[RuleFile, tuple[Finding,
     listed = listed_modules(rules, source)
     if isinstance(listed, Finding):
         return replace(rules, rules=tuple(rule for rule in rules.rules if not rule.each)), (listed,)
-    return _expanded(_without_unread(rules, listed, source), rules.modules, listed, source)
+    made = _expanded(_without_unread(rules, listed, source), rules.modules, listed, source)
+    return made.rules, made.findings
 
 
 def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
     """Return the modules of the class that the sidecar names, for rules with `modules`; or why they are not known."""
     of = rules.modules
     assert of is not None
-    config = read_sidecar(rules, source).config
+    sidecar = read_sidecar(rules, source)
+    config = sidecar.config
     table = read_table(_path(rules, of))
     if refused := _not_supported(rules, config):
         return refused
@@ -61,8 +64,8 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         problem = (
             f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
         )
-        example = json.dumps(_stated(of, _example(table, config)))[1:-1]
-        return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got="no such key" if config else f"no {_file(rules)}", fix=f"write {example} with the name of its class")  # fmt: skip
+        got = json.dumps(config[of.key]) if of.key in config else "no such key" if sidecar.exists else f"no {_file(rules)}"  # fmt: skip
+        return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got=got, fix=_classes_to_write(rules, of, source, config))  # fmt: skip
     try:
         return module_list(table, name, config)
     except UnknownClassError as error:
@@ -121,12 +124,31 @@ def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
     return of.classes.get(name, name)
 
 
-def _example(table: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """Return a class of the type of model that the sidecar states; without one, any class."""
+def _classes_to_write(rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> str:
+    """Say what to write into the sidecar that names no class: the class whose modules the tree has, or one of several."""
+    table = read_table(_path(rules, of))
+    fitting = [name for name in _of_type(table, config) if _is_of(name, rules, of, source, config)]
+    if not fitting:
+        return f'write "{of.key}" with the name of the class that was trained; no class of {of.table} has the modules of this tree'
+    first, *others = (json.dumps(_stated(of, name))[1:-1] for name in fitting[:MAX_CLASSES])
+    more = f", or {' or '.join(others)}, which have the same leaves: write the class that was trained" if others else ""
+    return f"write {first}, as the tree has its modules{more}"
+
+
+def _of_type(table: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Return the classes of the type of model that the sidecar states; without one, all."""
     stated, classes = config.get("model_type"), table["classes"]
     start = re.sub("[-_]", "", str(stated))  # a class of several models has no type of its own
     named = [name for name, entry in classes.items() if entry.get("model_type") == stated]
-    return str(min(named or [name for name in classes if name.lower().startswith(start)] or classes))
+    return sorted(named or [name for name in classes if name.lower().startswith(start)] or classes)
+
+
+def _is_of(name: str, rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> bool:
+    """Whether the tree has the leaves of a class and no others; other numbers than the sidecar states are told once the class is known."""
+    try:
+        return _expanded(rules, of, module_list(read_table(_path(rules, of)), name, config), source).suits
+    except UnknownClassError:
+        return False
 
 
 def _stated(of: ModulesOfClass, name: str) -> dict[str, Any]:
@@ -134,9 +156,21 @@ def _stated(of: ModulesOfClass, name: str) -> dict[str, Any]:
     return {of.key: [name] if of.key == ARCHITECTURES else name}
 
 
-def _expanded(
-    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: Source
-) -> tuple[RuleFile, tuple[Finding, ...]]:
+@dataclass(frozen=True)
+class _Expanded:
+    """The rules of a class.
+
+    Attributes:
+        findings: what the tree or the class does not have.
+        suits: whether the tree has the leaves of the class and no others, with as many outputs where all of the class have as many.
+    """
+
+    rules: RuleFile
+    findings: tuple[Finding, ...]
+    suits: bool
+
+
+def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: Source) -> _Expanded:
     finder = Finder(listed, of.renamed)
     root = next((r for r in reversed(rules.root) if r and any(x.startswith(f"{r}/") for x in source.leaves)), "")
     inside = [tuple(name.split("/")) for name in source.leaves if name.startswith(f"{root}/" if root else "")]
@@ -171,15 +205,17 @@ def _expanded(
         key: replace(one, loads=loads, config={**one.config, **config}, differs=listed.notes)
         for key, one in rules.targets.items()
     }
-    findings = (
+    of_another_class = (
         *_missing(rules, of, listed, patterns, claimed, taken),
-        *_other_counts(rules, listed, patterns),
-        *_other_values(rules, listed),
         *_other_widths(rules, of, listed, claimed, source, root),
     )
+    findings = (*of_another_class, *_other_counts(rules, listed, patterns), *_other_values(rules, listed))
     asked = {getattr(rule.kind, "epsilon", None) for rule in rules.rules if rule.each}  # each module has its own
     facts = {name: value for name, value in rules.facts.items() if name not in asked}
-    return replace(rules, rules=tuple(copied), root=(root,), targets=target, facts=facts), findings
+    others = [pattern for rule in rules.rules if not rule.each for pattern in rule.sources.values()]
+    whole = all(any(other.match("/".join(path)) for other in others) for path in paths - taken)
+    rules = replace(rules, rules=tuple(copied), root=(root,), targets=target, facts=facts)
+    return _Expanded(rules, findings, whole and not of_another_class)
 
 
 def _leaf(pattern: Pattern, path: Name) -> Name:
