@@ -99,6 +99,11 @@ def test_a_class_or_block_that_had_no_flax_code_is_named(tmp_path: Path) -> None
     assert (found.code, found.got) == ("class-unknown", "down_block_types: AttnDownEncoderBlock2D")
     (found,) = refused(diffusers_cases.write("vae", tmp_path / "none", _class_name=None))
     assert found.code == "class-unknown" and '"_class_name": "AutoencoderKL"' in found.fix
+    for key, value in (("down_block_types", {}), ("block_out_channels", -1), ("layers_per_block", [])):
+        assert refused(diffusers_cases.write("vae", tmp_path / key, **{key: value}))
+    for value, got in ((None, "null"), ("many", '"many"')):
+        (found,) = refused(diffusers_cases.write("vae", tmp_path / got, norm_num_groups=value))
+        assert (found.code, found.got) == ("class-unknown", got) and "norm_num_groups" in found.problem
 
 
 def test_keys_that_the_flax_class_does_not_read_are_left_out_where_they_say_something_else(tmp_path: Path) -> None:

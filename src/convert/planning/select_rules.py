@@ -105,11 +105,23 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     if not best:
         return NoMatch(_nearest(matches), tuple(matches))
     # A part that is damaged, has an adapter or a leaf of another release is no reason to leave the part out.
-    fuller = [m for m in matches if m.coverage.converted > best[0].coverage.converted and _has_target(m)]
+    fuller = [m for m in matches if _keeps_more(m, best[0]) and _has_target(m)]
     if misfits := [m for m in fuller if not any(m is fits for fits in fitting)]:
         nearest = max(misfits, key=lambda m: m.coverage.converted)
         return NoMatch(nearest, tuple(matches), smaller=best[0])
     return best[0] if len(best) == 1 else Ambiguous(tuple(best))
+
+
+def _keeps_more(match: RuleMatch, fitting: RuleMatch) -> bool:
+    """Whether rules convert more leaves than those that fit; or as many, and have a part of which no leaf is known, where the others drop leaves.
+
+    The latter is a tower with other names: it is a part of the model nevertheless.
+    """
+    found, other = match.coverage, fitting.coverage
+    if found.converted != other.converted:
+        return found.converted > other.converted
+    lacks_a_part = any(not any(one.leaves.values()) for one in found.matched)
+    return match.rules.path == fitting.rules.path and len(found.dropped) < len(other.dropped) and lacks_a_part
 
 
 def _has_target(match: RuleMatch) -> bool:

@@ -57,7 +57,22 @@ def test_a_leaf_that_the_tower_does_not_know_is_no_reason_to_leave_it_out(leaves
         assert error.hint == "Name text in place of fam to convert without the leaves that it drops"
     named = pick(score((text,), MemorySource(tree)))
     assert isinstance(named, RuleMatch) and {drop.leaf for drop in named.coverage.dropped} == set(tree) - {"w"}
-    assert picked((text, part, full), MemorySource({"w": tree["w"], "t/c": tree["t/a"]})) == "text"
+
+
+def test_a_tower_of_which_no_leaf_is_known_is_not_left_out() -> None:
+    text = family(
+        "- from: w\n  parameter: p\n- drop: /opt/**\n  because: state\n- drop: t/**\n  because: text only", "text"
+    )
+    full = family("- from: w\n  parameter: p\n- drop: /opt/**\n  because: state\n- from: t/a\n  parameter: a", "full")
+    renamed = MemorySource(zeros(w=(2,), **{"t/new/a": (3,), "t/new/b": (3,)}))
+    for candidates in ((text, full), (full, text)):
+        outcome = pick(score(candidates, renamed))
+        assert isinstance(outcome, NoMatch) and outcome.nearest.rules is full
+        error = explain(outcome)
+        assert {finding.path for finding in error.findings} >= {"t/new/a", "t/new/b"}
+        assert error.hint == "Name text in place of fam to convert without the leaves that it drops"
+        assert picked(candidates, MemorySource(zeros(w=(2,), **{"opt/a": (3,)}))) == "text"
+    assert picked((text,), renamed) == "text"
 
 
 def test_the_tree_picks_the_rule_file() -> None:

@@ -20,6 +20,7 @@ from convert.planning.modules.names import Finder, Found, Patterns
 from convert.planning.modules.table import (
     NUMBER,
     PARAMETER,
+    MissingKeyError,
     Module,
     ModuleList,
     Name,
@@ -68,6 +69,9 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got=got, fix=_classes_to_write(rules, of, source, config))  # fmt: skip
     try:
         return module_list(table, name, config)
+    except MissingKeyError as error:
+        got = json.dumps(config[str(error)]) if str(error) in config else "no such key"
+        return Finding("class-unknown", f"the modules of {name} follow from {error} of {_file(rules)}", rule=rules.path, path=str(source.display_path), expected="a number", got=got, fix="write the number that the model was trained with")  # fmt: skip
     except UnknownClassError as error:
         missing = str(error)
         known = sorted(table["classes"])
@@ -126,6 +130,8 @@ def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
 
 def _classes_to_write(rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> str:
     """Say what to write into the sidecar that names no class: the class whose modules the tree has, or one of several."""
+    if not config:
+        return f"copy the {_file(rules)} that was saved with the checkpoint: it has the class, and what the leaves do not say"
     table = read_table(_path(rules, of))
     fitting = [name for name in _of_type(table, config) if _is_of(name, rules, of, source, config)]
     if not fitting:
@@ -147,7 +153,7 @@ def _is_of(name: str, rules: RuleFile, of: ModulesOfClass, source: Source, confi
     """Whether the tree has the leaves of a class and no others; other numbers than the sidecar states are told once the class is known."""
     try:
         return _expanded(rules, of, module_list(read_table(_path(rules, of)), name, config), source).suits
-    except UnknownClassError:
+    except (UnknownClassError, MissingKeyError):
         return False
 
 

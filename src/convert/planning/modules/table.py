@@ -113,6 +113,10 @@ class UnknownClassError(LookupError):
     """The table lacks a class, or a class for a part of a model; the argument is its name."""
 
 
+class MissingKeyError(LookupError):
+    """The configuration lacks a number that the class has no default for; the argument is its key."""
+
+
 @dataclass
 class _Gathered:
     modules: list[Module] = field(default_factory=list)
@@ -137,6 +141,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
 
     Raises:
         UnknownClassError: the table lacks the class, or the class of a part.
+        MissingKeyError: the configuration lacks a number.
     """
     found = _Gathered()
     entry = _entry(table["classes"], name)
@@ -193,12 +198,12 @@ def _gather(
         own = config.get(key)
         own = own if isinstance(own, Mapping) else {}
         of = own.get("model_type")
-        if of not in table["parts"][role]:
+        if not isinstance(of, str) or of not in table["parts"][role]:
             raise UnknownClassError(f"{key}: {of}")
         _gather(found, table, _entry(table["classes"], table["parts"][role][of]), own, (*below, part))
     for part, block in entry.get("blocks", {}).items():
         for number, of, own in _blocks(config, **block):
-            if of not in table["blocks"]:
+            if not isinstance(of, str) or of not in table["blocks"]:
                 raise UnknownClassError(f"{block['key']}: {of}")
             _gather(found, table, table["blocks"][of], own, (*below, *part.split("."), *number))
 
@@ -212,10 +217,11 @@ def _blocks(
     """
     types = config.get(key, default)
     if not isinstance(types, list):
-        own = {name: value[-1] if isinstance(value, list) else value for name, value in config.items()}
+        own = {name: value[-1] if isinstance(value, list) and value else value for name, value in config.items()}
         yield from [((), types, own)] if types is not None else ()
         return
-    count, widths = len(types), list(config.get("block_out_channels") or ())
+    count, widths = len(types), config.get("block_out_channels")
+    widths = widths if isinstance(widths, list) else []
     order = range(count)[::-1] if backwards else range(count)
     for k, at in enumerate(order):
         own = {
@@ -247,10 +253,19 @@ def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -
 
 
 def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> float | None:
-    """Return a number of a heading, or that of the key of config.json which it names."""
+    """Return a number of a heading, or that of the key of config.json which it names.
+
+    Raises:
+        MissingKeyError: the configuration lacks it.
+    """
     key = text.removeprefix("$")
-    value = _value(config, key) if key != text else None
-    return float(value if isinstance(value, float | int) else entry["facts"].get(key, key)) if text else None
+    if not text or key == text:
+        return float(text) if text else None
+    value = _value(config, key)
+    value = value if isinstance(value, float | int) else entry["facts"].get(key)
+    if value is None:
+        raise MissingKeyError(key)
+    return float(value)
 
 
 def holds(conditions: Sequence[Any] | None, entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
