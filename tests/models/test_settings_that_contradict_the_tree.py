@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import convert
+from convert.layers.activations import NUMPY_ACTIVATIONS, activation_pair
+from convert.layers.shared_keys import ACTIVATION_NAMES
 from support.drawn_cases import DrawnCases
 from support.goldens import SpecsOnly
 from support.paths import GOLDEN
 
 IMAGE = "(image_size//P)*(image_size//P) + 1 to be"
-GATED, PLAIN = "one of gated-gelu, gated-silu, gated-relu", "one of relu, gelu, gelu_new, silu"
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "tanh")
+GATED, PLAIN = (f"one of {', '.join(start + name for name in ACTIVATIONS)}" for start in ("gated-", ""))
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,23 @@ def test_a_contradiction_is_refused(
     (finding,) = refused.value.findings
     key, value = next(iter(wrong.items()))
     assert expected in finding.expected and f"--set {key}={value}" in finding.path and key in finding.fix
+
+
+@pytest.mark.parametrize(("case", "start"), [("t5x/t5-1.0", ""), ("t5x/t5-1.1", "gated-")])
+def test_t5_takes_each_activation_that_flax_and_torch_have(case: str, start: str) -> None:
+    """The function that the rules mean is the one that T5's class takes for the name."""
+    torch = pytest.importorskip("torch")
+    from transformers.activations import ACT2FN
+    from transformers.models.t5.configuration_t5 import T5Config
+
+    folder, _, name = case.partition("/")
+    source = SpecsOnly({leaf: (x, "float32") for leaf, x in DrawnCases(GOLDEN / folder).shapes(name).items()})
+    x = np.linspace(-4, 4, 101)
+    for one in ACTIVATIONS:
+        stated = f"{start}{one}"
+        assert convert.plan_conversion("t5x", source, settings={"feed_forward_proj": stated}).steps
+        taken = ACT2FN[T5Config(feed_forward_proj=stated).dense_act_fn](torch.from_numpy(x)).numpy()
+        meant = ACTIVATION_NAMES.get(stated, stated)
+        jax, torchs = activation_pair(meant)
+        for made in (NUMPY_ACTIVATIONS[meant](x), np.asarray(jax(x)), torchs(torch.from_numpy(x)).numpy()):
+            np.testing.assert_allclose(made, taken, rtol=0, atol=1e-6, err_msg=stated)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
+QUICK, SLOPE = "quick_gelu", 1.702  # no function of jax.nn or torch.nn.functional
 # name in a rule: function of jax.nn and its arguments, function of torch.nn.functional and its arguments
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "relu": ("relu", {}, "relu", {}),
@@ -30,6 +31,8 @@ def activation_pair(name: str) -> tuple[Callable[[Any], Any], Callable[[Any], An
     """``jax.nn``'s and ``torch.nn.functional``'s function of this name in a rule."""
     import jax
 
+    if name == QUICK:
+        return (lambda x: x * jax.nn.sigmoid(SLOPE * x)), torch_activation(name)
     ours, left, _, _ = ACTIVATIONS[name]
     one: Callable[..., jax.Array] = getattr(jax.nn, ours)
     return (lambda x: one(x, **left)), torch_activation(name)
@@ -39,6 +42,8 @@ def torch_activation(name: str) -> Callable[[Any], Any]:
     """``torch.nn.functional``'s function of this name in a rule; needs no JAX."""
     import torch
 
+    if name == QUICK:
+        return lambda x: x * torch.sigmoid(SLOPE * x)
     _, _, theirs, right = ACTIVATIONS[name]
     two = getattr(torch.nn.functional, theirs)
     return lambda x: two(x, **right)
@@ -60,7 +65,7 @@ NUMPY_ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": lambda x: x * _sigmoid(x),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
-    "quick_gelu": lambda x: x * _sigmoid(1.702 * x),
+    QUICK: lambda x: x * _sigmoid(SLOPE * x),
     "tanh": np.tanh,
     "sigmoid": _sigmoid,
     "softplus": lambda x: np.logaddexp(x, 0),

@@ -150,7 +150,7 @@ def _of_type(table: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of(name: str, rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> bool:
-    """Whether the tree has the leaves of a class and no others; other numbers than the sidecar states are told once the class is known."""
+    """Whether the tree has the leaves of a class and no others; numbers that the sidecar contradicts are reported once the class is known."""
     try:
         return _expanded(rules, of, module_list(read_table(_path(rules, of)), name, config), source).suits
     except (UnknownClassError, MissingKeyError):
