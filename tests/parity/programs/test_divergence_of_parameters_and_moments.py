@@ -31,14 +31,14 @@ FAULTS = {
     "the rows of a parameter are not normalised": Fault(
         with_unit_rows,
         lambda p, x, real: torch.tanh(x) @ p["w"].T,
-        "another function of a parameter",
-        ("of w, the target moves the elements", "the JAX model multiplies by w, sums, takes the square root, divides"),
+        "operation missing",
+        ("of w, the JAX model computes division by the L2 norm over the last axis", "the target uses it as it is"),
     ),
     "the columns of a parameter are normalised": Fault(
         with_unit_rows,
         lambda p, x, real: torch.tanh(x) @ (p["w"] / p["w"].norm(dim=0, keepdim=True)).T,
-        "another function of a parameter",
-        ("of w, the target runs linalg_vector_norm, divides by w",),
+        "division by the L2 norm over axis 0 for division by the L2 norm over the last axis",
+        ("of w, the target computes division by the L2 norm over axis 0",),
     ),
     "a square parameter that is no layer's, transposed": Fault(
         lambda p, x, real: jnp.tanh(x @ p["w"]) @ p["v"],

@@ -52,6 +52,8 @@ def function_in_front(repair: Repair, ours: Words, activations: Mapping[str, Fun
     if operation is None or len(values) != 1 or kind_of(operation) not in ELEMENTWISE:
         return ""
     before = values[0].array
+    if same(repair.given[0], before):
+        return ""
     got, want = (computed(x, before, activations) for x in (repair.given[0], repair.want))
     return f"{got} for {want}" if got and want and got != want else ""
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.both import Both
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import layouts, same
 from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.shared_values import FEW, same_numbers
 from convert.programs.divergence.words import Words
 from convert.programs.program import Operation, Value
 
@@ -38,6 +39,7 @@ def of_tables(both: Both) -> Both | None:
 
 def behind(mine: Value, other: Value, ours: Words, theirs: Words) -> Repair | None:
     """Return the operations that make two values of what both sides have; None where no operation is known, or too many differ."""
+    mine, other = (_before_layout(value, words) for value, words in ((mine, ours), (other, theirs)))
     wanted = next(layouts(other.array, mine.array), None)
     every = [_all_behind(words, value) for words, value in ((ours, mine), (theirs, other))]
     if wanted is None or any(len(values) > MOST for values in every):
@@ -45,7 +47,7 @@ def behind(mine: Value, other: Value, ours: Words, theirs: Words) -> Repair | No
     (target, operands), (source, source_operands) = (
         _up_to(words, value, shared) for words, value, shared in ((ours, mine, every[1]), (theirs, other, every[0]))
     )
-    if max(len(target), len(source)) > LONGEST or not (target or source) or not operands or not source_operands:
+    if max(len(target), len(source)) > LONGEST or not operands or not source_operands:
         return None
     given = tuple(value.array for value in operands)
     return Repair(target, source, operands, given, source_operands, mine.array, wanted, 0, Change())
@@ -55,6 +57,15 @@ def _tables(operations: Sequence[Operation], others: Sequence[Value]) -> list[Va
     """Return the tables that operations are given, and the other side is not."""
     found = {v: None for one in operations for v in one.operands if not v.data and v.array.size > 1}
     return [v for v in found if not any(_equal(v.array, x.array) for x in others if not x.data)]
+
+
+def _before_layout(value: Value, words: Words) -> Value:
+    """Return the value that has the same elements in front of operations that only lay out."""
+    while (one := words.producer.get(value)) is not None and kind_of(one) == LAYOUT:
+        if one.operands[0].array.size != value.array.size:
+            break
+        value = one.operands[0]
+    return value
 
 
 def _all_behind(words: Words, value: Value) -> list[Value]:
@@ -76,7 +87,7 @@ def _up_to(words: Words, value: Value, shared: Sequence[Value]) -> tuple[tuple[O
     while waiting:
         one = waiting.pop()
         operation = words.producer.get(one)
-        if operation is None or any(_equal(one.array, x.array) for x in shared):
+        if operation is None or counts(one) or any(_equal(one.array, x.array) for x in shared):
             varies = one.array.size > 1 and (one.leaves or (one.array != one.array.flat[0]).any())
             if varies and not any(_equal(one.array, x.array) for x in ends):
                 ends[one] = None
@@ -84,6 +95,15 @@ def _up_to(words: Words, value: Value, shared: Sequence[Value]) -> tuple[tuple[O
             operations.add(operation)
             waiting += operation.operands
     return tuple(one for one in words.operations if one in operations), tuple(ends)
+
+
+def counts(value: Value) -> tuple[float, float] | None:
+    """Return the first number and the step of a constant that counts; None where it does not."""
+    flat = value.array.astype(np.float64).ravel() if value.constant and value.array.dtype.kind in "iuf" else np.empty(0)
+    if flat.size < FEW or not np.isfinite(flat).all():
+        return None
+    step = flat[1] - flat[0]
+    return (float(flat[0]), float(step)) if step and np.allclose(np.diff(flat), step, rtol=1e-9, atol=0) else None
 
 
 def _equal(one: Array, two: Array) -> bool:

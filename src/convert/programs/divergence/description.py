@@ -19,7 +19,7 @@ from convert.programs.divergence.by_functions import (
     two_functions,
     within,
 )
-from convert.programs.divergence.computed_tables import of_tables
+from convert.programs.divergence.computed_tables import counts, of_tables
 from convert.programs.divergence.details import (
     FUNCTION,
     PART,
@@ -38,12 +38,13 @@ from convert.programs.divergence.details import (
     power_of,
     ratios,
 )
+from convert.programs.divergence.functions import computed
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.norms import two_norms
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.selections import MOVES, other_selection, selection
+from convert.programs.divergence.selections import MOVES, other_selection, selection, taken_from
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
 from convert.programs.divergence.tables import (
     ROUNDED,
@@ -66,7 +67,7 @@ OTHER = "another computation"
 REDUCED = "reduction over another axis"
 OPERAND, AXES = "another operand", "axes exchanged"
 NORMED = "norm over other axes or groups"
-LARGEST = "another number of largest values"
+LARGEST, SMALLEST = "another number of largest values", "smallest values for the largest"
 
 
 def describe(both: Both) -> Described:
@@ -87,6 +88,17 @@ def _largest(both: Both) -> Described | None:
         return None
     counts = f"the target takes the {most} largest, and the JAX model the {theirs_most} largest"
     return LARGEST, f"{both.sentence}; {counts}"
+
+
+def _smallest(both: Both) -> Described | None:
+    """The smallest values in the place of the largest ones."""
+    sides = [[one for one in of if kind_of(one) == "sort"] for of in (both.repair.target, both.repair.source)]
+    if len(sides[0]) != 1 or len(sides[1]) != 1:
+        return None
+    one, two = (words.verb(side[0]) for words, side in zip((both.ours, both.theirs), sides, strict=True))
+    if {one.split()[-1], two.split()[-1]} != {"smallest", "largest"}:
+        return None
+    return SMALLEST, f"of {both.given}, the target {one}{both.here}; the JAX model {two}{both.there}"
 
 
 def _input_of_layer(both: Both) -> Described | None:
@@ -171,8 +183,18 @@ def _missing_part(both: Both) -> Described | None:
 
 
 def _missing_function(both: Both) -> Described | None:
-    function = function_in_front(both.repair, both.ours, both.activations)
+    function = function_in_front(both.repair, both.ours, both.activations) or _part_for_function(both)
     return (function, f"{both.only_theirs}; the target uses it as it is: {function}") if function else None
+
+
+def _part_for_function(both: Both) -> str:
+    """Name a part that the target takes of a value of which the JAX model computes a function, such as the last step for the mean."""
+    repair = both.repair
+    for whole in taken_from(repair.operands[0], both.ours.producer):
+        if any(same_numbers(whole.array, x.array) for x in repair.source[0].operands):
+            got, want = (computed(x, whole.array, both.activations) for x in (repair.given[0], repair.want))
+            return f"{got} for {want}" if got and want and got != want else ""
+    return ""
 
 
 def _joined(both: Both) -> Described | None:
@@ -377,7 +399,7 @@ def _other(both: Both) -> Described:
 
 
 Question = Callable[[Both], Described | None]
-OF_ANY: tuple[Question, ...] = (_largest, _input_of_layer, _bias_of_choice, _power)
+OF_ANY: tuple[Question, ...] = (_largest, _smallest, _input_of_layer, _bias_of_choice, _power)
 OF_THE_SOURCE: tuple[Question, ...] = (
     _other_value,
     _missing_layout,
@@ -437,14 +459,30 @@ def _of_tables(both: Both) -> Described | None:
     return None if said is None else (said[0], f"{both.sentence}; {said[1]}")
 
 
+def _counted(both: Both) -> Described | None:
+    """Tables that are computed in the same way, of numbers that count from another one."""
+    mine, other = (
+        [x for v in of if (x := counts(v)) is not None] for of in (both.repair.operands, both.repair.source_operands)
+    )
+    if len(mine) != 1 or len(other) != 1 or mine == other:
+        return None
+    (first, step), (their_first, their_step) = mine[0], other[0]
+    by = first - their_first
+    name = f"counts off by {'one' if abs(by) == 1 else f'{abs(by):g}'}" if step == their_step else CONSTANT
+    said = f"the table counts from {first:g} by {step:g} in the target, and from {their_first:g} by {their_step:g} in the JAX model"
+    return name, f"{said}{both.here}"
+
+
 def describe_table(both: Both) -> Described | None:
     """Name what differs in the operations behind two tables; None where that has no clear name."""
     repair = both.repair
-    if both.steps[0] == both.steps[1]:  # their elements are in another order
+    if both.steps[0] == both.steps[1]:  # other numbers to begin from, or their elements are in another order
+        return _counted(both) or _functions(both)
+    if all(kind_of(one) in MOVES for one in (*repair.target, *repair.source)):
         return None
-    if not repair.target:
+    if not both.steps[0]:
         return _missing_function(both) or _missing(both)
-    side = (_extra,) if not repair.source else OF_TABLES
+    side = OF_TABLES if both.steps[1] else (_extra,)
     return next((said for question in side if (said := question(both)) is not None), None)
 
 

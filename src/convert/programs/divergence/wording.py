@@ -156,6 +156,9 @@ def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, 
     if all(any(kind in ("sqrt", "rsqrt") for kind, _ in steps(one.source or one.target)) for one in sides):
         return "norm behind the addition, not in front of it"
     one, two = (steps(x.source or x.target) for x in sides)
+    begins = [one.operands[0].array for one in sides]
+    if one == two and same_numbers(*begins):  # of one value, both do the same with other parts of it
+        return PART
     told = [steps_in_functions(arithmetic(x.source or x.target), activations) for x in sides]
     kinds = [[name or kind_of(ones[-1]) for name, ones in steps] for steps in told]
     if kinds[0] == kinds[1] and any(name for name, _ in told[0]):

@@ -128,6 +128,9 @@ class Words:
             return f"joins {self.other(operation)} to it"
         if kind == "part":
             return _taken(operation) or PLAIN[kind]
+        if operation.name in ("top_k", "topk"):
+            ends = "largest" if operation.settings.get("largest", True) else "smallest"
+            return f"takes the {operation.results[0].array.shape[-1]} {ends}"
         if kind in ("sum", "mean", "largest", "sort"):
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")

@@ -260,14 +260,16 @@ def complement(target: Program, goal: Goal, own: Callable[[Operation], bool]) ->
             difference = [v for v in others if v in producer and kind_of(producer[v]) == "subtract"]
             if not rest and not difference:
                 continue
-            computed: dict[int, Computed] = {number[u]: lambda now, gate=gate: now(gate) for u in rest}  # type: ignore[misc]
-            computed |= {number[u]: _with_rest(u, gate) for u in users[gate] if kind_of(u) == "multiply"}
-            found.setdefault((one.where, one.module, bool(rest)), []).append((gate, computed, one))
+            uses = [u for u in users[gate] if u in rest or kind_of(u) == "multiply"]
+            here = [u for u in uses if u.where == one.where]  # one parameter may be the gate of several places
+            for chosen in (uses, here) if len(here) < len(uses) else (uses,):
+                computed = {number[u]: _with_gate(gate) if u in rest else _with_rest(u, gate) for u in chosen}
+                found.setdefault((one.where, one.module, bool(rest), chosen is here), []).append((gate, computed, one))
     for steps in list(found.values())[:MOST_RUNS]:
         change = Change(computed={at: how for _, computed, _ in steps for at, how in computed.items()})
         error, _ = error_with(program, change, goal)
         if error <= goal.enough:
-            gate, _, use = steps[0]
+            gate, _, use = steps[min(1, len(steps) - 1)]  # the first step may begin from zeros
             words = Words(program.operations, names_of(program))
             weighted = next((words.value(v) for v in use.operands if v is not gate), "a value")
             problem = (
@@ -284,9 +286,13 @@ def complement(target: Program, goal: Goal, own: Callable[[Operation], bool]) ->
 
 def _is_rest(one: Operation, gate: Value) -> bool:
     """Whether an operation computes one minus a gate."""
-    if kind_of(one) != "subtract" or len(one.data) != 1:
+    if kind_of(one) != "subtract" or gate not in one.operands or len(one.data) > 1:
         return False
     return bool(np.allclose(one.results[0].array, 1 - gate.array, rtol=0, atol=1e-12))
+
+
+def _with_gate(gate: Value) -> Computed:
+    return lambda now: now(gate)
 
 
 def _with_rest(operation: Operation, gate: Value) -> Computed:
