@@ -134,6 +134,11 @@ class Source(ABC):
         return next((file for file, stamp in self.watched.items() if now[file] != stamp), None)
 
     @property
+    def names_in_order(self) -> tuple[str, ...]:
+        """The names of the leaves, where the checkpoint itself has none."""
+        return tuple(self.leaves) if self.names_from else ()
+
+    @property
     def display_path(self) -> Path:
         """The path that the user gave, for messages."""
         return self.given_path or self.path

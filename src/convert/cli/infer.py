@@ -146,7 +146,15 @@ def infer(
     outside = len(found) < len(leaves)
     names = (file.stem, root.strip("/"))
     rules = infer_rules(
-        pair, described(pair), found, *names, option=option, numbers=numbers, outside=outside, seed=seed
+        pair,
+        described(pair),
+        found,
+        *names,
+        option=option,
+        numbers=numbers,
+        outside=outside,
+        leaf_names=() if source is None else source.names_in_order,
+        seed=seed,
     )
     derivation, written = rules.derivation, rules.written
     _write(file, written.text)

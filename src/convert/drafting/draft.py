@@ -130,6 +130,7 @@ class _Drafter:
             (*known, *rules, *self._drops_outside()),
             known=self.known.by if self.known else "",
             asks=bool(rules),
+            leaf_names=self.source.names_in_order,
         )
 
     @staticmethod

@@ -30,6 +30,7 @@ class Draft:
         missing: tensors of the target that no rule makes.
         known: the code that some rules follow from, for people; empty if there are none.
         asks: whether other rules are drafted.
+        leaf_names: of a checkpoint without names, in its order.
     """
 
     checkpoint: str
@@ -43,6 +44,7 @@ class Draft:
     missing: tuple[str, ...] = ()
     known: str = ""
     asks: bool = True
+    leaf_names: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> set[str]:
@@ -80,6 +82,7 @@ def render(draft: Draft) -> str:
     if draft.root:
         remark = "" if draft.root_given else "    # guess: every leaf that a model needs is below it"
         lines.append(f"root: {plain(draft.root)}{remark}")
+    lines += leaf_names_lines(draft.leaf_names)
     if draft.copies:
         lines += ["", "copies:", *rule_texts(draft.copies)]
     if draft.axes:
@@ -94,6 +97,11 @@ def render(draft: Draft) -> str:
         lines.append("# question: the target also has these tensors. Which leaves are they made of?")
         lines += [f"# {one_line(name)}" for name in draft.missing]
     return "\n".join(lines)
+
+
+def leaf_names_lines(names: Sequence[str]) -> list[str]:
+    """Return the lines that name the leaves of a checkpoint without names, in its order; none if there are no names."""
+    return ["", "leaf_names:", *(f"- {plain(name)}" for name in names)] if names else []
 
 
 def _activations() -> str:

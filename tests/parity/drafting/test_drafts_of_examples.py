@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,6 +116,7 @@ def test_a_draft_of_an_example_with_its_questions_answered_is_the_examples_rules
     assert not survey_rules(draft, source).uncovered
     with pytest.raises(PlanError) as open_still:
         make_plan(draft, source)
+    assert draft.leaf_names == source.names_in_order
     assert [*open_still.value.findings] == [question.finding for question in draft.questions]
     whole = answered(text, answers, "  R: {is: rows, equals: 8}\n  S: {is: columns, equals: 4}\n")
     if name != "conv-net":
@@ -180,3 +182,18 @@ def test_a_draft_of_any_tree_covers_it_and_contradicts_nothing(shapes: dict[str,
     except PlanError as error:
         open_ones = [question.finding for question in rules.questions]
         assert [*error.findings] == open_ones or error.code == "rules-of-another-model"
+
+
+def test_a_draft_names_the_leaves_of_a_file_without_names(tmp_path: Path) -> None:
+    names, shapes = ("b/weight", "a/weight", "a/bias"), ((2, 3), (4, 2), (4,))
+    records = [
+        {"path": name.split("/"), "shape": shape, "dtype": "float32"} for name, shape in zip(names, shapes, strict=True)
+    ]
+    skeleton, file = tmp_path / "skeleton.json", tmp_path / "model.eqx"
+    skeleton.write_text(json.dumps({"format": "convert skeleton 1", "records": records}))
+    with file.open("wb") as stream:
+        for shape in shapes:
+            np.save(stream, np.zeros(shape, np.float32))
+    draft = parse_rules(draft_rules(open_source(file, skeleton=skeleton)), "draft.yaml")
+    assert draft.leaf_names == names
+    assert list(open_source(file, leaf_names=[draft.leaf_names]).leaves) == list(names)

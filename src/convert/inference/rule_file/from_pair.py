@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +60,7 @@ def infer_rules(
     option: str,
     numbers: Mapping[str, Array] | None = None,
     outside: bool = False,
+    leaf_names: Sequence[str] = (),
     seed: int = 0,
 ) -> InferredRules:
     """Derive the rules of a pair, and compare their plan with the derivation, element by element.
@@ -73,6 +74,7 @@ def infer_rules(
         option: which names the code, for its errors.
         numbers: leaves that are no weights; the function is given these values.
         outside: whether the checkpoint has leaves that are not below the root.
+        leaf_names: of a checkpoint without names, in its order.
         seed: of the weights and inputs.
 
     Raises:
@@ -96,7 +98,7 @@ def infer_rules(
             seed=seed,
         )
     found = replace(found, leaves={**found.leaves, **dict.fromkeys(numbers, ())})
-    written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside)
+    written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names)
     if not found.differences:
         _require_same(name, written, found, root)
     return InferredRules(found, target, written)

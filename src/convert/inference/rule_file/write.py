@@ -11,7 +11,7 @@ from math import prod
 from convert.core.path_pattern import escape_path
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
-from convert.drafting.yaml_entry import rule_texts
+from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import Derivation
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.buffers import describe_buffers
@@ -58,6 +58,7 @@ def write_rules(
     *,
     numbers: Collection[str] = (),
     outside: bool = False,
+    leaf_names: Sequence[str] = (),
 ) -> WrittenRules:
     """Print a derivation as a rule file.
 
@@ -70,6 +71,7 @@ def write_rules(
         root: of the leaves in the checkpoint.
         numbers: leaves that are no weights.
         outside: whether the checkpoint has leaves that are not below it.
+        leaf_names: of a checkpoint without names, in its order.
     """
     layers = describe_layers(derivation, target)
     letters = Letters()
@@ -111,6 +113,7 @@ def write_rules(
     ]
     if root:
         head.append(f"root: {plain(root)}")
+    head += leaf_names_lines(leaf_names)
     if declared := list(letters.declared()):
         head += ["", "axes:", *(f"  {axis}" for axis in declared)]
     facts |= buffers.facts
