@@ -315,13 +315,13 @@ def _evenly_spaced(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Ato
     """
     wide = sorted((atom for atom in atoms if atom.order[0] == "axes"), key=lambda atom: atom.meeting.index)
     for width in {len(atom.columns): None for atom in wide}:
-        alike = [atom for atom in wide if len(atom.columns) == width]
+        of_width = [atom for atom in wide if len(atom.columns) == width]
         count, rest = divmod(out, width)
-        if rest or not 2 < count <= len(alike) <= MAX_SPACED:
+        if rest or not 2 < count <= len(of_width) <= MAX_SPACED:
             continue
-        others = [[*alike[:k], *alike[k + 1 :]] for k in range(len(alike)) if (len(alike) - 1) % count == 0]
-        exact = [of for of in (alike, *others) if len(of) % count == 0]
-        steps = [(of, len(of) // count) for of in exact] + [(alike, n) for n in range(1, len(alike) // count + 1)]
+        others = [[*of_width[:k], *of_width[k + 1 :]] for k in range(len(of_width)) if (len(of_width) - 1) % count == 0]
+        exact = [of for of in (of_width, *others) if len(of) % count == 0]
+        steps = [(of, len(of) // count) for of in exact] + [(of_width, n) for n in range(1, len(of_width) // count + 1)]
         for of, step in steps:
             for start in range(len(of) - step * (count - 1)):
                 chosen = of[start::step][:count]
