@@ -338,7 +338,7 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
             tie = first.ties[0]
             columns = output.count(len(tie.columns), "column")
             said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
-            yield f"tied: {name}: {said if tie.told_by else f'the model repeats one number for {columns}, and what follows does not tell them apart'}"
+            yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and what follows does not tell them apart'}"
         elif grade == "open":
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
             yield f"open: {name}: {candidates or first.lack}"

@@ -189,7 +189,7 @@ class Tie:
     Attributes:
         columns: their numbers along the axis that the parameter meets.
         site: where the target meets them.
-        told_by: an input that would tell them apart; empty: none, as the target repeats one number for them.
+        told_by: an input that would tell them apart; empty: none, as it is the models that make them equal.
     """
 
     columns: tuple[int, ...]

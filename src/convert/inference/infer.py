@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
-from convert.inference.grading.ties import told_apart, told_by_some
+from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
 from convert.inference.recorded import PATHS, recorded
@@ -91,7 +92,9 @@ def infer(
             found.proof and ties[-1:] == ties[-2:-1]
         ):  # no weights tell columns apart that the inputs make equal
             break
-    return min(attempts, key=_is_open)
+    best = min(attempts, key=_is_open)
+    others = [made for made in attempts if made is not best and made.proof is not None]
+    return replace(best, tensors=told_by_others(best.tensors, [made.tensors for made in others]))
 
 
 def _is_open(found: Derivation) -> tuple[bool, int, int]:
@@ -143,7 +146,7 @@ def _derived(
         fresh = [
             parameters_as_data(runs.program(other, require_inputs(inputs(other))), learned[0]) for other in further
         ]
-        again = any(told_by_some(tensor, fresh) for tensor in found)
+        again = any(told_by_some(tensor, first, fresh) for tensor in found)
         error, allowed = partial(proof.error, module, run, masks), tolerance(first, target)
         errors = [error(found, program) for program in fresh]
         evidence = Proof(DRAWS, max(errors), allowed)

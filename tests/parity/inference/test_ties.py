@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -92,3 +93,48 @@ def test_columns_that_no_draw_moves_are_tied_without_a_run(again: bool, monkeypa
     found = derive(function, Net(), {"a": (D, D)}, inputs)
     assert found.tensor("a.weight").grade is (Grade.DERIVED if again else Grade.TIED)
     assert not runs or again
+
+
+@pytest.mark.slow
+def test_units_of_a_normed_kernel_that_are_zero_in_different_draws() -> None:
+    """No column of such a kernel can be moved alone; the draws have other units that are zero."""
+    units = 64
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(D, units, bias=False)
+            self.b = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(units, D, 1, bias=False))
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.relu(self.a(x)).transpose(1, 2))
+
+    def function(w: Any, x: Any) -> Any:
+        y = jnp.maximum(x @ w["up"], 0) @ (w["down"] / jnp.linalg.norm(w["down"], axis=0) * w["scale"])
+        return y.swapaxes(1, 2)
+
+    found = derive(function, Net(), {"up": (D, units), "down": (units, D), "scale": (D,)}, floats(2, 2, D))
+    assert found.complete and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_an_input_is_named_only_where_one_would_help(repeated: bool) -> None:
+    """Two features are equal, because the inputs are or because the model makes them so."""
+
+    def inputs(seed: int) -> dict[str, Any]:
+        x = floats(3, D)(seed)["x"]
+        return {"x": np.concatenate([x[:, 1:], x[:, 1:2]], 1) if repeated else x}
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.a(x if repeated else torch.cat([x[:, 1:], x[:, 1:2]], 1))
+
+    def function(w: Any, x: Any) -> Any:
+        return (x if repeated else jnp.concatenate([x[:, 1:], x[:, 1:2]], 1)) @ w["out"]
+
+    (tensor,) = derive(function, Net(), {"out": (D, D)}, inputs).tensors
+    assert tensor.grade is Grade.TIED and all(bool(tie.told_by) is repeated for tie in tensor.ties)

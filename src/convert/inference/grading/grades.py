@@ -40,13 +40,16 @@ def tensors(
         interchangeable: (segment, another solution of it) that gives the same outputs.
     """
     found = {name: _Found() for name in names}
+    inputs_repeat = any(_has_equal_columns(value.array) for value in search.target.inputs.values())
     for number, segment in enumerate(search.segments):
         for choice in segment.solution.choices:
             for piece in choice.candidate.pieces:
                 found[piece.tensor].pieces.append((choice, piece, number))
             if choice.candidate.tied:
                 site = site_of("target", choice.index, search.target.operations[choice.index], choice.side)
-                tie = Tie(choice.candidate.tied, site, "" if _repeats(search, choice) else TOLD_BY)
+                tie = Tie(
+                    choice.candidate.tied, site, TOLD_BY if inputs_repeat and not _repeats(search, choice) else ""
+                )
                 for tensor in {piece.tensor for piece in choice.candidate.pieces}:
                     found[tensor].ties.append(tie)
     for number, other in interchangeable:
@@ -68,6 +71,12 @@ def _repeats(search: Search, choice: Choice) -> bool:
     operation = search.target.operations[choice.index]
     elementwise = role_of(operation) in (Role.SCALE, Role.SHIFT)
     return elementwise and operation.data[0].array.size < operation.results[0].array.size
+
+
+def _has_equal_columns(array: Array) -> bool:
+    """Whether two columns of an input are equal, as those of a constant one are; of others no numbers would help."""
+    columns = array.reshape(-1, array.shape[-1]).T if array.ndim else array.reshape(1, 1)
+    return len(np.unique(columns, axis=0)) < len(columns)
 
 
 def _values(solution: Solution) -> dict[str, Array]:

@@ -11,7 +11,7 @@ those that change places is moved. Where any two of them give different outputs,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from convert.inference.derivation import Grade, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
 from convert.inference.patches import patches_of
 from convert.inference.sites import parameter_operands, products, role_of
-from convert.programs.program import Program
+from convert.programs.program import Operation, Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_COLUMNS = 256  # of a tie; each of them is one run of the module
@@ -60,8 +60,8 @@ def told_apart(
     return tuple(found)
 
 
-def told_by_some(tensor: Tensor, fresh: Sequence[Program]) -> bool:
-    """Whether others distinguish columns that the first weights and inputs make equal, so that another attempt is worth it."""
+def told_by_some(tensor: Tensor, first: Program, fresh: Sequence[Program]) -> bool:
+    """Whether fresh runs distinguish columns that the first one makes equal, or make others equal: another attempt is worth it."""
     for tie in tensor.ties:
         sites = {p.evidence.source.index for p in tensor.parts if p.evidence.source and _is_at(p.evidence.target, tie)}
         for index, program in itertools.product(sites, fresh):
@@ -69,10 +69,50 @@ def told_by_some(tensor: Tensor, fresh: Sequence[Program]) -> bool:
             sides = parameter_operands(operation)
             if role_of(operation) is not Role.PRODUCT or not sides:
                 return True
-            columns = [product.columns for product in products([operation], sides[0])]
-            if any(pairing is None or len(pairing.tied) < len(tie.columns) for pairing in map(pair, columns, columns)):
+            if _tied(operation, sides[0]) != _tied(first.operations[index], sides[0]):
                 return True
     return False
+
+
+def told_by_others(tensors: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    """Return the tensors without the ties that derivations with other draws have not, where these found the same parts.
+
+    Args:
+        tensors: of a derivation.
+        others: of further ones, proven as this is.
+    """
+    found = []
+    for tensor in tensors:
+        same = [one for more in others for one in more if one.name == tensor.name and _same_parts(one, tensor)]
+        tied = set(_pairs(tensor.ties)).intersection(*(_pairs(one.ties) for one in same))
+        ties = tuple(tie for tie in tensor.ties if not tied.isdisjoint(_pairs([tie])))
+        resolved = tensor.grade is Grade.TIED and not ties
+        grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
+        found.append(replace(tensor, grade=grade if resolved else tensor.grade, ties=ties))
+    return tuple(found)
+
+
+def _pairs(ties: Iterable[Tie]) -> set[tuple[int, int]]:
+    """Return the pairs of columns that are tied, at any site."""
+    return {found for tie in ties for found in itertools.combinations(sorted(tie.columns), 2)}
+
+
+def _same_parts(one: Tensor, other: Tensor) -> bool:
+    """Whether two derivations make a tensor of the same elements in the same way."""
+    return one.grade is not Grade.OPEN and _said(one) == _said(other)
+
+
+def _said(tensor: Tensor) -> list[Any]:
+    return [
+        (part.leaf, part.leaves, part.arithmetic, part.factor, part.elements.tolist(), part.positions.tolist())
+        for part in tensor.parts
+    ]
+
+
+def _tied(operation: Operation, side: int) -> list[tuple[int, ...]]:
+    """Return which columns of the data are equal, for each product of an operation."""
+    columns = [product.columns for product in products([operation], side)]
+    return [() if pairing is None else tuple(pairing.tied.tolist()) for pairing in map(pair, columns, columns)]
 
 
 def _is_at(site: Site, tie: Tie) -> bool:
