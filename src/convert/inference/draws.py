@@ -13,16 +13,17 @@ from convert.references.user_reference import require_masks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+SMALLEST = 1 / 16
 
 
-def draw(shapes: Shapes, seed: int, positive: Collection[str] = ()) -> dict[str, Array]:
+def draw(shapes: Shapes, seed: int, positive: Collection[str] = (), size_of_all: float = 1.0) -> dict[str, Array]:
     """Return an array for each leaf; of matrices the elements are small, so that values keep their size through many layers."""
     drawn = {}
     for name, shape in shapes.items():
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         size = int(np.prod(shape))
         spread, middle = (1.3 * max(size, 1) ** -0.25, 0.0) if len(shape) > 1 else (0.6, 0.4)
-        values = rng.normal(middle, spread, shape)
+        values = size_of_all * rng.normal(middle, spread, shape)
         drawn[name] = np.abs(values) + 0.2 if name in positive else values
     return drawn
 
@@ -33,11 +34,13 @@ class Draws:
     Attributes:
         shapes: of the leaves.
         positive: names of the leaves that must be.
+        size: what the weights are multiplied by: less than 1 where the outputs were infinite, as those of exponentials of sums.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
         self.positive: set[str] = set()
+        self.size = 1.0
 
     def run(self, seed: int, function: Callable[[Mapping[str, Array]], Any]) -> Any:
         """Return what the function makes of weights that it is defined on.
@@ -47,13 +50,19 @@ class Draws:
         """
         while True:
             try:
-                return function(draw(self.shapes, seed, self.positive))
+                return function(draw(self.shapes, seed, self.positive, self.size))
             except ConvertError as error:
                 leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
                 more = {name for name in leaves if _is_vector(self.shapes[name])} - self.positive
-                if not more:
+                not_numbers = all(f.code == "output-not-a-number" for f in error.findings)
+                if not more and not (not_numbers and self.smaller()):
                     raise
                 self.positive |= more
+
+    def smaller(self) -> bool:
+        """Draw smaller weights from now on; False if they are as small as they may be."""
+        self.size /= 2
+        return self.size >= SMALLEST
 
 
 def _is_vector(shape: tuple[int, ...]) -> bool:

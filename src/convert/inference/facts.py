@@ -61,7 +61,7 @@ def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Pro
     if meeting is None:
         return
     if role is role_of(meeting.operation) is Role.CONVOLUTION:
-        yield from _convolution(search, choice, meeting, fact)
+        yield from _convolution(search, choice, meeting, fact, producers[0])
     if role is Role.SCALE or (role is Role.SHIFT and "sub" in search.target.operations[choice.index].name):
         target = search.target.operations[choice.index]
         epsilon = _epsilon(meeting.operation, meeting.weight, producers[0])
@@ -83,8 +83,12 @@ def _leaves(source: Source, piece: Piece) -> list[str]:
     return [source.names[k] for k in owners]
 
 
-def _convolution(search: Search, choice: Choice, meeting: Meeting, fact: Callable[..., Fact]) -> Iterator[Fact]:
-    settings = meeting.operation.settings
+def _convolution(
+    search: Search, choice: Choice, meeting: Meeting, fact: Callable[..., Fact], source: _Producers
+) -> Iterator[Fact]:
+    settings = dict(meeting.operation.settings)
+    if "padding" in settings:
+        settings["padding"] = _with_zeros_before(meeting.operation, source)
     transposed = bool(search.target.operations[choice.index].settings.get("transposed"))
     for name, key in (
         ("strides", "lhs_dilation" if transposed else "window_strides"),
@@ -95,6 +99,22 @@ def _convolution(search: Search, choice: Choice, meeting: Meeting, fact: Callabl
             yield fact(name, plain(settings[key]))
     yield fact("groups", int(settings.get("feature_group_count", 1)))
     yield fact("transposed", transposed)
+
+
+def _with_zeros_before(operation: Operation, source: _Producers) -> Any:
+    """Return the padding of a convolution, with the zeros that an operation before it pads its data with, as flax's CAUSAL does."""
+    padding, spec = operation.settings["padding"], operation.settings.get("dimension_numbers")
+    before = source.of(operation.data[0])
+    dilated = operation.settings.get("lhs_dilation")
+    if spec is None or before is None or before.name != "pad" or (dilated and set(dilated) != {1}):
+        return padding
+    config, filled = before.settings["padding_config"], before.operands[1].array
+    spatial = spec.lhs_spec[2:]
+    if filled.any() or any(inner or (k not in spatial and low | high) for k, (low, high, inner) in enumerate(config)):
+        return padding
+    return [
+        (int(low + config[k][0]), int(high + config[k][1])) for (low, high), k in zip(padding, spatial, strict=True)
+    ]
 
 
 def _multiplies_by(

@@ -220,9 +220,20 @@ class _Runs:
     def __init__(self, function: JaxFunction, draws: Draws) -> None:
         self._function, self._draws = function, draws
         self._records: list[Program] = []
+        self._infinite = False
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
-        """Return a run with the weights of a seed."""
+        """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
+        first = found = self._run(seed, given)
+        while not (self._infinite or _is_finite(found)):
+            self._infinite = not self._draws.smaller()
+            if self._infinite:  # as masked logits are with any weights
+                self._draws.size = 1.0
+                return first
+            found = self._run(seed, given)
+        return found
+
+    def _run(self, seed: int, given: Mapping[str, Array]) -> Program:
         from convert.programs.record_jax import record_jax
 
         known = next((record for record in self._records if can_rerun(record, given)), None)
@@ -233,6 +244,11 @@ class _Runs:
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
         return _in_one_form(made, keep=True)
+
+
+def _is_finite(program: Program) -> bool:
+    """Whether the outputs are finite."""
+    return all(np.isfinite(value.array).all() for value in program.outputs.values() if value.array.dtype.kind == "f")
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

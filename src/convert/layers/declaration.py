@@ -80,6 +80,7 @@ class Declaration(ABC):
             has=values.get("parameters"),
             concatenated=values.get("concatenated", {}),
             zeros_before=values.get("zeros_before", {}),
+            padding=values.get("padding", ()),
         )
 
     def patterns(self, start: Pattern) -> dict[str, Pattern]:

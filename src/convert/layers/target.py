@@ -50,6 +50,7 @@ class TargetLayer:
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
         concatenated: letter of an axis -> its parts, in the order in which the target's code concatenates them.
         zeros_before: of a parameter: letter of an axis -> elements in front of it that the source lacks and that are zeros.
+        padding: of a convolution: that of the module, for each spatial axis, where the code around it pads or cuts, too; empty: the default.
     """
 
     path: Pattern
@@ -69,6 +70,7 @@ class TargetLayer:
     piece: tuple[int, int] | None = None
     concatenated: Mapping[str, AxisGroup] = field(default_factory=dict)
     zeros_before: Mapping[str, int] = field(default_factory=dict)
+    padding: tuple[int, ...] = ()
 
     def of_part(self, k: int) -> TargetLayer:
         """Return the layer of one part: of the rows, of one element of the axes around the parts; of another axis, of all."""

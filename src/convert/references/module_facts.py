@@ -132,6 +132,8 @@ def _convolution(module: torch.nn.Module) -> dict[str, Any]:
     if module.transposed:
         names["output_padding"] = "output_padding"
     values = {fact: getattr(module, name, None) for fact, name in names.items()}
+    if module.padding_mode != "zeros":
+        values["padding"] = "unknown"  # rules have no word for it
     return {fact: list(value) if isinstance(value, tuple) else value for fact, value in values.items()}
 
 

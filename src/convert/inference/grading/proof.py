@@ -86,8 +86,11 @@ def error_of(
         if found[name].shape != value.array.shape:
             return float("inf")
         got, want = (_counted(array, counts.get(name)) for array in (found[name], value.array))
-        scale = np.abs(want).max(initial=0) or 1.0
-        difference = np.abs(got - want).max(initial=0) / scale
+        scale = np.abs(want[np.isfinite(want)]).max(initial=0) or 1.0
+        with np.errstate(invalid="ignore"):
+            difference = (
+                np.where(got == want, 0, np.abs(got - want)).max(initial=0) / scale
+            )  # an infinity equals itself
         worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
     return worst
 

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from convert.inference.candidates import Candidate, Context
 from convert.inference.columns import columns_of, pair
 from convert.inference.derivation import Role
-from convert.inference.proposals import products
+from convert.inference.proposals import others, products
 from convert.inference.proposals.elementwise import anywhere
 from convert.inference.sites import Meeting, Product
 from convert.programs.program import Operation
@@ -25,6 +25,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
     """Yield proposals for the kernel, operand `side`; PyTorch has data as N C spatial, kernels as O I spatial."""
+    if side == 0:  # the kernel is data, as one that a style modulates
+        yield from others.any_leaf(context, operation, side)
+        return
     weight = operation.operands[side]
     elements = context.lacking(weight)
     x = context.replay.value(operation.operands[1 - side])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates import COMPUTE, Candidate, Context
-from convert.inference.columns import columns_of_rows, matches, pair
+from convert.inference.columns import Columns, Pairing, columns_of_rows, matches, pair
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.proposals import others
 from convert.inference.sites import Meeting, columns_met, role_of
@@ -68,38 +68,60 @@ def _by_columns(
         source = meeting.weight
         for t, s in itertools.product(context.lacking(weight), source.elements):
             one = columns_met([x], t)
-            two = meeting.columns(s)
-            pairing = pair(one, two, context.tolerance)
-            if pairing is None or not context.free(pairing.numbers, one.numbers):
-                continue
-            spots = _first(s, pairing.numbers)
-            operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
-            places = np.broadcast_to(np.arange(source.array.size).reshape(source.array.shape), s.shape).ravel()[spots]
-            here = _first(t, one.numbers)
+            for pairing, order in _pairings(t, s, one, meeting.columns(s), context.tolerance):
+                if not context.free(pairing.numbers, one.numbers):
+                    continue
+                spots = _first(s, pairing.numbers)
+                operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
+                every = np.arange(source.array.size).reshape(source.array.shape)
+                places = np.broadcast_to(every, s.shape).ravel()[spots]
+                here = _first(t, one.numbers)
 
-            def read(t: Array = t, here: Array = here) -> Array:
-                value: Array = np.broadcast_to(context.replay.value(weight), t.shape).ravel()[here]
-                return value
+                def read(t: Array = t, here: Array = here) -> Array:
+                    value: Array = np.broadcast_to(context.replay.value(weight), t.shape).ravel()[here]
+                    return value
 
-            tied = tuple(pairing.tied.tolist())
-            pieces = context.fitted(
-                [one.numbers],
-                [pairing.numbers],
-                operand,
-                read,
-                meeting,
-                places,
-            )
-            computed = pieces is not None and any(p.arithmetic is Arithmetic.COMPUTED for p in pieces)
-            if pieces is not None and not (computed and len(source.elements) > 1):
-                yield Candidate(pieces, "columns of the data", ("columns", role), tied)
-                continue
-            theta = context.source.theta
-            same = context.pieces(one.numbers, pairing.numbers, theta[pairing.numbers], Arithmetic.SAME, meeting)
-            merged.append(Candidate(same, "columns of the data; merged with another factor", ("merged", role), tied))
-            if pieces is not None:
-                merged.append(Candidate(pieces, "columns of the data", ("computed", role), tied))
+                tied = tuple(pairing.tied.tolist())
+                pieces = context.fitted([one.numbers], [pairing.numbers], operand, read, meeting, places)
+                computed = pieces is not None and any(p.arithmetic is Arithmetic.COMPUTED for p in pieces)
+                if pieces is not None and not (computed and len(source.elements) > 1):
+                    yield Candidate(pieces, "columns of the data", ("columns", role, *order), tied)
+                    continue
+                theta = context.source.theta
+                same = context.pieces(one.numbers, pairing.numbers, theta[pairing.numbers], Arithmetic.SAME, meeting)
+                by = "columns of the data; merged with another factor"
+                merged.append(Candidate(same, by, ("merged", role, *order), tied))
+                if pieces is not None:
+                    merged.append(Candidate(pieces, "columns of the data", ("computed", role, *order), tied))
     yield from merged
+
+
+def _pairings(
+    t: Array, s: Array, one: Columns, two: Columns, tolerance: float
+) -> Iterator[tuple[Pairing, tuple[int, ...]]]:
+    """Yield the pairings of the columns of two parameters; where columns are equal, one for each order of the axes that is possible.
+
+    A kernel that a style multiplies meets one number for each of its input channels.
+    """
+    pairing = pair(one, two, tolerance)
+    if pairing is None:
+        return
+    several = False
+    t, s = t.squeeze(), s.squeeze()
+    if len(pairing.tied) and t.ndim > 1 and sorted(t.shape) == sorted(s.shape) and len(one.numbers) == t.size:
+        for order in itertools.permutations(range(s.ndim)):
+            turned = s.transpose(order)
+            if turned.shape != t.shape:
+                continue
+            here, there = np.searchsorted(one.numbers, t.ravel()), np.searchsorted(two.numbers, turned.ravel())
+            near = np.abs(one.sums[:, here] - two.sums[:, there]) <= tolerance * one.scales[:, here]
+            if near.all():
+                several = True
+                chosen = np.empty(t.size, int)
+                chosen[here] = turned.ravel()
+                yield Pairing(chosen, pairing.tied), order
+    if not several:
+        yield pairing, ()
 
 
 def _by_rows(context: Context, operation: Operation, side: int, x: Array, role: Role) -> Iterator[Candidate]:

@@ -57,16 +57,14 @@ def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Cand
     target = _numbers(context, operation.operands[side])
     if target is None:
         return
-    while target.ndim > 1 and (target == target[:1]).all():  # repeated along the batch
-        target = target[0]
+    target = _once(target)
     if (target < 0).any() or len(np.unique(target)) != target.size:
         return
     seen: set[int] = set()
     everything = [meeting for role in Role for meeting in context.source.meetings[role]]
     for meeting in context.near_first(everything):
         for numbers in meeting.weight.elements:
-            while numbers.ndim > 1 and (numbers == numbers[:1]).all():
-                numbers = numbers[0]
+            numbers = _once(numbers)
             if numbers.size != target.size or numbers.min() in seen or not context.free(numbers):
                 continue
             if len(np.unique(numbers)) != numbers.size or (numbers < 0).any():
@@ -80,6 +78,18 @@ def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Cand
                 chosen = numbers.transpose(*one, *order).ravel()
                 pieces = context.pieces(target, chosen, context.source.theta[chosen], Arithmetic.SAME, meeting)
                 yield Candidate(pieces, "a leaf of this size; what it gives", ("leaf", order))
+
+
+def _once(numbers: Array) -> Array:
+    """Return numbers without their repetitions: along the batch, or as groups of a convolution."""
+    while numbers.ndim > 1 and (numbers == numbers[:1]).all():
+        numbers = numbers[0]
+    times = numbers.size // max(len(np.unique(numbers)), 1)
+    for axis, size in enumerate(numbers.shape) if times > 1 else ():
+        part = numbers.take(range(size // times), axis)
+        if size % times == 0 and np.array_equal(np.concatenate([part] * times, axis), numbers):
+            return part
+    return numbers
 
 
 def _numbers(context: Context, weight: Value) -> Array | None:

@@ -134,6 +134,8 @@ def _scales(factors: Array, endpoint: str) -> tuple[float, float] | None:
         return None
     step = math.log(factors[0] / factors[-1]) / (len(factors) - 1)
     last = len(factors) - (endpoint == ENDPOINTS[0])
+    if factors[0] <= factors[-1]:  # no timescales, but frequencies such as 1, 2, 4
+        return None
     low = float(f"{factors[0]:.6g}")
     high = float(f"{low * math.exp(step * last):.4g}")
     made = low * np.exp(-np.arange(len(factors)) * math.log(high / low) / last)

@@ -6,11 +6,10 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from convert.inference.rule_file.layer import LayerRule
+from convert.inference.rule_file.layer import CAUSAL, SPATIAL, LayerRule
 from convert.inference.rule_file.layout import REVERSED
 from convert.inference.rule_file.letters import Named, NoWordsError
 
-SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
 
 
@@ -40,8 +39,14 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
     keys = [(numbers, "".join(found))]
     for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
         if key in said and not _plain(key, said[key]):
-            pads = key == "padding" and not re.search("[1-9]", said[key])
-            keys.append((name, "VALID" if pads else said[key]))
+            keys.append(
+                (
+                    name,
+                    "VALID"
+                    if key == "padding" and said[key] != CAUSAL and not re.search("[1-9]", said[key])
+                    else said[key],
+                )
+            )
     if said.get("groups", "1") != "1":
         keys.append(("feature_group_count", said["groups"]))
     return keys

@@ -20,6 +20,7 @@ from convert.inference.rule_file.layer import (
     IN_TURNS,
     LOW_RANK,
     NORMS,
+    PADDED,
     PRESCALED,
     LayerRule,
 )
@@ -75,6 +76,8 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         entry.say("dimension_numbers", numbers, remark)
         entry.say("axes", axes)
         said = [*more, *said]
+        if padded := dict(layer.geometry).get(PADDED):
+            extra.append(("padding", padded))
     else:
         entry.say("from", plain(dict(rule.sources).get("from", "")), remark)
         axes, of_target = _stored(rule, named)

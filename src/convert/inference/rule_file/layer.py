@@ -28,6 +28,7 @@ from convert.inference.rule_file.parametrized import (
 )
 from convert.layers import KINDS as LAYER_KINDS
 from convert.layers.activations import ACTIVATIONS
+from convert.layers.conv.padding import Geometry, torch_padding, torch_transposed_padding
 from convert.layers.norm.layer_rms import Norm
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -41,6 +42,9 @@ IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, a
 BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 CONVOLUTIONS = ("conv", "conv_transpose")
+CAUSAL = "CAUSAL"  # flax's word
+PADDED = "padded"  # what the target's module pads, where other code does the rest
+SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 ROLES = {
     "weight": "from",
     "bias": "bias",
@@ -142,9 +146,9 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
         alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
         if root or alone or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
-        for group in _groups(module, own):
+        for kind_name, group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
-            described = _describe(module, group, facts, derivation)
+            described = _describe(replace(module, kind_name=kind_name), group, facts, derivation)
             if isinstance(described, str):
                 unknown |= dict.fromkeys((tensor.name for tensor in group.values()), described)
             else:
@@ -202,22 +206,24 @@ def _facts_of(facts: Sequence[Fact]) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of a module that one rule makes, by their role."""
-    if module.kind_name == "attention":
+def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the tensors of a module that one rule makes, by their role, with the kind of layer."""
+    kind = module.kind_name
+    if kind == "attention":
         for weight, bias in (("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias")):
-            yield {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
+            yield kind, {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
         rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-        yield from ({name: own[name]} for name in own if name not in rest)
-    elif module.kind_name != "parameter" and (module.kind_name or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}):
+        yield from ((kind, {name: own[name]}) for name in own if name not in rest)
+    elif kind != "parameter" and (kind or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}):
         kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
-        roles = [_role(name, tensor) for name, tensor in kept.items()]
-        if len(set(roles)) == len(roles):
-            yield dict(zip(roles, kept.values(), strict=True))
-        else:
-            yield from ({"weight": tensor} for tensor in kept.values())
+        roles = {name: _role(name, tensor) for name, tensor in kept.items()}
+        more = []
+        if len({*roles.values()}) < len(roles):  # a subclass has more than the layer that it extends
+            more = [name for name in kept if name not in ROLES and name not in PARAMETRIZED_ROLES]
+        yield kind, {roles[name]: tensor for name, tensor in kept.items() if name not in more}
+        yield from (("parameter", {"weight": kept[name]}) for name in more)
     else:
-        yield from ({"weight": tensor} for tensor in own.values())
+        yield from ((kind, {"weight": tensor}) for tensor in own.values())
 
 
 def _role(name: str, tensor: Tensor) -> str:
@@ -275,6 +281,10 @@ def _describe(
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
     if kind == "linear" and alone and _is_part_of_leaf(first, derivation):
         kind = "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
+    if kind == "parameter" and len(tensors) > 1:  # no layer: a kernel that data multiplies, and a bias behind it
+        each = [_describe(replace(module, kind_name=kind), {"weight": t}, facts, derivation) for t in group.values()]
+        wrong = [of for of in each if isinstance(of, str)]
+        return wrong[0] if wrong else [rule for of in each if not isinstance(of, str) for rule in of]
     sources: list[tuple[str, tuple[Source, ...]]] = []
     for role, tensor in tensors.items():
         if words is not None and tensor is first and words.base is None:
@@ -396,7 +406,40 @@ def _geometry(tensor: Tensor, said: Mapping[str, Any]) -> tuple[tuple[str, str],
     source = tensor.parts[0].evidence.source
     numbers = {"dimension_numbers": source.settings.get("dimension_numbers")} if source is not None else {}
     keys = ("padding", "strides", "dilation", "groups")
-    return tuple((key, str(value)) for key, value in (numbers | {k: said[k] for k in keys if k in said}).items())
+    found = numbers | {k: said[k] for k in keys if k in said}
+    if "padding" in said and _is_causal(tensor.shape[2:], said):
+        found["padding"] = CAUSAL
+    if rest := _padded_elsewhere(tensor, said):
+        found[PADDED] = rest
+    return tuple((key, str(value)) for key, value in found.items())
+
+
+def _is_causal(kernel: Sequence[int], said: Mapping[str, Any]) -> bool:
+    """Whether the source pads one axis in front, by all that the kernel covers but one."""
+    if len(kernel) != 1 or said.get("transposed") or kernel[0] == 1:
+        return False
+    return [_numbers(pair) for pair in said["padding"]] == [((kernel[0] - 1) * int(said["dilation"][0]), 0)]
+
+
+def _padded_elsewhere(tensor: Tensor, said: Mapping[str, Any]) -> list[int]:
+    """Return the padding of the target's module, if the code around it pads or cuts, so that it is none that follows from the source's."""
+    settings = tensor.parts[0].evidence.target.settings
+    own, kernel = list(settings.get("padding") or []), tensor.shape[2:]
+    names = ("padding", "strides", "dilation")
+    if len(own) != len(kernel) or not all(name in said for name in names):
+        return []
+    pads, strides, dilation = (tuple(map(_numbers, said[name])) for name in names)
+    geometry = Geometry(pads, strides, dilation)
+    if said.get("transposed"):
+        made = torch_transposed_padding(geometry, kernel)
+        fits = (own, list(settings.get("output_padding") or [])) == (made.allowed[0], list(made.output_padding or ()))
+    else:
+        fits = not any(own) or own in torch_padding(geometry, kernel, SPATIAL[len(kernel)]).allowed
+    return [] if fits else own
+
+
+def _numbers(value: Any) -> Any:
+    return tuple(map(int, value)) if isinstance(value, list | tuple) else int(value)
 
 
 def _constant(tensor: Tensor) -> bool:
@@ -415,7 +458,8 @@ def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str
         return "linear" if "weight" in tensors else "parameter"
     first = next(iter(tensors.values()))
     role, site = first.parts[0].evidence.role, first.parts[0].evidence.source
-    if module.kind_name == "conv" and role is Role.CONVOLUTION and site is not None and site.operation == "dot_general":
+    product = role is Role.CONVOLUTION and site is not None and site.operation == "dot_general"
+    if product and module.kind_name in ("conv", ""):
         return "linear"
     if module.kind_name:
         return module.kind_name
@@ -423,6 +467,8 @@ def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str
         return "parameter"
     if role is Role.SCALE and "epsilon" in said and len(first.shape) == 1:  # a rule for a norm has no other axes
         return "layer_norm" if "bias" in tensors else "rms_norm"
+    if role is Role.CONVOLUTION and (len(first.shape) < 3 or first.parts[0].evidence.target.operand == 0):
+        return "parameter"  # the code gives it the axes of space, or data is the kernel
     if role is Role.CONVOLUTION and said.get("transposed"):
         return "conv_transpose"
     return WORDS.get(role, "parameter")

@@ -13,7 +13,7 @@ from convert.inference.columns import factors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
-MAX_PARTS = 8  # of an axis whose parts lie in another order in the target
+MAX_PARTS = 32  # of an axis whose parts lie in another order in the target
 FEW = 4  # single elements that code puts side by side, such as position, time and mask
 
 

@@ -18,7 +18,7 @@ CONCATENATED = "concatenated"
 
 def with_keys(keys: Sequence[tuple[str, str]]) -> str:
     """Return the further keys of a target, as they stand within braces behind the first one."""
-    return "".join(f", {key}: {value if key == CONCATENATED else flow(value)}" for key, value in keys)
+    return "".join(f", {key}: {value if key in (CONCATENATED, 'padding') else flow(value)}" for key, value in keys)
 
 
 class NoWordsError(Exception):

@@ -19,7 +19,15 @@ from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched
 from convert.layers.conv.dimension_numbers import DimensionNumbers, parse_dimension_numbers
 from convert.layers.conv.draft import draft_conv
 from convert.layers.conv.mistakes import flipped_kernel, layout_mistake, standardization_mistakes
-from convert.layers.conv.padding import KEYS, Geometry, TorchPadding, read_geometry, torch_padding
+from convert.layers.conv.padding import (
+    KEYS,
+    TARGET_PADDING,
+    Geometry,
+    TorchPadding,
+    read_geometry,
+    stated_padding,
+    torch_padding,
+)
 from convert.layers.conv.probe import probe_kernel, standardized
 from convert.layers.conv.standardization import STANDARDIZED, Standardized
 from convert.layers.draft import DraftContext, DraftEntry, Layer
@@ -194,7 +202,9 @@ class Convolving(LayerKind):
         ):
             return {}
         padding = self.geometry.padding
-        found = self.torch_padding(self.kernel_sizes(sizes))
+        kernel = self.kernel_sizes(sizes)
+        stated = layer.padding * len(kernel) if len(layer.padding) == 1 else layer.padding
+        found = stated_padding(stated) if stated else self.torch_padding(kernel)
         more = {} if found.output_padding is None else {"output_padding": list(found.output_padding)}
         return {
             "source_padding": padding if isinstance(padding, str) else [list(pair) for pair in padding],
@@ -307,6 +317,7 @@ class Convolution(Convolving):
             "Letters of the axes of the target's weight, such as OI for a Linear in place of a 1x1 convolution: axes of size 1 may be left out. Default: those of torch.nn.Conv.",
         ),
         parametrization=PARAMETRIZATION,
+        padding=TARGET_PADDING,
     )
 
     @classmethod

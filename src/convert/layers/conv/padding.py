@@ -82,6 +82,12 @@ KEYS: Mapping[str, Key] = {
     ),
 }
 
+TARGET_PADDING = Key(
+    ListOf(INTEGER, or_one=True),
+    "Padding of the target's module for each spatial axis, where the code around it pads or cuts, too, so that both compute the same. Default: as the plan derives it from the source's.",
+)
+STATED = "and the rest by the code around it"
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -213,6 +219,11 @@ def torch_padding(geometry: Geometry, kernel: Sequence[int], names: str) -> Torc
     shown = "; ".join(pads_shown(names[k], by_rest, geometry.strides[k]) for k, by_rest in enumerate(cases))
     low_high = ", ".join(f"{name} low, {name} high" for name in reversed(names))
     return TorchPadding(f"F.pad(x, ({low_high})), then padding=0, where (low, high) is {shown}", (zeros,))
+
+
+def stated_padding(numbers: Sequence[int]) -> TorchPadding:
+    """Return the padding that a rule states of the target's module."""
+    return TorchPadding(f"padding={_tuple(numbers)}, {STATED}", (list(numbers),))
 
 
 def pads_by_rest(geometry: Geometry, kernel: Sequence[int], axis: int) -> dict[int, tuple[int, int]]:

@@ -17,7 +17,7 @@ from convert.core.path_pattern import Pattern
 from convert.layers.base import PlanView, ProbeSample, Step
 from convert.layers.conv.conv import AXES, DIMENSIONS, GROUP_COUNT, Array, Convolving, check_axes, check_order
 from convert.layers.conv.mistakes import flipped_kernel, other_transpose_kernel
-from convert.layers.conv.padding import KEYS, TorchPadding, read_geometry, torch_transposed_padding
+from convert.layers.conv.padding import KEYS, TARGET_PADDING, TorchPadding, read_geometry, torch_transposed_padding
 from convert.layers.conv.probe import probe_kernel
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
@@ -57,7 +57,7 @@ class ConvTranspose(Convolving):
         "bias": BIAS,
         "activation": ACTIVATION,
     }
-    target: ClassVar[Record] = module_target()
+    target: ClassVar[Record] = module_target(padding=TARGET_PADDING)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> ConvTranspose:

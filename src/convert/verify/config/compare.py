@@ -14,6 +14,7 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.core.yaml_nodes import YamlNode
+from convert.layers.conv.padding import STATED
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.rules.file import parse_reference
@@ -372,7 +373,7 @@ def _module(
 def _configure(module: str, name: str, declared: Any, value: Any) -> str:
     """Say how to correct one of the two sides, each in its own terms."""
     if name == "padding":
-        return f"make it {declared} in the code of {module}, or correct `padding` of the rule if the source pads like {_padding(value)}"
+        return f"make it {declared} in the code of {module}, or correct `padding` of the rule if the source pads like {_padding(value)}; if the code around {module} does the rest, state its `padding` in the rule's target"
     source = round(1 - value, 12) if name == "momentum" else value
     other = f"{name} {shown(source)}{f', which is {shown(value)} in torch' if source != value else ''}"
     return f"configure {module} with {TORCH_NAMES.get(name, name)} {shown(declared)}, or correct the rules if the source has {other}"
@@ -387,6 +388,8 @@ def _may_be_made_elsewhere(facts: list[DeclaredFact], value: Any) -> bool:
     if not isinstance(value, list):
         return False
     exact = [own for fact in facts for own in fact.allowed if own == value]
+    if any(STATED in str(fact.value) for fact in facts):
+        return False
     if any("F.pad" in str(fact.value) for fact in facts):
         return bool(exact) or not any(value)
     return not exact and not any(value)
