@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 
 from convert import PlanError, RuleError
 from convert.planning.planner import make_plan
-from convert.writing.execute import computed
+from convert.verify.sides.run_torch import exact_state
+from convert.writing.execute import computed, execute
+from convert.writing.written import open_written
 from support.goldens import checkpoint, golden_io
 from support.memory_source import HEAD, MemorySource, rule_file, run
 
@@ -170,3 +174,25 @@ def test_the_tables_of_whisper_are_its_leaves() -> None:
     plan = convert.plan_conversion("whisper", checkpoint("whisper"))
     (step,) = (step for step in plan.steps if step.name == "model.encoder.embed_positions.weight")
     assert step.value is None and step.spec.shape == (14, 24) and golden_io("whisper")["logits"].shape[-1] == 59
+
+
+@pytest.mark.parametrize("rows", ["\n  positions: S\n  layout: interleaved", ""])
+def test_the_float64_run_of_a_check_has_tables_before_they_are_rounded(tmp_path: Path, rows: str) -> None:
+    text = f"- from: w\n  axes: SD\n  parameter: w\n- timescales: D{rows}\n  endpoint: excluded\n  buffer: pe\n"
+    plan = make_plan(rule_file(text, FACTS), MemorySource({"w": np.zeros((5, 6), np.float32)}))
+    list(execute(plan, tmp_path / "out.safetensors"))
+    written = open_written(tmp_path / "out.safetensors")
+    exact, rounded = exact_state(plan, written, "cpu")["pe"].numpy(), written.read("pe")
+    assert 0 < np.abs(exact - rounded).max() < 1e-7
+    scales = 10000 ** (-np.arange(3) / 3)
+    of = (
+        scales
+        if not rows
+        else np.stack([f(np.arange(5)[:, None] * scales) for f in (np.sin, np.cos)], -1).reshape(5, 6)
+    )
+    np.testing.assert_allclose(exact, of, rtol=1e-14, atol=1e-15)
+    other = dataclasses.replace(
+        plan, steps=tuple(dataclasses.replace(s, value=(1.0, 0.5)) if s.value else s for s in plan.steps)
+    )
+    if not rows:  # the file has other numbers than these rules make
+        np.testing.assert_array_equal(exact_state(other, written, "cpu")["pe"].numpy(), rounded)

@@ -89,13 +89,31 @@ def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Fi
                 facts = _layer_facts(rule, layer, sized)
                 layers.append((rule, match.format.layer_facts(rule, layer, facts, compiled.steps, sized.sizes)))
     joined, unjoined = join(steps)
+    joined, unknown = _shared(joined, match)
     described = tuple({"layer": made.name, "kind": rule.kind_name, **made.facts} for rule, made in layers if made.facts)
     notes += match.format.notes([made for _, made in layers])
     return CompiledPlan(merges, tuple(joined), described, tuple(notes)), [
         *findings,
         *_without_target(match, lost),
-        *(misfits or unjoined),
+        *(misfits or unjoined or unknown),
     ]
+
+
+def _shared(steps: Sequence[Step], match: RuleMatch) -> tuple[list[Step], list[Finding]]:
+    """Return the tensors with those that the target stores under further names, and the names that no rule makes."""
+    found, unknown = list(steps), []
+    for name, others in match.rules.targets[match.target].shared.items():
+        own = [step for step in steps if step.name == name or step.name.startswith(f"{name}.")]
+        if not own:
+            problem = f"`shared` of the target {match.target!r} names {name}, which no rule makes"
+            unknown.append(
+                Finding("rule-without-target", problem, path=name, fix="name a tensor or a module of a rule")
+            )
+        for step, other in ((step, other) for step in own for other in others):
+            found.append(
+                replace(step, name=other + step.name.removeprefix(name), tied=step.tied or step.name, notes=())
+            )
+    return found, unknown
 
 
 def _resolved(rule: Rule, layer: TargetLayer, sized: Sized, target: TargetFormat) -> Rule:

@@ -141,6 +141,7 @@ class Target:
         format: layout of the output, one of `FORMATS`.
         same_tree: classes of other models that may have the same tree, which ``config.json`` tells apart.
         files: name of the files of weights in a directory, without number and ending; one of `STEMS`.
+        shared: name of a module or tensor -> its other names in the state_dict, as of a layer that several places use.
         differs: what its code computes otherwise than the source's, and no ``config.json`` can state.
     """
 
@@ -154,6 +155,7 @@ class Target:
     same_tree: tuple[str, ...] = ()
     files: str = "model"
     differs: tuple[str, ...] = ()
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rename(self, path: Pattern) -> Pattern:
         """Return the name of a module in this target."""

@@ -147,7 +147,27 @@ def model_of_module(module: torch.nn.Module, loads: str) -> TargetModel:
             in_out = type(part).__name__ == "Conv1D" and hasattr(part, "nf")
             found.append(TargetModule(name, kind, tensors, _facts(part, kind), in_out))
     tied = {first: tuple(others) for (first, _), *others in names.values() if others}
-    return TargetModel(loads, _without({name for others in tied.values() for name, _ in others}, found), tied)
+    kept = _without({name for others in tied.values() for name, _ in others}, found)
+    return TargetModel(loads, kept, tied, {} if hasattr(module, "tie_weights") else _shared(module))
+
+
+def _shared(module: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return the modules, and then the tensors, that have several names in the state_dict: the first -> the others."""
+    found: dict[str, tuple[str, ...]] = {}
+    state = module.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    again: dict[str, str] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        own = first.setdefault(id(part), name)
+        inside = any(name.startswith(f"{other}.") for other in again)
+        if own != name and not inside and any(key.startswith(f"{name}.") for key in state):
+            again[name] = own
+    for key, x in state.items():
+        if not any(key.startswith(f"{name}.") for name in again) and first.setdefault(id(x), key) != key:
+            again[key] = first[id(x)]
+    for name, own in again.items():
+        found[own] = (*found.get(own, ()), name)
+    return found
 
 
 def _without(tied: set[str], modules: list[TargetModule]) -> tuple[TargetModule, ...]:

@@ -274,9 +274,11 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
         scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]
         angles = [[row * scale for scale in scales] for row in range(rows)]
         both = [[[f(angle) for angle in line] for line in angles] for f in (math.sin, math.cos)]
-        return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(np.float32)  # fmt: skip
+        return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(numpy_dtype(step.spec.dtype))  # fmt: skip
     low, increment = step.value
-    return np.array([low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=np.float32)
+    return np.array(
+        [low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=numpy_dtype(step.spec.dtype)
+    )
 
 
 def _numbers(of: Numbers, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -131,3 +131,16 @@ def test_rules_that_drop_the_rest_convert_no_more_than_others() -> None:
 def test_many_trees_are_counted_together(count: int) -> None:
     plan = make_plan(rule_file(REST), tree(**{f"t{k}/x": (1,) for k in range(count)}))
     assert plan.notes[0].endswith("and 3 more")
+
+
+def test_a_layer_that_stands_in_several_places_is_written_under_each_name() -> None:
+    tree = MemorySource({"k": np.ones((2, 3), np.float32), "c": np.ones(3, np.float32), "u": np.ones(4, np.float32)})
+    text = "- einsum: ...D,DE->...E\n  from: k\n  bias: c\n  linear: layers.0.up\n- from: u\n  parameter: u"
+    head = "model: m\ntitle: M\naxes: {D: {is: a width}, E: {is: a width}}\ntargets: {torch: {loads: A, shared: {layers.0: [layers.1, layers.2], u: [layers.0.u]}}}\n"
+    plan = make_plan(rule_file(text, head), tree)
+    made = run(plan)
+    assert set(made) == {"u", "layers.0.u", *(f"layers.{i}.up.{role}" for i in range(3) for role in ("weight", "bias"))}
+    np.testing.assert_array_equal(made["layers.2.up.weight"], made["layers.0.up.weight"])
+    assert {step.name: step.tied for step in plan.steps}["layers.2.up.bias"] == "layers.0.up.bias"
+    with pytest.raises(PlanError, match="names layers.3, which no rule makes"):
+        make_plan(rule_file(text, head.replace("layers.0:", "layers.3:")), tree)

@@ -39,11 +39,13 @@ class TargetModel:
         loads: its class, for people.
         modules: in the order of their definition.
         tied: tensor that is stored with the model -> other names of the same tensor, and the kind of each.
+        shared: module or tensor -> its other names in the state_dict, where the model does not tie them itself after loading.
     """
 
     loads: str
     modules: tuple[TargetModule, ...]
     tied: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Shape]:

@@ -110,7 +110,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     extra += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE)]
     if turns := dict(layer.target_keys).get(IN_TURNS):
         extra.append(("axes", _head_by_head(equation, turns, main)))
-    if layer.kind_name == "embedding" and (tied := _tied(rule, target)):
+    if layer.kind_name == "embedding" and (tied := tied_head(rule, target)):
         extra.append(("tied", tied))
     if layer.kind_name in CELLS:
         entry.say(layer.kind_name, cell_target(rule.module, extra))
@@ -361,8 +361,8 @@ def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> str:
     return leaf_letters(layout, named, stacked).replace(letter, _sum(rule.parts[1], letter, named))
 
 
-def _tied(rule: PatternRule, target: TargetModel) -> str:
-    """Return the other names of an embedding's table, as the key `tied` has them."""
+def tied_head(rule: PatternRule, target: TargetModel) -> str:
+    """Return the other name of an embedding's table, as the key `tied` has it; empty if it has none, or others."""
     others = target.tied.get(f"{rule.module}.weight", ())
     heads = [name.removesuffix(".weight") for name, kind in others if kind == "linear"]
     return heads[0] if len(others) == 1 and heads else ""

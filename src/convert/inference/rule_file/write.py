@@ -17,11 +17,12 @@ from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.cut_rows import with_cut_rows
-from convert.inference.rule_file.entry import entry_of
+from convert.inference.rule_file.entry import entry_of, tied_head
 from convert.inference.rule_file.joined import join_layers
 from convert.inference.rule_file.layer import describe_layers
 from convert.inference.rule_file.letters import NoWordsError
 from convert.inference.rule_file.patterns import NUMBER, PatternRule, indexed
+from convert.inference.rule_file.proof import is_open
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK
 
@@ -81,12 +82,16 @@ def write_rules(
     described, facts = with_cut_rows(described)
     unwritten = {**layers.open, **lost}
     made: set[str] = set()
+    tied: set[str] = set()  # tables whose rules name the head
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
     guesses: dict[int, frozenset[str]] = {}  # position of an entry -> its leaves
     for rule in join_layers(join_attention(described, derivation, target), derivation.leaves):
         try:
             entries.append(entry_of(rule, letters, target))
             made |= rule.leaves
+            tied |= (
+                {f"{rule.module}.weight"} if rule.layer.kind_name == "embedding" and tied_head(rule, target) else set()
+            )
             if rule.leaves & guessed:
                 guesses[len(entries) - 1] = rule.leaves
             if any(value == ASK for _, value in rule.layer.keys):
@@ -119,7 +124,11 @@ def write_rules(
     facts |= buffers.facts
     if facts:
         head += ["", "facts:", *(f"  {name}: {value}" for name, value in facts.items())]
-    head += ["", "targets:", f"  torch: {{loads: {json.dumps(target.loads)}}}", "", "rules:"]
+    said = f"loads: {json.dumps(target.loads)}"
+    if shared := _shared(target, derivation, tied, unwritten):
+        names = ", ".join(f"{name}: [{', '.join(others)}]" for name, others in shared.items())
+        said += f", shared: {{{names}}}"
+    head += ["", "targets:", f"  torch: {{{said}}}", "", "rules:"]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
@@ -129,6 +138,18 @@ def write_rules(
     drafted = guessed.union(*guesses.values(), set(left) - wordless)
     asked = [leaf for leaf in derivation.leaves if leaf in drafted]
     return WrittenRules(texts[0], texts[1], unwritten, tuple(sure), tuple(asked), letters)
+
+
+def _shared(
+    target: TargetModel, derivation: Derivation, tied: Collection[str], unwritten: Collection[str]
+) -> dict[str, Sequence[str]]:
+    """Return the further names of modules and tensors that rules make, but those that a rule says itself."""
+    made = [t.name for t in derivation.tensors if t.name not in tied and not is_open(t.name, unwritten)]
+    return {
+        name: others
+        for name, others in target.shared.items()
+        if any(tensor == name or tensor.startswith(f"{name}.") for tensor in made)
+    }
 
 
 def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -> DraftEntry:

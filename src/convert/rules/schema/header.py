@@ -151,6 +151,10 @@ TARGET = Record(
             MapOf(_REQUIREMENT),
             "Mapping of a fact, or of a list in `layer_types`, to the only value that this target's code supports, with the reason. Default: any value.",
         ),
+        "shared": Key(
+            MapOf(ListOf(Scalar(str, "the name of a module or tensor"))),
+            "Mapping of a module or tensor to its other names in the state_dict, as of one layer that stands in several places. The output has the tensors under each name. A table that is tied to a head has `tied` in its rule. Default: each has one name.",
+        ),
         "same_tree": Key(
             ListOf(Scalar(str, "the name of a class"), or_one=True),
             "Classes of other models that may have the same tree; `architectures` in the sidecar says which one a checkpoint is. Default: none.",

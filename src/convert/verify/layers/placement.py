@@ -72,7 +72,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     names = [rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)]
     if step.tied:
         tied = [other.tensor.fill(numbers, choices) for other in layer.tied if other.kind_name == step.kind_name]
-        if step.tied == names[0] and step.name in tied:
+        if step.tied == names[0] and (step.name in tied or not layer.tied):  # or a name that the target shares
             return None
         names += tied
     if names == [step.name]:
