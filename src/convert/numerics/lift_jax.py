@@ -324,6 +324,17 @@ def float64() -> Iterator[None]:
         yield
 
 
+def traced(trace: Callable[[], Any]) -> Any:
+    """Return what a trace gives; with float64 if JAX finds an array of NumPy there that a run made int64, and that is still in use."""
+    try:
+        return trace()
+    except TypeError as error:
+        if "int64" not in str(error):
+            raise
+    with float64():
+        return trace()
+
+
 @dataclass
 class Lifted:
     """A lifted function.

@@ -17,7 +17,7 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
 from convert.numerics.jax_values import as_jax
-from convert.numerics.lift_jax import RefusedError, float64, lift
+from convert.numerics.lift_jax import RefusedError, float64, lift, traced
 from convert.numerics.same_trace import traces_alike
 from convert.programs.jax_elements import elements_of
 from convert.programs.jax_modules import around_modules
@@ -72,7 +72,7 @@ def record_jax(
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
-    if not twice or traces_alike(function, dict(parameters), dict(inputs)):
+    if not twice or traced(lambda: traces_alike(function, dict(parameters), dict(inputs))):
         return program
     with float64():
         again = lift(function, staged=lifted.staged, observer=_Unheard())(*arrays)
@@ -281,7 +281,7 @@ def _traced(function: JaxFunction, parameters: Mapping[str, Any], inputs: Mappin
     """
     errors = jax.errors
     try:
-        return jax.eval_shape(function, dict(parameters), dict(inputs))
+        return traced(lambda: jax.eval_shape(function, dict(parameters), dict(inputs)))
     except (
         errors.ConcretizationTypeError,
         errors.TracerArrayConversionError,

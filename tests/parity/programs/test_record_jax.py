@@ -328,3 +328,12 @@ def test_constants_are_values_without_data() -> None:
     at = next(o for o in recorded(lambda w, i: {"y": i["x"] * jnp.asarray(table)}).operations if o.name == "mul")
     assert isinstance(at.operands[1], Value)
     assert at.operands[1].constant
+
+
+def test_a_table_by_indices_of_numpy_is_recorded_again_and_again() -> None:
+    """JAX remembers the int32 or int64 that it made of them, without and with float64."""
+    places = np.arange(4)[None] - np.arange(4)[:, None] + 3  # of relative positions; int64
+    table, x = np.arange(14.0).reshape(7, 2), np.ones((4, 4, 2))
+    for _ in range(2):
+        program = record_jax(lambda w, given: {"y": given["x"] * w["t"][places]}, {"t": table}, {"x": x})
+        np.testing.assert_array_equal(program.outputs["y"].array, table[places])

@@ -102,8 +102,10 @@ def _used(side: JaxSide, weights: Mapping[str, Any], inputs: Mapping[str, Any]) 
     import jax
     from jax.interpreters import partial_eval
 
-    traced = jax.make_jaxpr(lambda given: side(given, inputs))(dict(weights))
-    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    from convert.numerics.lift_jax import traced
+
+    made = traced(lambda: jax.make_jaxpr(lambda given: side(given, inputs))(dict(weights)))
+    _, used = partial_eval.dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))
     return [name for name, is_used in zip(sorted(weights), used, strict=True) if is_used]
 
 

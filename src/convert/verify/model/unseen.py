@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,14 +109,15 @@ class _Model:
         """Whether the JAX model can be traced with these inputs, and gives values of other shapes then."""
         import jax
 
+        from convert.numerics.lift_jax import traced
         from convert.verify.sides.run_jax import jax_specs
 
         weights = jax_specs(self.plan)
         try:
-            shapes = [
-                {name: value.shape for name, value in jax.eval_shape(self.side, weights, _specs(given)).items()}
-                for given in (inputs, self.inputs)
+            made = [
+                traced(partial(jax.eval_shape, self.side, weights, _specs(given))) for given in (inputs, self.inputs)
             ]
+            shapes = [{name: value.shape for name, value in outputs.items()} for outputs in made]
         except Exception:  # noqa: BLE001 - the user's code; it was asked whether it takes other inputs
             return False
         return shapes[0] != shapes[1]
