@@ -261,7 +261,8 @@ class Fact:
         name: ``epsilon`` (value: a number), ``activation`` (a name of `layers.activations`), ``multiplies_by`` (``scale`` or
             ``1+scale``: what the source multiplies by), ``weight`` (``weight`` or ``1+weight``: what the target multiplies by),
             ``padding`` (pairs of numbers, per spatial axis), ``strides``, ``dilation``, ``groups``, ``transposed``, ``rope``
-            (``interleaved to half-split`` or the reverse), ``carries`` (a number: the target's tensor is the source times this).
+            (``interleaved to half-split`` or the reverse), ``carries`` (a number: the target's tensor is the source times this),
+            ``moments`` (``of each feature``: the epsilon is added to a variance over other axes than the features).
         value: a JSON value.
         tensors: of the target, that it belongs to.
         leaves: of the source, that it belongs to.

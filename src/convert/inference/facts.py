@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -64,11 +65,14 @@ def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Pro
         yield from _convolution(search, choice, meeting, fact, producers[0])
     if role is Role.SCALE or (role is Role.SHIFT and "sub" in search.target.operations[choice.index].name):
         target = search.target.operations[choice.index]
-        epsilon = _epsilon(meeting.operation, meeting.weight, producers[0])
-        if epsilon is None:
-            epsilon = _epsilon(target, target.operands[choice.side], producers[1])
-        if epsilon is not None:
+        found = _epsilon(meeting.operation, meeting.weight, producers[0])
+        if found is None:
+            found = _epsilon(target, target.operands[choice.side], producers[1])
+        if found is not None:
+            epsilon, moment = found
             yield fact("epsilon", epsilon)
+            if moment.data and moment.array.shape[-1:] == meeting.weight.array.shape[-1:] != (1,):
+                yield fact("moments", "of each feature")
         if role is Role.SCALE:
             yield from _multiplies_by(search, choice, pieces, fact)
 
@@ -137,8 +141,8 @@ def _multiplies_by(
             yield fact("weight", word)
 
 
-def _epsilon(operation: Operation, weight: Value, producers: _Producers) -> float | None:
-    """Return the small constant that is added on the way to what a parameter multiplies."""
+def _epsilon(operation: Operation, weight: Value, producers: _Producers) -> tuple[float, Value] | None:
+    """Return the small constant that is added on the way to what a parameter multiplies, and what it is added to."""
     todo = [*operation.data, weight]
     for _ in range(STEPS):
         if not todo:
@@ -149,9 +153,9 @@ def _epsilon(operation: Operation, weight: Value, producers: _Producers) -> floa
         if parameter_operands(before) and role_of(before) is Role.SHIFT and "sub" not in before.name:
             continue  # the bias of another layer
         if before.name in ("add", "add_any"):
-            for operand in before.operands:
+            for operand, other in itertools.permutations(before.operands, 2):
                 if operand.constant and operand.array.size and 0 < _number(operand.array) < LARGEST_EPSILON:
-                    return float(f"{_number(operand.array):.7g}")
+                    return float(f"{_number(operand.array):.7g}"), other
         todo += [operand for operand in before.operands if not operand.constant]
     return None
 

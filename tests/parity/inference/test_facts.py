@@ -108,3 +108,27 @@ def test_the_groups_of_a_norm_in_front_of_a_difference_are_a_question():
     text = write_rules(found, model_of_module(Model(), "Model")).text
     assert found.differences and "num_groups: ask" in text
     parse_rules(text)
+
+
+def test_a_scale_behind_moments_over_time_is_no_norm_of_the_features() -> None:
+    class RevIN(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(D))
+
+        def forward(self, x: Any) -> Any:
+            return x / torch.sqrt(x.var(1, keepdim=True, unbiased=False) + 1e-5) * self.weight
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.revin, self.out = RevIN(), torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.out(self.revin(x))
+
+    module = Model()
+    found = derive(
+        lambda w, x: x / jnp.sqrt(x.var(1, keepdims=True) + 1e-5) * w["s"] @ w["m"], module, {"s": (D,), "m": (D, D)}
+    )
+    assert "- from: s\n  parameter: revin.weight" in rules(found, module)

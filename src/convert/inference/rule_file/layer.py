@@ -465,7 +465,8 @@ def _kind(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str
         return module.kind_name
     if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
         return "parameter"
-    if role is Role.SCALE and "epsilon" in said and len(first.shape) == 1:  # a rule for a norm has no other axes
+    norm = role is Role.SCALE and "epsilon" in said and "moments" not in said  # of RevIN they are over time
+    if norm and len(first.shape) == 1:  # a rule for a norm has no other axes
         return "layer_norm" if "bias" in tensors else "rms_norm"
     if role is Role.CONVOLUTION and (len(first.shape) < 3 or first.parts[0].evidence.target.operand == 0):
         return "parameter"  # the code gives it the axes of space, or data is the kernel
