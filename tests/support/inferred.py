@@ -18,6 +18,7 @@ from convert.verify.target_model import model_of_module
 
 WIDTH = 16
 HEADS = 4
+UNPROVEN = {Grade.IN_FRONT, Grade.BEHIND, Grade.OPEN}  # grades where the programs differ
 
 
 def floats(*shape: int) -> Callable[[int], dict[str, Any]]:

@@ -304,18 +304,22 @@ def _count(file: Path, derivation: Derivation) -> str:
 
 def counted(derivation: Derivation) -> str:
     """Say how many tensors have which grade."""
-    grades = Counter(tensor.grade.value for tensor in derivation.tensors)
-    each = ", ".join(f"{number} {grade}" for grade, number in grades.items())
+    from convert.inference.derivation import Grade
+
+    grades = Counter(tensor.grade for tensor in derivation.tensors)
+    each = ", ".join(f"{grades[grade]} {grade.value}" for grade in Grade if grades[grade])
     return f"{output.count(len(derivation.tensors), 'tensor')} ({each})"
 
 
 def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
     """Say what is not sure, each tensor by its name, and what was proven."""
+    from convert.inference.derivation import Grade
+
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
         yield f"differs: {place}: {difference.problem}"
-    for grade in ("interchangeable", "tied", "open"):
-        yield from _listed(grade, [tensor for tensor in derivation.tensors if tensor.grade.value == grade])
+    for grade in Grade:
+        yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade])
     for name, why in list(unwritten.items())[:LISTED]:
         yield f"no rule: {name}: {why}"
     for note in derivation.notes:
@@ -347,6 +351,10 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
                 said = f"{first.unseen:,} of its {math.prod(first.shape):,} elements"
                 yield f"{grade}: {name}: no output shows {said}; they are made as the others of this kind"
             if first.alternatives:
-                yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same outputs; the stored order is written"
+                same = "outputs" if grade == "interchangeable" else "values"
+                yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
+            if grade == "found behind the difference":
+                leaves = dict.fromkeys(leaf for part in first.parts for leaf in (part.leaf, *part.leaves) if leaf)
+                yield f"{grade}: {name}: {', '.join(leaves) or 'a constant'}"
     if len(groups) > LISTED:
         yield f"{grade}: {len(groups) - LISTED} more groups of tensors"

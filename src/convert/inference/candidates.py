@@ -93,6 +93,11 @@ class Candidate:
         return [(piece.tensor, piece.elements, piece.values) for piece in self.pieces]
 
     @property
+    def constant(self) -> bool:
+        """Whether it takes the parameter for a constant, such as a bias of zeros."""
+        return {piece.arithmetic for piece in self.pieces} == {Arithmetic.CONSTANT}
+
+    @property
     def key(self) -> Any:
         """Equal for candidates that give the same tensors."""
         return tuple((p.tensor, p.elements.tobytes(), p.values.tobytes()) for p in self.pieces)

@@ -46,8 +46,12 @@ class Grade(StrEnum):
     """Other candidates give the same outputs, and this was shown for each of them."""
     TIED = "tied"
     """The inputs have equal columns, so that they cannot tell the elements apart."""
+    IN_FRONT = "derived up to the difference"
+    """The programs differ, but not in front of a value that is computed with the tensor: it is the source's in each draw, and no other candidate makes it so."""
+    BEHIND = "found behind the difference"
+    """With values of the source's in place of those that differ, what is computed with the tensor is the source's in each draw. No output was reached."""
     OPEN = "open"
-    """Nothing fitted, or the programs differ before the outputs show whether it fits."""
+    """Nothing fitted, or the programs differ before anything shows whether it fits."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ class Tensor:
         also: further names of the same tensor in the state_dict.
         unseen: how many elements no operation of the run used, or only with zeros; they continue the pattern of the others, or of other layers.
         unread: whether no operation of the target reads the tensor.
-        guessed: whether its parts are the nearest guess, behind a difference of the programs.
+        guessed: whether the source's values were given to the target in front of it, or its parts are the nearest guess.
     """
 
     name: str
@@ -329,7 +333,7 @@ class Derivation:
         leaves: every leaf of the source with its shape.
         dropped: leaves that the function computes nothing with, or nothing that the target keeps.
         facts: what was found beside weights.
-        differences: where the programs differ; then nothing behind it is `Grade.DERIVED`.
+        differences: where the programs differ; then nothing is `Grade.DERIVED` or `INTERCHANGEABLE`.
         proof: None where the programs differ or tensors are open.
         tried: candidates tried in all.
         notes: what limits the result: a branch taken by its values, opaque operations.

@@ -24,9 +24,10 @@ from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.sums import constants_last
 from convert.inference.grading import proof, unshown
-from convert.inference.grading.alternatives import interchangeable
+from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
+from convert.inference.grading.in_front import graded_up_to_the_difference
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
@@ -128,9 +129,9 @@ def _derived(
     if not solved:
         differences = (where_it_ended(search),)
         resume(search)
-    others = interchangeable(search) if solved else []
+    rivals = others(search)
     names = {name: tuple(k for k, first in target.tied.items() if first == name) for name in target.parameters}
-    found = tensors(search, names, solved, others)
+    found = tensors(search, names, solved, rivals.same)
     if solved:
         found = made_as_in_other_layers(found, as_run, shapes)
         if search.met_nothing and not learned[0]:
@@ -141,8 +142,9 @@ def _derived(
     evidence: Proof | None = None
     unseen: tuple[str, ...] = ()
     again = any(t.ties for t in found)
+    allowed = tolerance(first, target)
+    further = range(seed + 1, seed + 1 + DRAWS)
     if solved and all(t.grade is not Grade.OPEN for t in found):
-        further = range(seed + 1, seed + 1 + DRAWS)
         fresh = [
             parameters_as_data(runs.program(other, require_inputs(inputs(other))), learned[0]) for other in further
         ]
@@ -165,6 +167,10 @@ def _derived(
                 unseen = unshown.notes([first, *fresh], ran, allowed)
         if evidence is not None and any(t.ties for t in found):
             found = told_apart(found, target, fresh, partial(proof.outputs, module, run, masks))
+    if differences:
+        rows = [(k, whole_rows(require_inputs(inputs(k)), masks)) for k in further]
+        same = [parameters_as_data(runs.program(k, x), learned[0]) for k, x in rows if can_rerun(target, x)]
+        found = graded_up_to_the_difference(search, found, rivals.undecided, same, allowed, repeated=bool(learned[0]))
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved:
         used.update(*(value.leaves for value in first.outputs.values()))

@@ -39,7 +39,7 @@ MAX_SOLUTIONS = 8  # of a segment
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 BUDGET = 1000  # candidates that a segment may try
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
-RETURNS = 8  # to other solutions of the segments before, at the first level alone, after so many candidates
+RETURNS = 8  # to other solutions of the segments before, after so many candidates
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 GUESSES = 60  # behind a difference
 REMEMBERED = 4  # sets of solutions of segments that begin with the same operations
@@ -55,7 +55,9 @@ class Search:
         segments: the way that was found, or that led deepest.
         failure: why it went no further.
         tried: candidates in all.
-        guessing: whether the search goes on behind a difference.
+        patience: so many candidates after the deepest operation was reached.
+        returns: so often it goes back to other solutions of the segments before, at the first level alone, when its patience has ended.
+        skipped: what begins like an operation at which the programs differ (`code`): there only what was found in another layer is tried.
         met_nothing: whether no row met some parameter, so that other weights may show more.
     """
 
@@ -64,7 +66,9 @@ class Search:
     segments: list[Segment] = field(default_factory=list)
     failure: Failure = field(default_factory=Failure)
     tried: int = 0
-    guessing: bool = False
+    patience: int = WITHOUT_PROGRESS
+    returns: int = RETURNS
+    skipped: set[Any] = field(default_factory=set)
     met_nothing: bool = False
 
     def __post_init__(self) -> None:
@@ -86,16 +90,20 @@ class Search:
     # ---- segments
 
     def solve(self) -> bool:
-        """Find a way to the outputs; True if there is one. Otherwise `segments` has the deepest."""
-        self.segments = []
+        """Find a way from the end of `segments` to the outputs; True if there is one. Otherwise the deepest goes on from there."""
+        known = self.segments
+        self.failure, self._progress = Failure(), self.tried
         deepest: list[Segment] = []
         ways: list[Segment] = []
-        at = returns = 0
-        failed = -1
+        at = known[-1].solution.end if known else 0
+        returns, failed = 0, -1
         while True:
             if self.failure.index > failed:
                 failed, returns = self.failure.index, 0
-            segment = self.solved(at, LEVELS[:1] if returns else LEVELS)
+            if self.code(at) in self.skipped:
+                segment = self.remembered(at)
+            else:
+                segment = self.solved(at, LEVELS[:1] if returns else LEVELS)
             if segment is not None:
                 ways.append(segment)
             else:
@@ -103,18 +111,18 @@ class Search:
                     len(s.solution.choices) for s in deepest
                 ):
                     deepest = [replace(s) for s in ways]
-                returns += self.tried - self._progress > WITHOUT_PROGRESS
-                if returns > RETURNS or not self._back(ways, loosely=not returns):
+                returns += self.tried - self._progress > self.patience
+                if returns > self.returns or not self._back(ways, loosely=not returns):
                     while ways:
                         self.leave(ways.pop().solution)
-                    self.segments = deepest
+                    self.segments = [*known, *deepest]
                     for s in deepest:
                         self.enter(s.solution)
                     return False
             self.enter(ways[-1].solution)
             at = ways[-1].solution.end
             if at == len(self._order):
-                self.segments = ways
+                self.segments = [*known, *ways]
                 return True
 
     def _back(self, ways: list[Segment], *, loosely: bool) -> bool:
@@ -149,6 +157,11 @@ class Search:
             self._take(choice)
         self.replay.values.update(solution.values)
 
+    def give(self, segment: Segment) -> None:
+        """Give the target what a segment begins with, instead of its own value."""
+        assert segment.given is not None
+        self.replay.values[self._order[segment.begin].data[0]] = segment.given.array
+
     def leave(self, solution: Solution) -> None:
         """Give back what a solution assigned."""
         for choice in reversed(solution.choices):
@@ -173,15 +186,12 @@ class Search:
 
     def solved(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with all its solutions at the first of the levels that has one."""
-        self._near = self.context.near
-        self._start = self.tried
-        ways = [] if self.guessing else self._ways.setdefault(self.code(at), [])
-        for known in ways:
-            segment = self._found(at, known.level, known.signatures) if known.level in levels else None
-            if segment is not None and len(segment.solutions) == len(known.signatures):
-                return segment
+        segment = self.remembered(at, levels)
+        if segment is not None:
+            return segment
+        ways = self._ways[self.code(at)]
         before: Level | None = None
-        for level in levels[1:] if self.guessing and levels is LEVELS else levels:
+        for level in levels:
             if before is not None and before.proposals == level.proposals and not self._hindered:
                 continue  # the same candidates would be refuted again
             before = level
@@ -197,6 +207,16 @@ class Search:
         self.context.near = self._near
         return None
 
+    def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
+        """Return the segment that begins at an operation, with the solutions that one like it has in another layer."""
+        self._near, self._start = self.context.near, self.tried
+        for known in self._ways.setdefault(self.code(at), []):
+            segment = self._found(at, known.level, known.signatures) if known.level in levels else None
+            if segment is not None and len(segment.solutions) == len(known.signatures):
+                return segment
+        self.context.near = self._near
+        return None
+
     def _found(self, at: int, level: Level, wanted: tuple[tuple[Any, ...], ...] = ()) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions at a level.
 
@@ -206,13 +226,13 @@ class Search:
         """
         (self.context.level, self._early, self._strict), self.context.near, self._wanted = level, self._near, wanted
         before = self.tried
-        self._limit = self.tried + (GUESSES if self.guessing else BUDGET)
+        self._limit = self.tried + min(BUDGET, 2 * self.patience)
         self._refuted: dict[int, int] = {}
         self._begin, self._hindered = at, False
-        solutions = list(itertools.islice(self._walk(at, []), 1 if self.guessing else MAX_SOLUTIONS))
+        solutions = list(itertools.islice(self._walk(at, []), MAX_SOLUTIONS))
         if not solutions:
             return None
-        return Segment(at, solutions, level, self.tried - before, self._refuted, exact=not self.guessing)
+        return Segment(at, solutions, level, self.tried - before, self._refuted)
 
     def partial(self, at: int) -> list[Solution]:
         """Return ways from an operation to the next one whose data or result is no value of the source; outputs may differ."""
@@ -278,9 +298,15 @@ class Search:
                 if lacking and self._shows_nothing(operation):
                     replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
                 elif lacking:
-                    children = self._children(at, operation, lacking[0], choices)
-                    if self._loose and at > self._begin and not (children and self._is_source(operation)):
+                    further = self._loose and at > self._begin
+                    if further and not self._is_source(operation):
                         yield self._solution(at, choices)
+                        return
+                    children = self._children(at, operation, lacking[0], choices)
+                    if further:  # a constant fits wherever the rest does
+                        children = [choice for choice in children if not choice.candidate.constant]
+                        if not children:
+                            yield self._solution(at, choices)
                     for choice in children:
                         self._take(choice)
                         try:
@@ -399,7 +425,7 @@ class Search:
     @property
     def _stuck(self) -> bool:
         """Whether so many candidates of this segment led no deeper."""
-        return self.tried - max(self._progress, self._start) > WITHOUT_PROGRESS
+        return self.tried - max(self._progress, self._start) > self.patience
 
     def _proposed(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
         """Yield the proposals for an operand; at first those for a recurrent cell as a whole, where it begins one."""

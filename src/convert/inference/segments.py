@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from convert.inference.candidates import Choice
-from convert.programs.program import Value
+from convert.inference.sites import Meeting
+from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,6 +48,26 @@ class Solution:
     values: dict[Value, Array]
 
 
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A value of the source that takes the place of one of the target, where the programs differ.
+
+    Attributes:
+        meeting: the operation of the source that is given the value.
+        array: the value, laid out as the target's.
+        order: of its axes, in which they have the target's order.
+    """
+
+    meeting: Meeting
+    array: Array
+    order: tuple[int, ...]
+
+    def again(self, program: Program) -> Array:
+        """Return the value of another run of the source, laid out in the same way."""
+        array = program.operations[self.meeting.index].data[0].array
+        return array.transpose(self.order).reshape(self.array.shape)
+
+
 @dataclass(eq=False)
 class Segment:
     """A segment of the target between two values that both programs have.
@@ -57,6 +78,8 @@ class Segment:
         level: one of `LEVELS`.
         tried: how many candidates.
         refuted: operation of the target -> how many candidates ended there.
+        exact: whether it ends at a value of the source that everything in it takes part in, and all solutions were looked for.
+        given: what the target was given in front of it, instead of its own value.
     """
 
     begin: int
@@ -66,6 +89,7 @@ class Segment:
     refuted: dict[int, int]
     chosen: int = 0
     exact: bool = True
+    given: Given | None = None
 
     @property
     def solution(self) -> Solution:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive, floats, grades, linen, rules
+from support.inferred import UNPROVEN, WIDTH, derive, floats, grades, linen, rules
 
 SLOW = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_a_filter_that_is_stored_from_the_last_place_on_has_no_words() -> None:
 def test_shifts_that_look_further_back_are_a_difference() -> None:
     found = derive(lambda w, x: shifted(w, x, back=1), Causal(TAPS), CAUSAL)
     (difference,) = found.differences
-    assert "the target convolves with c.weight" in difference.problem and grades(found) == {Grade.OPEN}
+    assert "the target convolves with c.weight" in difference.problem and grades(found) <= UNPROVEN
 
 
 def test_convolutions_that_differ_in_strides_are_two_rules() -> None:

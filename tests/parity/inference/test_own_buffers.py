@@ -12,7 +12,7 @@ import torch
 from convert.inference.derivation import Arithmetic, Grade
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive, floats, rules, sources
+from support.inferred import UNPROVEN, WIDTH, derive, floats, grades, rules, sources
 
 T = 7
 HALF = WIDTH // 2
@@ -103,7 +103,7 @@ def test_another_table_is_a_difference(other):
     (difference,) = found.differences
     assert "of the input x, the target adds p" in difference.problem and not found.complete
     assert f"the JAX model adds a table of shape [1, {T}, {WIDTH}]" in difference.problem
-    assert {tensor.grade for tensor in found.tensors} == {Grade.OPEN}
+    assert grades(found) <= UNPROVEN
 
 
 @pytest.mark.parametrize("few", [True, False])

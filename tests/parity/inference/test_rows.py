@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from convert.inference.derivation import Grade
-from support.inferred import derive, floats, grades, rules, sources
+from support.inferred import UNPROVEN, derive, floats, grades, rules, sources
 
 D, E = 8, 3
 STACKED: dict[str, tuple[int, ...]] = {
@@ -123,7 +123,7 @@ def test_experts_of_which_one_has_another_activation() -> None:
     module = Skipping()
     module.experts[1].forward = lambda x: module.experts[1].fc2(functional.gelu(module.experts[1].fc1(x)))
     found = derive(_biased_experts, module, BIASED, floats(24, D))
-    assert not found.complete and found.differences and grades(found) == {Grade.OPEN}
+    assert not found.complete and found.differences and grades(found) <= UNPROVEN
 
 
 NODES = 9

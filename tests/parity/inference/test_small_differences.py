@@ -55,7 +55,9 @@ def _gelu(numpy: Any, coefficient: float) -> Callable[[Any], Any]:
 def test_a_small_difference_is_named(source: Any, target: Any, words: str) -> None:
     found = _derived(source, target)
     assert not found.complete and found.proof is None and found.notes == ()
-    assert grades(found) == {Grade.OPEN}
+    assert grades(found) == {Grade.IN_FRONT, Grade.BEHIND}
+    assert found.tensor("up.weight").grade is Grade.IN_FRONT
+    assert found.tensor("down.weight").grade is Grade.BEHIND, "its outputs are the source's to 1e-6 alone"
     (difference,) = found.differences
     assert difference.error is not None and ROUNDING < difference.error < EXACT
     assert re.search(words, difference.problem), difference.problem

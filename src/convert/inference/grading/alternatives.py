@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from convert.inference.search import Search
-from convert.inference.segments import LEVELS, Level, Solution
+from convert.inference.segments import LEVELS, Level, Segment, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -16,19 +18,41 @@ Levels = Sequence[Level]
 SAME = 1e-9  # relative: two values of the target, added up in different orders
 
 
-def interchangeable(search: Search) -> list[tuple[int, Solution]]:
-    """Return (segment, solution) of the solutions that were not chosen and reach the outputs as well.
+@dataclass(frozen=True, eq=False)
+class Others:
+    """Solutions that were not chosen and that nothing refutes, each with the number of its segment.
+
+    Attributes:
+        same: those after which everything is as it was: they give the same outputs.
+        undecided: those that lead to a difference of the programs as well as the chosen ones.
+    """
+
+    same: list[tuple[int, Solution]] = field(default_factory=list)
+    undecided: list[tuple[int, Solution]] = field(default_factory=list)
+
+
+def others(search: Search) -> Others:
+    """Return the other solutions of the way that was found, or of its stretches between two differences.
 
     The search stands at the end of its way, and does so afterwards.
     """
     last = _last_uses(search)
-    found = []
+    found = Others()
     for number, segment in enumerate(search.segments):
+        if not segment.exact:
+            continue
+        stretch = list(itertools.takewhile(lambda s: s.exact, search.segments[number:]))
+        stretch = stretch[: 1 + next((k for k, s in enumerate(stretch[1:]) if s.given is not None), len(stretch))]
         # What a solution and its exchange need behind them is found at the same levels.
-        levels = LEVELS[: 1 + max(LEVELS.index(later.level) for later in search.segments[number:])]
-        for other in segment.solutions[segment.chosen + 1 :]:
-            way = _followed(search, number, other, last, levels)
-            found += [(number + k, solution) for k, solution in enumerate(way or ())]
+        levels = LEVELS[: 1 + max(LEVELS.index(later.level) for later in stretch)]
+        solved = stretch[-1].solution.end == len(search.target.operations)
+        rest = segment.solutions if not solved else segment.solutions[segment.chosen + 1 :]
+        for other in rest:
+            if other is not segment.solution:
+                way = _followed(search, number, other, stretch, last, levels)
+                end = solved or way is None or way[-1].end != stretch[-1].solution.end
+                numbered = ((min(number + k, number + len(stretch) - 1), s) for k, s in enumerate(way or ()))
+                (found.same if end else found.undecided).extend(numbered)
     return found
 
 
@@ -40,18 +64,25 @@ def _last_uses(search: Search) -> dict[Value, int]:
 
 
 def _followed(
-    search: Search, number: int, other: Solution, last: Mapping[Value, int], levels: Levels
+    search: Search,
+    number: int,
+    other: Solution,
+    stretch: Sequence[Segment],
+    last: Mapping[Value, int],
+    levels: Levels,
 ) -> list[Solution] | None:
     """Return the solutions of the segments from `number` on, up to where everything is as it was; None if one is refuted."""
-    chosen = [segment.solution for segment in search.segments[number:]]
-    for solution in reversed(chosen):
-        search.leave(solution)
+    behind = search.segments[number:]
+    for segment in reversed(behind):
+        search.leave(segment.solution)
     used = search.used.copy()
     try:
-        return _way(search, chosen, [other], used, last, levels)
+        return _way(search, [segment.solution for segment in stretch], [other], used, last, levels)
     finally:
-        for solution in chosen:
-            search.enter(solution)
+        for segment in behind:
+            if segment.given is not None:
+                search.give(segment)
+            search.enter(segment.solution)
 
 
 def _way(
@@ -65,7 +96,7 @@ def _way(
     search.enter(ways[-1])
     try:
         at = ways[-1].end
-        if at == len(search.target.operations) or _converged(search, chosen, at, used, last):
+        if at >= chosen[-1].end or _converged(search, chosen, at, used, last):
             return ways
         segment = search.solved(at, levels)
         for solution in segment.solutions if segment else ():

@@ -1,90 +1,107 @@
 """Continue the search behind a difference: a value of the source replaces the target's there, so that the parameters that follow can be found.
 
-What is found is a guess. It completes the target's weights, and then both programs are compared operation by operation.
+What is found completes the target's weights, and then both programs are compared operation by operation.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Arithmetic, Role
-from convert.inference.search import Search
-from convert.inference.segments import LEVELS, Segment, Solution
+from convert.inference.derivation import Role
+from convert.inference.search import RETURNS, WITHOUT_PROGRESS, Search
+from convert.inference.segments import LEVELS, Given, Segment, Solution
 from convert.inference.sites import parameter_operands, role_of
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
-RESUMED = 40  # so many times
-LAYERS = 2  # in so many layers a whole segment is looked for where none is found
 _Merit = tuple[
     bool, int, int
 ]  # whether it is a whole segment, constants that stand for parameters as a negative number, known values
-_Way = tuple[_Merit, Array | None, Solution]
+PATIENCE = 150  # candidates after the deepest operation was reached
+TRIED = 2500  # candidates in all
 VALUES = 6  # so many values of the source's are tried at one operation
 
 
 def resume(search: Search) -> None:
-    """Go on from the deepest segment to the outputs, as far as values of the source's help; the segments are not exact."""
-    search.guessing = True
-    failed = Counter[Any]()
-    for _ in range(RESUMED):
-        at = search.segments[-1].solution.end if search.segments else 0
-        if at == len(search.target.operations) or not _step(search, at, failed):
-            break
-    search.guessing = False
+    """Go on from the deepest segment to the outputs, as far as values of the source's help.
 
-
-def _step(search: Search, at: int, failed: Counter[Any]) -> bool:
-    """Append the best way on from an operation; True if there is one.
-
-    Args:
-        failed: how often in a row no whole segment was found from an operation like this one, in other layers.
+    From a value that was given, the search goes on as that of programs that do not differ, up to the next difference.
     """
-    before = search.tried
+    left: set[int] = set()
+    search.patience, search.returns, most = PATIENCE, 0, search.tried + TRIED
+    while search.tried < most:
+        last = search.segments[-1] if search.segments else None
+        if last is not None and last.begin not in left and _has_ones(search, last.solution):
+            left.add(last.begin)  # a norm that differs has the source's values without its scale
+            search.leave(search.segments.pop().solution)
+        at = search.segments[-1].solution.end if search.segments else 0
+        if at == len(search.target.operations):
+            break
+        search.skipped.add(search.code(at))
+        segment = _step(search, at)
+        if segment is None:
+            break
+        search.segments.append(segment)
+        search.enter(segment.solution)
+        if search.solve():
+            break
+    search.skipped.clear()
+    search.patience, search.returns = WITHOUT_PROGRESS, RETURNS
+
+
+def _has_ones(search: Search, solution: Solution) -> bool:
+    """Whether a solution takes a scale for ones."""
+    operations = search.target.operations
+    return any(c.candidate.constant and role_of(operations[c.index]) is Role.SCALE for c in solution.choices)
+
+
+def _step(search: Search, at: int) -> Segment | None:
+    """Return the best way on from an operation at which the search ended."""
     operation = search.target.operations[at]
     enters = bool(parameter_operands(operation))
     known = not enters or search.source.has(search.replay.value(operation.data[0]), search.context.tolerance)
-    code = search.code(at)
-    segment = search.solved(at) if known and failed[code] < LAYERS else None
-    if known:
-        failed[code] = failed[code] + 1 if segment is None else 0
-    if segment is None:
-        found: list[_Way] = [(_merit(search, solution), None, solution) for solution in search.partial(at)]
-        if enters and not (known and any(len(solution.choices) > _constants(solution) for *_, solution in found)):
-            found += _with_values(search, at, operation)
-        if not found:
-            return False
-        _, value, best = max(found, key=lambda way: way[0])
-        if value is not None:
-            search.replay.values[operation.data[0]] = value
-        segment = Segment(at, [best], LEVELS[0], search.tried - before, {}, exact=False)
-    search.segments.append(segment)
-    search.enter(segment.solution)
-    return True
+    found = list(_partial(search, at, None))
+    if enters and not (known and any(len(s.solution.choices) > _constants(s.solution) for _, s in found)):
+        found += _with_values(search, at, operation)
+    if not found:
+        return None
+    _, best = max(found, key=lambda way: way[0])
+    if best.given is not None:
+        search.give(best)
+    if not best.exact:
+        best.solutions += [s.solution for _, s in found if s is not best and not s.exact and s.given is best.given]
+    return best
 
 
-def _with_values(search: Search, at: int, operation: Operation) -> Iterator[_Way]:
+def _partial(search: Search, at: int, given: Given | None) -> Iterator[tuple[_Merit, Segment]]:
+    before = search.tried
+    for solution in search.partial(at):
+        if given is None or solution.choices:
+            tried = search.tried - before
+            segment = Segment(at, [solution], LEVELS[0], tried, {}, exact=False, given=given)
+            yield _merit(search, solution), segment
+
+
+def _with_values(search: Search, at: int, operation: Operation) -> Iterator[tuple[_Merit, Segment]]:
     """Yield ways on with a value of the source's in place of the data of an operation, with their merits."""
     own = search.replay.value(operation.data[0])
-    for value in _values(search, operation):
-        search.replay.values[operation.data[0]] = value
+    for given in _values(search, operation):
+        search.replay.values[operation.data[0]] = given.array
         segment = search.solved(at)
-        if segment is not None:
-            yield _merit(search, segment.solution, whole=True), value, segment.solution
-            if not _constants(segment.solution):
-                break
+        if segment is None:
+            yield from _partial(search, at, given)
             continue
-        for solution in search.partial(at):
-            if solution.choices:
-                yield _merit(search, solution), value, solution
+        segment.given = given
+        yield _merit(search, segment.solution, whole=True), segment
+        if not _constants(segment.solution):
+            break
     search.replay.values[operation.data[0]] = own
 
 
-def _values(search: Search, operation: Operation) -> Iterator[Array]:
+def _values(search: Search, operation: Operation) -> Iterator[Given]:
     """Yield data of the source that parameters meet in this way and nothing else has used, laid out as the target's."""
     if not parameter_operands(operation):
         return
@@ -94,15 +111,16 @@ def _values(search: Search, operation: Operation) -> Iterator[Array]:
     seen: list[Array] = []
     for meeting in sorted(meetings, key=lambda m: (m.index < near, m.index)):
         array = meeting.data[0]
+        order = tuple(range(array.ndim))
         if (layout := getattr(meeting.operation.settings.get("dimension_numbers"), "lhs_spec", None)) is not None:
-            array = array.transpose(layout)
+            order = tuple(layout)
         elif role_of(operation) in (Role.SCALE, Role.SHIFT) and array.ndim == len(shape):
-            array = _along(array, _axes_of(meeting.operation, meeting.side), axes)
+            order = _along(array.ndim, _axes_of(meeting.operation, meeting.side), axes)
         used = any(not search.context.free(elements) for elements in meeting.weight.elements)
         if used or array.size != int(np.prod(shape)) or any(meeting.data[0] is other for other in seen):
             continue
         seen.append(meeting.data[0])
-        yield array.reshape(shape).copy()  # a view of it may be read-only
+        yield Given(meeting, array.transpose(order).reshape(shape).copy(), order)  # a view of it may be read-only
         if len(seen) == VALUES:
             return
 
@@ -113,11 +131,13 @@ def _axes_of(operation: Operation, side: int) -> list[int]:
     return [k + rank - len(weight) for k, size in enumerate(weight) if size > 1]
 
 
-def _along(array: Array, axes: Sequence[int], wanted: Sequence[int]) -> Array:
-    """Return an array with its axes moved, such as that of the channels, to where the target has them."""
+def _along(rank: int, axes: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return the order of axes in which some, such as that of the channels, are where the target has them."""
     if len(axes) != len(wanted) or min([*axes, *wanted], default=0) < 0:
-        return array
-    return np.moveaxis(array, axes, wanted)
+        return tuple(range(rank))
+    placed = dict(zip(wanted, axes, strict=True))
+    others = iter(k for k in range(rank) if k not in axes)
+    return tuple(placed[k] if k in placed else next(others) for k in range(rank))
 
 
 def _merit(search: Search, solution: Solution, whole: bool = False) -> _Merit:
@@ -127,5 +147,4 @@ def _merit(search: Search, solution: Solution, whole: bool = False) -> _Merit:
 
 def _constants(solution: Solution) -> int:
     """Return how many choices take a parameter for a constant, such as a bias of zeros, which fits wherever the rest does."""
-    constant = [{piece.arithmetic for piece in choice.candidate.pieces} for choice in solution.choices]
-    return constant.count({Arithmetic.CONSTANT})
+    return sum(choice.candidate.constant for choice in solution.choices)

@@ -44,7 +44,8 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     if layer.kind_name not in CONVOLUTIONS:
         rule = replace(rule, layer=(layer := _in_parts(layer)))
     main, named = layer.main[0].layout, Named(letters)
-    remark = layer.evidence + (f"; the same in {rule.layers} layers" if rule.layers > 1 else "")
+    remark = ": ".join(filter(None, (layer.grade.value, layer.evidence)))
+    remark += f"; the same in {rule.layers} layers" if rule.layers > 1 else ""
     if layer.kind_name == "linear":
         if (stored := dict(said).get(LOW_RANK)) is not None:
             equation, axes, flattened = _low_rank(rule, letters, stored), "", ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.user_code import user_code_errors
 from convert.drafting.like.target import TargetModel, join
-from convert.inference.derivation import Derivation
+from convert.inference.derivation import Derivation, Grade, Tensor
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
 from convert.inference.rule_file.proof import compare_rules, is_open
@@ -101,7 +101,27 @@ def infer_rules(
     written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names)
     if not found.differences:
         _require_same(name, written, found, root)
+    elif wrong := _wrong(written, found, root):
+        found = replace(found, tensors=tuple(_unclaimed(tensor, wrong) for tensor in found.tensors))
+        written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names)
     return InferredRules(found, target, written)
+
+
+def _wrong(written: WrittenRules, derivation: Derivation, root: str) -> Mapping[str, str] | None:
+    """Return the tensors that the rules make otherwise than they were found, with the problem; None: none. ``""`` stands for all.
+
+    Where the programs differ, no proof from end to end shows that the rules are those that were found.
+    """
+    try:
+        left = (*written.open, *written.guessed)
+        return {one.tensor: one.problem for one in compare_rules(written.decided, derivation, left, root)} or None
+    except ConvertError as error:
+        return {"": str(error)}
+
+
+def _unclaimed(tensor: Tensor, wrong: Collection[str]) -> Tensor:
+    """Return a tensor; open, if the rules do not make it."""
+    return replace(tensor, grade=Grade.OPEN, guessed=True) if "" in wrong or tensor.name in wrong else tensor
 
 
 def _require_same(name: str, written: WrittenRules, derivation: Derivation, root: str) -> None:

@@ -555,13 +555,11 @@ def _evidence(tensor: Tensor) -> str:
     evidence = tensor.parts[0].evidence
     refuted = sum(count for _, count in evidence.refuted)
     if evidence.source is None:
-        return tensor.grade.value
+        return ""
     said = f"{evidence.source.operation} {_place(evidence.source.module, evidence.source.where)}".strip()
     tried = f"; {refuted} of {evidence.tried} candidates refuted" if refuted else ""
-    return (
-        f"{tensor.grade.value}: {said} and {evidence.target.operation} {_place(evidence.target.module, evidence.target.where)}".rstrip()
-        + tried
-    )
+    target = evidence.target
+    return f"{said} and {target.operation} {_place(target.module, target.where)}".rstrip() + tried
 
 
 def _place(module: str, where: str) -> str:

@@ -12,7 +12,7 @@ from convert.core.path_pattern import escape_path
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
-from convert.inference.derivation import Derivation
+from convert.inference.derivation import Derivation, Grade
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
@@ -36,7 +36,8 @@ class WrittenRules:
 
     Attributes:
         text: of the file.
-        decided: the same without questions, where leaves that are open are dropped: what can be planned and compared.
+        decided: the same without questions and guesses, where leaves that are open are dropped: what can be planned and compared.
+        guessed: modules whose rule is a guess: a tensor of it is open.
         open: tensor or module -> why no rule makes it.
         sure: the rules without guesses, and with the questions about leaves that the language has no words for.
         left: leaves that `sure` says nothing of.
@@ -46,6 +47,7 @@ class WrittenRules:
     text: str
     decided: str
     open: Mapping[str, str]
+    guessed: Collection[str]
     sure: tuple[DraftEntry, ...]
     left: tuple[str, ...]
     letters: Letters
@@ -85,6 +87,7 @@ def write_rules(
     tied: set[str] = set()  # tables whose rules name the head
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
     guesses: dict[int, frozenset[str]] = {}  # position of an entry -> its leaves
+    doubtful: list[str] = []  # modules of which a tensor is open
     for rule in join_layers(join_attention(described, derivation, target), derivation.leaves):
         try:
             entries.append(entry_of(rule, letters, target))
@@ -94,6 +97,9 @@ def write_rules(
             )
             if rule.leaves & guessed:
                 guesses[len(entries) - 1] = rule.leaves
+            if rule.grade is Grade.OPEN:
+                unfinished[len(entries) - 1] = rule
+                doubtful.append(rule.module or _own_tensor(rule))
             if any(value == ASK for _, value in rule.layer.keys):
                 unfinished[len(entries) - 1] = rule
                 unwritten[rule.module] = "a key of its rule is open"
@@ -137,7 +143,7 @@ def write_rules(
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
     drafted = guessed.union(*guesses.values(), set(left) - wordless)
     asked = [leaf for leaf in derivation.leaves if leaf in drafted]
-    return WrittenRules(texts[0], texts[1], unwritten, tuple(sure), tuple(asked), letters)
+    return WrittenRules(texts[0], texts[1], unwritten, tuple(doubtful), tuple(sure), tuple(asked), letters)
 
 
 def _shared(

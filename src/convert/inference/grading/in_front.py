@@ -1,0 +1,250 @@
+"""What holds although the programs differ: values that both have, in each draw of weights and inputs.
+
+A segment of the search ends at a value that everything in it takes part in. If the target computes this value of its inputs, and it is
+the source's with fresh weights, too, no difference is in front of it. If it is computed of a value that was given, it is known to be
+right from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Choice, Source
+from convert.inference.derivation import Grade, Tensor
+from convert.inference.forms.as_data import outputs_as_data
+from convert.inference.grading.proof import weights
+from convert.inference.replay import Replay
+from convert.inference.search import REFUSALS, Search
+from convert.inference.segments import Segment, Solution
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+CLAIMED = (Grade.TIED, Grade.IN_FRONT, Grade.BEHIND)
+
+
+@dataclass(frozen=True, eq=False)
+class _Draw:
+    """A run of the source, and one of the target with the weights and inputs of it."""
+
+    source: Source
+    values: dict[Value, Array]
+
+    def shares(self, value: Value, tolerance: float) -> bool:
+        array = self.values.get(value)
+        return array is not None and not np.isnan(array).any() and self.source.has(array, tolerance)
+
+
+def graded_up_to_the_difference(
+    search: Search,
+    tensors: Sequence[Tensor],
+    undecided: Sequence[tuple[int, Solution]],
+    fresh: Sequence[Program],
+    allowed: float,
+    *,
+    repeated: bool,
+) -> tuple[Tensor, ...]:
+    """Return the tensors with the grades that fresh draws show, where the programs differ.
+
+    Args:
+        search: after it was resumed.
+        tensors: all of them open, with the parts that were found.
+        undecided: (segment, another solution of it) that nothing in front of the difference refutes.
+        fresh: runs of the source with other weights and inputs, of the same operations.
+        allowed: relative error up to which a value in front of the difference is equal.
+        repeated: as in `Source`.
+    """
+    draws = [
+        _Draw(source, _values(search, weights(tensors, program), source.program))
+        for program in fresh
+        for source in [Source(outputs_as_data(program), repeated=repeated)]
+    ]
+    grades: dict[str, list[Grade]] = {}
+    rivals: list[tuple[str, Solution]] = []
+    given = _behind_given(search)
+    end = len(search.target.operations)
+    for number, segment in enumerate(search.segments):
+        behind = search.segments[number + 1] if number + 1 < len(search.segments) else None
+        ends = segment.solution.end < end and (behind is None or not behind.exact or behind.given is not None)
+        # Between two values that were given nothing is computed of the target's own, and a constant fits wherever the rest does.
+        is_alone = segment.given is not None and ends and (behind is None or behind.given is not None)
+        for choice in segment.solution.choices:
+            grade = Grade.OPEN
+            if not (is_alone or (ends and choice.candidate.constant)):
+                grade = _grade(search, segment, choice, draws, given, allowed)
+            for name in {piece.tensor for piece in choice.candidate.pieces}:
+                grades.setdefault(name, []).append(grade)
+        others = [solution for k, solution in undecided if k == number]
+        rivals += _rivals(search, segment, others if segment.exact else segment.solutions[1:])
+    leaves: dict[str, set[str]] = {}
+    for name, rival in _not_taken(search, rivals, grades):
+        leaves.setdefault(name, set()).update(_leaves(search, rival, name))
+    return tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
+
+
+def _rivals(search: Search, segment: Segment, others: Sequence[Solution]) -> Iterator[tuple[str, Solution]]:
+    """Yield (tensor, another solution of a segment that fits it as well), for solutions that fit every other tensor as well."""
+    names = {piece.tensor for choice in segment.solution.choices for piece in choice.candidate.pieces}
+    while True:
+        known = {name for name in names if not any(_fits_as_well(search, segment, one, name) for one in others)}
+        left = [one for one in others if not any(_differs(segment.solution, one, name) for name in known)]
+        if len(left) == len(others):
+            break
+        others = left
+    yield from ((name, one) for name in names for one in others if _fits_as_well(search, segment, one, name))
+
+
+def _not_taken(
+    search: Search, rivals: Sequence[tuple[str, Solution]], grades: dict[str, list[Grade]]
+) -> Sequence[tuple[str, Solution]]:
+    """Return the rivals without those that make a tensor of elements that others in front of the difference are made of."""
+    while True:
+        doubtful = {name for name, _ in rivals}
+        pieces = [p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces]
+        sure = {name for name, of in grades.items() if set(of) == {Grade.IN_FRONT}} - doubtful
+        taken = np.zeros(len(search.source.theta) + 1, bool)  # the last is what is no element
+        for piece in pieces:
+            if piece.tensor in sure:
+                taken[piece.numbers] = True
+        taken[-1] = False
+        left = [
+            (name, rival)
+            for name, rival in rivals
+            if not any(taken[p.numbers].any() for c in rival.choices for p in c.candidate.pieces if p.tensor == name)
+        ]
+        if len(left) == len(rivals):
+            return rivals
+        rivals = left
+
+
+def _graded(tensor: Tensor, grades: Sequence[Grade], rivals: set[str] | None) -> Tensor:
+    """Return a tensor with the weakest of its grades; open, if other leaves fit as well."""
+    size = int(np.prod(tensor.shape))
+    known = sum(len(part.elements) for part in tensor.parts) == size
+    grade = max(grades, key=list(Grade).index) if grades and known else Grade.OPEN
+    if rivals is not None or (grade is Grade.BEHIND and tensor.ties):
+        grade = Grade.OPEN
+    elif grade is Grade.IN_FRONT and tensor.ties:
+        grade = Grade.TIED
+    candidates = () if grade in CLAIMED else tuple(sorted({*tensor.candidates, *(rivals or ())}))
+    return replace(tensor, grade=grade, candidates=candidates, guessed=grade in (Grade.BEHIND, Grade.OPEN))
+
+
+def _values(search: Search, state: dict[str, Array], source: Program) -> dict[Value, Array]:
+    """Return the values of the target with these weights, the inputs of a run of the source, and what was given; NaN where one is not known."""
+    replay = Replay(search.target)
+    for name, array in state.items():
+        flat = array.ravel()
+        if name in replay.parameters and replay.parameters[name].dtype.kind == "f":
+            replay.assign([(name, known := np.flatnonzero(~np.isnan(flat)), flat[known])])
+    for name, value in search.target.inputs.items():
+        replay.values[value] = source.inputs[name].array.astype(value.array.dtype)
+    given = {segment.begin: segment.given for segment in search.segments if segment.given is not None}
+    for index, operation in enumerate(search.target.operations):
+        if not operation.data:
+            continue
+        if index in given:
+            replay.values[operation.data[0]] = given[index].again(source)
+        try:
+            results = replay.run(operation)
+        except REFUSALS:
+            results = [np.full(x.array.shape, np.nan) for x in operation.results]
+        replay.keep(operation, results)
+    return replay.values
+
+
+def _behind_given(search: Search) -> set[Value]:
+    """Return the values of the target that are computed of one that was given."""
+    found: set[Value] = set()
+    given = {segment.begin for segment in search.segments if segment.given is not None}
+    for index, operation in enumerate(search.target.operations):
+        if index in given:
+            found.add(operation.data[0])
+        if any(operand in found for operand in operation.operands):
+            found.update(operation.results)
+    return found
+
+
+def _grade(
+    search: Search, segment: Segment, choice: Choice, draws: Sequence[_Draw], given: set[Value], allowed: float
+) -> Grade:
+    """Return what the draws show of a choice."""
+    shown = list(_shown_by(search, segment, choice))
+    if not draws or not shown:
+        return Grade.OPEN
+    if segment.exact:  # all of them: the outputs, or the only one
+        behind = all(d.shares(v, EXACT) for d in draws for v in shown)
+        own = search.target.operations[choice.index].results  # a small difference may follow it
+        in_front = behind and any(all(_is_own(v, draws, given, allowed) for v in of) for of in (shown, own))
+    else:
+        in_front = any(_is_own(v, draws, given, allowed) for v in shown)
+        behind = segment.given is None and any(  # a product of what was given is the source's, whichever it is
+            all(d.shares(v, EXACT) for d in draws) for v in shown
+        )
+    return Grade.IN_FRONT if in_front else Grade.BEHIND if behind else Grade.OPEN
+
+
+def _is_own(value: Value, draws: Sequence[_Draw], given: set[Value], allowed: float) -> bool:
+    """Whether the target computes a value of the source's from its inputs."""
+    return value not in given and all(draw.shares(value, allowed) for draw in draws)
+
+
+def _shown_by(search: Search, segment: Segment, choice: Choice) -> Iterator[Value]:
+    """Yield the values of the target that show whether a choice is right."""
+    operations, end = search.target.operations, segment.solution.end
+    if segment.exact:
+        yield from [operations[end].data[0]] if end < len(operations) else search.target.outputs.values()
+        return
+    pieces = choice.candidate.pieces
+    if len({id(piece.meeting) for piece in pieces}) > 1:  # one of the parts says nothing of the others
+        yield operations[choice.index].results[0]
+        return
+    yield from _computed_with(search, segment.solution, {choice.index})
+
+
+def _computed_with(search: Search, solution: Solution, indices: set[int]) -> Iterator[Value]:
+    """Yield the values of a solution that are computed of the results of some operations, these included."""
+    found: set[Value] = set()
+    for index in range(solution.begin, solution.end):
+        operation = search.target.operations[index]
+        if index in indices or any(operand in found for operand in operation.operands):
+            new = [result for result in operation.results if result.data]
+            found.update(new)
+            yield from new
+
+
+def _fits_as_well(search: Search, segment: Segment, other: Solution, name: str) -> bool:
+    """Whether another solution makes other numbers of a tensor, and as many values of the source's with it."""
+    if not _differs(segment.solution, other, name):
+        return False
+    return segment.exact or _count(search, other, name) >= _count(search, segment.solution, name)
+
+
+def _differs(one: Solution, other: Solution, name: str) -> bool:
+    """Whether both solutions make a tensor, of other numbers."""
+    mine, theirs = (_made(solution, name) for solution in (one, other))
+    return mine is not None and theirs is not None and not np.array_equal(mine, theirs)
+
+
+def _made(solution: Solution, name: str) -> Array | None:
+    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+    if not pieces:
+        return None
+    made = np.concatenate([np.stack([p.elements.astype(float), p.values]) for p in pieces], 1)
+    return np.asarray(made[:, np.argsort(made[0], kind="stable")])
+
+
+def _count(search: Search, solution: Solution, name: str) -> int:
+    """Return how many values that a tensor takes part in are the source's."""
+    indices = {c.index for c in solution.choices if any(p.tensor == name for p in c.candidate.pieces)}
+    values = _computed_with(search, solution, indices)
+    return sum(v in solution.values and search.source.has(solution.values[v], EXACT) for v in values)
+
+
+def _leaves(search: Search, solution: Solution, name: str) -> set[str]:
+    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+    return {search.source.leaf(int(p.numbers[0])) for p in pieces if len(p.numbers) and p.numbers[0] >= 0}

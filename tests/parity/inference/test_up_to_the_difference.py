@@ -1,0 +1,108 @@
+"""Where the programs differ, what was found is graded by what it rests on, and each grade is refuted by a planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation, Grade
+from convert.inference.infer import infer
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import WIDTH, derive, floats, grades, sources
+
+Function = Callable[[Any], Any]
+SHAPES = dict.fromkeys(("a", "b", "c", "d"), (WIDTH, WIDTH))
+
+
+class Trunk(torch.nn.Module):
+    """Two layers, and two outputs of their result."""
+
+    def __init__(self, first: Function = torch.tanh, second: Function = torch.tanh) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.first, self.second = first, second
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        x = self.first(self.a(x))
+        y = self.second(self.b(x))
+        return {"one": self.c(y), "two": self.d(x)}
+
+
+def _trunk(first: Function, w: Any, x: Any) -> dict[str, Any]:
+    x = first(x["x"] @ w["a"])
+    y = jnp.tanh(x @ w["b"])
+    return {"one": y @ w["c"], "two": x @ w["d"]}
+
+
+def _of_trunk(module: Trunk, first: Function = jnp.tanh) -> Derivation:
+    return infer(
+        lambda w, x: _trunk(first, w, x), module, lambda module, given: module(given["x"]), floats(3, 7, WIDTH), SHAPES
+    )
+
+
+def test_in_front_behind_and_beside_a_difference() -> None:
+    found = _of_trunk(Trunk(second=torch.sigmoid))
+    assert not found.complete and found.proof is None and found.differences
+    assert {tensor.name: tensor.grade for tensor in found.tensors} == {
+        "a.weight": Grade.IN_FRONT,
+        "b.weight": Grade.IN_FRONT,
+        "c.weight": Grade.BEHIND,
+        "d.weight": Grade.IN_FRONT,
+    }
+    assert sources(found) == {"a.weight": "a", "b.weight": "b", "c.weight": "c", "d.weight": "d"}
+    text = write_rules(found, model_of_module(Trunk(), "Model")).text
+    assert "# derived up to the difference: dot_general" in text and "# found behind the difference: " in text
+    assert "# derived: " not in text and "ask" not in text
+
+
+def test_a_small_fault_in_front_leaves_nothing_behind_it_derived() -> None:
+    """It is below the tolerance of the search; fresh draws are compared to the rounding of float64."""
+    module = Trunk(lambda x: torch.tanh(x) * (1 + 1e-8), torch.sigmoid)
+    found = {tensor.name: tensor.grade for tensor in _of_trunk(module).tensors}
+    assert found.pop("a.weight") is Grade.IN_FRONT, "its product is the source's"
+    assert set(found.values()) <= {Grade.BEHIND, Grade.OPEN}
+    same = {tensor.name: tensor.grade for tensor in _of_trunk(Trunk(second=torch.sigmoid)).tensors}
+    assert same["d.weight"] is Grade.IN_FRONT
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.c(torch.sin(self.a(x)) * torch.sigmoid(self.b(x)))
+
+
+def test_what_nothing_in_front_of_the_difference_tells_apart_is_open() -> None:
+    """Each of both leaves gives a value of the source; what tells them apart is where the programs differ."""
+    found = derive(
+        lambda w, x: (jnp.tanh(x @ w["a"]) * jnp.exp(x @ w["b"])) @ w["c"],
+        Two(),
+        dict.fromkeys("abc", (WIDTH, WIDTH)),
+    )
+    for name in ("a.weight", "b.weight"):
+        tensor = found.tensor(name)
+        assert tensor.grade is Grade.OPEN and tensor.candidates == ("a", "b")
+    assert found.tensor("c.weight").grade in (Grade.BEHIND, Grade.OPEN)
+
+
+@pytest.mark.slow
+def test_a_norm_that_is_missing_gives_its_scale_to_no_other() -> None:
+    """Between two values that were given, a scale fits that of the layer that is missing."""
+    from support.planted import attention
+
+    torch.manual_seed(0)
+    pair = attention.PAIRS["decoder"]
+    found = derive(pair.function, pair.module("no second norm"), pair.shapes, pair.inputs)
+    right = derive(pair.function, pair.module(""), pair.shapes, pair.inputs)
+    for tensor in found.tensors:
+        if tensor.grade is not Grade.OPEN:
+            ours, theirs = (sources(one.tensor(tensor.name)) for one in (found, right))
+            assert ours == theirs, tensor.name
+    assert grades(found) == {Grade.IN_FRONT, Grade.BEHIND, Grade.OPEN}
