@@ -21,7 +21,8 @@ _Merit = tuple[
     bool, int, int
 ]  # whether it is a whole segment, constants that stand for parameters as a negative number, known values
 PATIENCE = 150  # candidates after the deepest operation was reached
-TRIED = 2500  # candidates in all
+TRIED = 700  # candidates in all, and for each tensor
+EACH = 20
 VALUES = 6  # so many values of the source's are tried at one operation
 
 
@@ -31,7 +32,8 @@ def resume(search: Search) -> None:
     From a value that was given, the search goes on as that of programs that do not differ, up to the next difference.
     """
     left: set[int] = set()
-    search.patience, search.returns, most = PATIENCE, 0, search.tried + TRIED
+    search.patience, search.returns = PATIENCE, 0
+    most = search.tried + TRIED + EACH * len(search.target.parameters)
     while search.tried < most:
         last = search.segments[-1] if search.segments else None
         if last is not None and last.begin not in left and _has_ones(search, last.solution):

@@ -157,7 +157,7 @@ class _Search:
     def __init__(self, known: Knowledge, equal: Callable[[Array], bool], tentative: bool) -> None:
         self.known, self.equal, self.tentative, self.took_tentative = known, equal, tentative, False
         self.work = 0
-        self.depths: dict[tuple[str, str], tuple[int, int]] = {}  # of the last repair at a place
+        self.last: dict[tuple[str, str], Trial] = {}  # the last repair at a place
 
     def at_goal(self, rerun: Rerun) -> bool:
         """Whether the output is equal."""
@@ -209,13 +209,17 @@ class _Search:
         """Find a value of the source's that restores what follows the entry, and put it in."""
         operation = self.known.target.operations[entry]
         place = (operation.where, operation.name)
-        before = self.depths.get(place)
+        last = self.last.get(place)
         every = list(trials(self.known, entry, region))
         found = sorted(
-            (t for t in every if not t.of_layer), key=lambda t: (t.depths != before, not t.similar, sum(t.depths))
+            (t for t in every if not t.of_layer),
+            key=lambda t: (last is None or t.depths != last.depths, not t.similar, sum(t.depths)),
         )
+        expected = [
+            t for t in every if last is not None and self.same(t, last)
+        ]  # the same difference in the next layer
         best: tuple[int, Trial, Repair, Knowledge] | None = None
-        for trial in (*(t for t in every if t.of_layer), *found[:TRIALS]):
+        for trial in (*expected, *(t for t in every if t.of_layer), *found[:TRIALS]):
             for change in trial.changes():
                 outcome = self.attempt(change, len(region), trial.similar and self.tentative)
                 if outcome is None:
@@ -228,13 +232,21 @@ class _Search:
                     continue
                 best = left, trial, repair, outcome
                 break
-            if best is not None and not (best[0] and _is_weak(best[1])):
+            if best is not None and (best[1] in expected or not (best[0] and _is_weak(best[1]))):
                 break
         if best is None:
             return None
         _, trial, repair, self.known = best
-        self.depths[place] = trial.depths
+        self.last[place] = trial
         return repair
+
+    def same(self, one: Trial, other: Trial) -> bool:
+        """Whether two trials put in values that the same line of the source gives, in the same way."""
+        ours, theirs = (self.known.source_producer.get(trial.part.value) for trial in (one, other))
+        if ours is None or theirs is None or (ours.where, ours.name) != (theirs.where, theirs.name):
+            return False
+        ways = [(t.depths, t.of_layer, t.missing_at is None, t.part.axis, t.part.index) for t in (one, other)]
+        return ways[0] == ways[1]
 
     def attempt(self, change: Change, region: int, tentative: bool) -> Knowledge | None:
         """Return what is known with the change, if known values follow it; None if none do.
