@@ -81,8 +81,13 @@ def graded_up_to_the_difference(
         others = [solution for k, solution in undecided if k == number]
         rivals += _rivals(search, segment, others if segment.exact else segment.solutions[1:])
     leaves: dict[str, set[str]] = {}
-    for name, rival in _not_taken(search, rivals, grades):
+    shown = _with_own_output(search)
+    for name, rival in _not_taken(search, rivals, shown):
         leaves.setdefault(name, set()).update(_leaves(search, rival, name))
+        for other in _made_of(search, rival, name) - _with_own_output(
+            search
+        ):  # it was found as the others of these leaves
+            leaves.setdefault(other, set())
     return tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
 
 
@@ -98,14 +103,42 @@ def _rivals(search: Search, segment: Segment, others: Sequence[Solution]) -> Ite
     yield from ((name, one) for name in names for one in others if _fits_as_well(search, segment, one, name))
 
 
+def _with_own_output(search: Search) -> set[str]:
+    """Return the tensors whose product is an output of both programs."""
+    found: set[str] = set()
+    outputs = {value: name for name, value in search.target.outputs.items()}
+    for segment in search.segments:
+        for choice in segment.solution.choices:
+            for value in _computed_with(search, segment.solution, {choice.index}):
+                if value in outputs and value in segment.solution.values:
+                    want, got = search.source.program.outputs[outputs[value]].array, segment.solution.values[value]
+                    if got.shape == want.shape and np.allclose(
+                        got, want, rtol=0, atol=EXACT * np.abs(want).max(initial=0)
+                    ):
+                        found |= {piece.tensor for piece in choice.candidate.pieces}
+    return found
+
+
+def _made_of(search: Search, rival: Solution, name: str) -> set[str]:
+    """Return the other tensors that are made of elements of which another solution makes a tensor."""
+    taken = np.zeros(len(search.source.theta) + 1, bool)
+    for choice in rival.choices:
+        for piece in choice.candidate.pieces:
+            if piece.tensor == name:
+                taken[piece.numbers] = True
+    taken[-1] = False
+    pieces = (p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces)
+    return {piece.tensor for piece in pieces if piece.tensor != name and taken[piece.numbers].any()}
+
+
 def _not_taken(
-    search: Search, rivals: Sequence[tuple[str, Solution]], grades: dict[str, list[Grade]]
+    search: Search, rivals: Sequence[tuple[str, Solution]], shown: set[str]
 ) -> Sequence[tuple[str, Solution]]:
     """Return the rivals without those that make a tensor of elements that others in front of the difference are made of."""
     while True:
         doubtful = {name for name, _ in rivals}
         pieces = [p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces]
-        sure = {name for name, of in grades.items() if set(of) == {Grade.IN_FRONT}} - doubtful
+        sure = shown - doubtful
         taken = np.zeros(len(search.source.theta) + 1, bool)  # the last is what is no element
         for piece in pieces:
             if piece.tensor in sure:
