@@ -22,6 +22,7 @@ from convert.inference.forms.as_data import (
 )
 from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
+from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.sums import constants_last
 from convert.inference.grading import proof, unshown
 from convert.inference.grading.alternatives import others
@@ -207,7 +208,7 @@ def _search_again(
 
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:
-    return constants_last(constants_as_data(sums_as_products(table_by_table(program), keep=keep)))
+    return constants_last(constants_as_data(sums_as_products(field_by_field(table_by_table(program)), keep=keep)))
 
 
 def _target_run(target: Program, tensors: Sequence[Tensor], source: Program) -> Program:

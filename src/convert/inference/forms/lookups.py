@@ -117,12 +117,12 @@ def _apart(operation: Operation, layout: _Layout) -> Iterator[Operation]:
         one = Value(table(weight.array, k), leaves=weight.leaves, elements=(table(weight.elements[0], k),))
         chosen = Value(rows(index.array, k), data=True, leaves=index.leaves)
         made.append(Value(one.array[chosen.array], data=True, leaves=result.leaves))
-        yield _step(operation, "slice", (weight,), one, partial(table, k=k))
-        yield _step(operation, "slice", (index,), chosen, partial(rows, k=k))
-        yield _step(operation, operation.name, (one, chosen), made[-1], lambda one, at: one[at])
+        yield step(operation, "slice", (weight,), one, partial(table, k=k))
+        yield step(operation, "slice", (index,), chosen, partial(rows, k=k))
+        yield step(operation, operation.name, (one, chosen), made[-1], lambda one, at: one[at])
     rest = [axis for axis in range(result.array.ndim) if axis not in (layout.along, *layout.places)]
     back = np.argsort([layout.along, *rest, *layout.places])
-    yield _step(operation, "stack", tuple(made), result, lambda *x: np.stack(x).transpose(back))
+    yield step(operation, "stack", tuple(made), result, lambda *x: np.stack(x).transpose(back))
 
 
 def _first(layout: _Layout, rank: int) -> tuple[int | slice, ...]:
@@ -130,7 +130,8 @@ def _first(layout: _Layout, rank: int) -> tuple[int | slice, ...]:
     return tuple(0 if axis in layout.places else slice(None) for axis in range(rank) if axis != layout.along)
 
 
-def _step(
+def step(
     like: Operation, name: str, operands: tuple[Value, ...], result: Value, run: Callable[..., Array]
 ) -> Operation:
+    """Return an operation at the place of another one."""
     return replace(like, name=name, operands=operands, results=(result,), settings={}, again=lambda x: [run(*x)])

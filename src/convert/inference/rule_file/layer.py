@@ -317,7 +317,8 @@ def _describe(
         sources = [*sources, *more] if words.base is not None else [*more, *sources]
         keys = (*keys, *said_of)
     widths = [derivation.leaves[source.leaf] for source in sources[0][1]] if sources else []
-    if kind == "linear" and words is None and turns is None and not beside and len(set(widths)) > 1:
+    tables = kind == "embedding" and len(widths) > 1
+    if tables or (kind == "linear" and words is None and turns is None and not beside and len(set(widths)) > 1):
         apart = _by_parts(module, tensors, facts, derivation, turns)
         if not isinstance(apart, str):
             return apart
