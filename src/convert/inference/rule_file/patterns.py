@@ -190,7 +190,9 @@ def _with_indices(
             varying.setdefault(column, k)
     if len(members) != prod(len(set(column)) for column in varying):
         return None
-    whole = _whole_keys(first.module) - set(listed)
+    along = {tuple(_value(member, slot) for member in members) for slot in _slots(first) if slot[0] == "axis"}
+    counted = {k for k, column in enumerate(columns) if tuple(n - min(column) for n in column) in along}
+    whole = (_whole_keys(first.module) | counted) - set(listed)  # `q1` and `q2` that are the elements of an axis
     ranges = {column: k for column, k in varying.items() if k in whole and _is_range(column, min(column))}
     indices = {letters.named(first.module, k, len(set(column))): column for column, k in ranges.items()}
     indices |= {",".join(map(str, sorted(set(column)))): column for column in varying if column not in ranges}
