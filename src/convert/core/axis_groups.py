@@ -212,7 +212,7 @@ def parse_axis_names(text: str) -> AxisNames:
     parts = max((len(group.parts) for group in groups.values()), default=1)
     for part in range(parts):
         used = open_letters(letters, with_part(groups, part)).replace(".", "")
-        if not (used.isascii() and used.isalpha()) or len(set(used)) < len(used):
+        if not letters or (used and not (used.isascii() and used.isalpha())) or len(set(used)) < len(used):
             raise ValueError(f"axes are different letters, such as ED, .ED or (N H)D, not {text!r}")
     if sum(len(group.parts) > 1 for group in groups.values()) > 1:
         raise ValueError(f"{text!r} has two sums; one axis can be split into parts")

@@ -157,7 +157,7 @@ class Parameter(LayerKind):
         wanted = with_axes(y.reshape([sizes[x] for x in kept]), tuple(kept), order, sizes)
         zeros = sample.layer.zeros_before
         in_front = [(sum(n for x, n in zeros.items() if x in axis), 0) for axis in order]
-        return probe_of_values(sample.written, np.pad(wanted, in_front))
+        return probe_of_values(sample.written, np.pad(wanted, in_front) if in_front else wanted)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
         rule = step.parts[0].rule

@@ -120,6 +120,13 @@ def _as_stored(
     unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
     groups = tuple(x for x, _ in unnamed)
     stored = leaf.stored("".join(groups), leaf.own_shape)
+    if layer.axes is not None and not any(layer.axes):  # one number, with axes of size 1
+        if leaf.own_shape:
+            raise misfit(
+                f"the target's axes have one element, and the leaf has the shape {list(leaf.own_shape)}",
+                "name its axes",
+            )
+        groups, ops = layer.axes, [*ops, Reshape((1,) * len(layer.axes))]
     apart = tuple(index for index, _, _ in leaf.stacked)
     return Part(leaf.name, tuple(ops), None, PartLayout(layout), taken, unnamed, groups, stored, apart, opening=opening)
 

@@ -1,0 +1,43 @@
+"""One number, with axes of size 1 in one program and without any in the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import torch
+from torch import nn
+
+from support.inferred import WIDTH, derive, rules
+
+D = WIDTH
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1, 1))
+        self.factor = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(x * self.scale) * self.factor + self.shift
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scales = nn.Linear(D, D), Scales()
+
+    def forward(self, x: Any) -> Any:
+        return self.scales(self.layer(x))
+
+
+def test_a_number_with_other_axes_of_size_one() -> None:
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh((x @ w["w"] + w["b"]) * w["s"]) * w["f"] + w["t"]
+
+    shapes = {"w": (D, D), "b": (D,), "s": (), "f": (1,), "t": ()}
+    written = rules(derive(function, Model(), shapes), Model())
+    assert "- from: s\n  parameter: {name: scales.scale, axes: .}" in written, written
+    assert "- from: f\n  axes: .\n  parameter: scales.factor" in written
+    assert "- from: t\n  parameter: {name: scales.shift, axes: ..}" in written
