@@ -121,7 +121,7 @@ def _as_stored(
     groups = tuple(x for x, _ in unnamed)
     stored = leaf.stored("".join(groups), leaf.own_shape)
     if layer.axes is not None and not any(layer.axes):  # one number, with axes of size 1
-        if leaf.own_shape:
+        if math.prod(leaf.own_shape) != 1:
             raise misfit(
                 f"the target's axes have one element, and the leaf has the shape {list(leaf.own_shape)}",
                 "name its axes",
