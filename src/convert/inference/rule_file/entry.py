@@ -333,8 +333,8 @@ def _stored(rule: PatternRule, named: Named) -> tuple[str, str]:
         role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
         named.of[axis.of, axis.place] = named.take(role, axis.size)
     stored = leaf_letters(layout, named, stacked)
-    if layer.kind_name == "embedding":  # its two axes have letters, also a width of 1
-        stored = stored.replace(".", named.take("width", 1)) if len(stored) == 2 else stored
+    if layer.kind_name == "embedding" and len(stored) == 2 and "." in stored:  # a width of 1 has a letter, too
+        stored = stored.replace(".", named.take("width", 1))
     if beside > 1:
         axes = target_axes(layout, named)
         if not axes[-1].isalpha():
