@@ -85,8 +85,15 @@ def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> P
             outputs = _tensors(run(module, tensors))
         values = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
-    buffers = parameters.keys() & dict(module.named_buffers(remove_duplicate=False)).keys()
+    buffers = parameters.keys() & (dict(module.named_buffers(remove_duplicate=False)).keys() | _frozen(module))
     return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied, frozenset(buffers))
+
+
+def _frozen(module: torch.nn.Module) -> set[str]:
+    """Return the names of parameters that take no gradient among others that do, as a table of sines that is kept as a parameter."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    frozen = {name for name, x in own.items() if not x.requires_grad}
+    return frozen if len(frozen) < len(own) else set()
 
 
 @contextmanager

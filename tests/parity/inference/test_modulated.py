@@ -104,3 +104,32 @@ def test_a_matrix_that_the_code_makes_a_convolution_of():
     )
     assert found.complete and sources(found) == {"0.weight": "m"}
     assert "linear" in "".join(rules(found, torch.nn.Sequential(module)))
+
+
+class OfTheModel(torch.nn.Module):
+    """A matrix of the model itself, as CLIP's projections; one slope of a PReLU; a table of sines that takes no gradient."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.proj = torch.nn.Parameter(torch.zeros(D, D))
+        self.act = torch.nn.PReLU()
+        self.table = torch.nn.Parameter(torch.as_tensor(table)[None], requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.act((x + self.table) @ self.proj)
+
+
+def test_parameters_of_the_model_itself():
+    table = np.sin(np.arange(3)[:, None] * [1.0, 0.3, 0.07, 0.01])
+
+    def function(w, x):
+        y = (x + table) @ w["proj"]
+        return jnp.where(y >= 0, y, w["slope"] * y)
+
+    module = OfTheModel(table)
+    found = derive(function, module, {"proj": (D, D), "slope": ()}, floats(2, 3, D))
+    written = "\n".join(rules(found, module))
+    assert "parameter: proj" in written and "parameter: {name: act.weight, axes: .}" in written
+    assert "constant: table" in written and sources(found)["table"] != "proj"
+    other = derive(function, OfTheModel(2 * table), {"proj": (D, D), "slope": ()}, floats(2, 3, D))
+    assert other.differences and not other.complete

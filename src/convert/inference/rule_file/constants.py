@@ -102,4 +102,4 @@ def _number(value: Any) -> str:
         return str(bool(value)).lower()
     if np.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return str(int(value)) if value == int(value) else str(np.float32(value))  # its shortest digits
+    return str(int(value)) if value == int(value) else repr(float(value))
