@@ -12,7 +12,7 @@ import torch
 
 from convert.inference.derivation import Derivation
 from convert.inference.infer import infer
-from support.inferred import WIDTH, derive, rules, sources
+from support.inferred import WIDTH, derive, rules, sources, tokens
 
 pytestmark = pytest.mark.slow
 D = WIDTH
@@ -145,3 +145,29 @@ def test_a_table_that_is_given_another_field_is_a_difference(stacked: bool) -> N
     found = table_for_each_field("vmap", Fields(stacked, fields=(0, 1, 2, 2)))
     (difference,) = found.differences
     assert not found.complete and "test_lookups.py" in difference.site.where
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_two_tables_with_the_same_first_index(transposed):
+    """As the scores of a CRF: a table of first states, and one of moves from each state to the next."""
+
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.end = (torch.nn.Parameter(torch.zeros(6)) for _ in range(2))
+            self.moves = torch.nn.Parameter(torch.zeros(6, 6))
+
+        def forward(self, x: Any) -> Any:
+            return self.start[x[:, 0]] + self.moves[x[:, 0], x[:, 1]] + self.moves[x[:, 1], x[:, 2]] + self.end[x[:, 2]]
+
+    def function(w, x):
+        def one(x):
+            pairs = [(x[1], x[0]), (x[2], x[1])] if transposed else [(x[0], x[1]), (x[1], x[2])]
+            return w["start"][x[0]] + w["moves"][pairs[0]] + w["moves"][pairs[1]] + w["end"][x[2]]
+
+        return jax.vmap(one)(x)
+
+    shapes = {"moves": (6, 6), "start": (6,), "end": (6,)}
+    found = derive(function, Scores(), shapes, tokens(6, 60, 3))
+    assert found.complete and sources(found) == {name: name for name in ("start", "end", "moves")}
+    assert np.array_equal(found.tensor("moves").parts[0].positions, np.arange(36).reshape(6, 6).T.ravel()) == transposed

@@ -24,8 +24,7 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
     elements = context.lacking(weight)
     data = context.replay.value(operation.data[0])
     same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
-    if not same:  # as a product with rows of zeros and a one
-        yield from any_leaf(context, operation, side)
+    any_fits = False
     for meeting in context.near_first(same):
         source = meeting.weight
         for numbers in source.elements:
@@ -49,7 +48,10 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 if rest.size:  # rows that the source has not got
                     nothing = np.full(rest.shape, -1)
                     found += context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
+                any_fits = True
                 yield Candidate(found, "rows taken by the same indices", ("rows", rows))
+    if not any_fits:  # a product with rows of zeros and a one, or several indices, of which another table has the first
+        yield from any_leaf(context, operation, side)
 
 
 def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
