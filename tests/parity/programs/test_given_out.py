@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convert.numerics.compare import difference
-from convert.programs.rewrites.given_out import EARLY, LATE, given_out
+from convert.programs.rewrites.recurrences.given_out import EARLY, LATE, given_out
 from convert.programs.rewrites.rewrite import Goal, Rewrite
 from support.small_faults import Arrays, records
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from convert.numerics.compare import difference
-from convert.programs.rewrites.copies import copies
-from convert.programs.rewrites.exchange import exchange
-from convert.programs.rewrites.order import order
-from convert.programs.rewrites.residual import residual
+from convert.programs.rewrites.places.copies import copies
+from convert.programs.rewrites.places.exchange import exchange
+from convert.programs.rewrites.places.order import order
+from convert.programs.rewrites.places.residual import residual
+from convert.programs.rewrites.positions.rows import rows
 from convert.programs.rewrites.rewrite import Goal, Rewrite
-from convert.programs.rewrites.rows import rows
 from support.small_faults import Arrays, records
 
 

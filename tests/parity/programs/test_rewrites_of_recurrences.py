@@ -14,8 +14,8 @@ import torch
 
 from convert.numerics.compare import difference
 from convert.programs.program import Program
-from convert.programs.rewrites.first_states import FIRST, NOT_RESET, first_states
-from convert.programs.rewrites.gates import (
+from convert.programs.rewrites.recurrences.first_states import FIRST, NOT_RESET, first_states
+from convert.programs.rewrites.recurrences.gates import (
     COMPLEMENT,
     GATE_SIDE,
     OUTSIDE,

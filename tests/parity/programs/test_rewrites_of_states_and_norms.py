@@ -12,13 +12,13 @@ import torch
 
 from convert.numerics.compare import difference
 from convert.programs.program import Program
-from convert.programs.rewrites.cut_states import CUT, cut_states
-from convert.programs.rewrites.direction import REVERSED, direction
 from convert.programs.rewrites.norm_axes import NORMED, norm_axes
-from convert.programs.rewrites.relative_positions import FARTHEST, TURNED
+from convert.programs.rewrites.positions.relative_positions import FARTHEST, TURNED
+from convert.programs.rewrites.positions.rows import OTHER, rows
+from convert.programs.rewrites.recurrences.cut_states import CUT, cut_states
+from convert.programs.rewrites.recurrences.direction import REVERSED, direction
+from convert.programs.rewrites.recurrences.updates import NEW, OLD, updates
 from convert.programs.rewrites.rewrite import Goal, Rewrite
-from convert.programs.rewrites.rows import OTHER, rows
-from convert.programs.rewrites.updates import NEW, OLD, updates
 from support.small_faults import Arrays, records
 
 STEPS = 10

@@ -15,8 +15,8 @@ from convert.numerics.compare import difference
 from convert.programs.program import Program
 from convert.programs.record_jax import record_jax
 from convert.programs.record_torch import record_torch
+from convert.programs.rewrites.positions.rope import rope
 from convert.programs.rewrites.rewrite import Goal, Rewrite
-from convert.programs.rewrites.rope import rope
 from convert.verify.diagnosis.other_operation import compared
 from support import decoder
 

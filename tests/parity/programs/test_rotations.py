@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from convert.programs.rewrites.rope import _of_angles
-from convert.programs.rewrites.rotations import Angles, Turn, angles
+from convert.programs.rewrites.positions.rope import _of_angles
+from convert.programs.rewrites.positions.rotations import Angles, Turn, angles
 
 PACKED = np.array([[*range(5), *range(3), *range(4)], [*range(7), *range(5)]])
 

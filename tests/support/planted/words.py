@@ -193,7 +193,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no tanh": "JAX model computes tanh" + MISSING,
         "step before": "target joins",
         "summed": "target takes the running sum" + MISSING,
-        "gate of y": "the target gives g the value of .*the JAX model gives it the input x",
+        "gate of y": "the target gives g the .* of .*the JAX model gives it the input x",
         "erf": "gelu_erf for gelu_tanh",
         "silu": "silu for gelu_tanh",
         "linear gate": "of what g gives, the JAX model computes gelu_tanh" + MISSING,

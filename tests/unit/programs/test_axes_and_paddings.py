@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.programs.divergence.functions import computed
+from convert.programs.divergence.naming.functions import computed
 from convert.programs.program import Operation, Program, Value, parameter_values
-from convert.programs.rewrites.axes import SPLIT, axes
+from convert.programs.rewrites.places.axes import SPLIT, axes
+from convert.programs.rewrites.places.shared import AGAIN, shared
 from convert.programs.rewrites.rewrite import Goal
-from convert.programs.rewrites.shared import AGAIN, shared
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from convert.layers.activations import NUMPY_ACTIVATIONS
-from convert.programs.divergence.functions import computed
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.naming.functions import computed
 
 MASK = np.tril(np.ones((4, 4), bool))
 

@@ -9,33 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.both import Both, line, steps, unshared
-from convert.programs.divergence.by_functions import (
+from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.naming.both import Both, line, steps, unshared
+from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
     EXTRA,
     MISSING,
     MOVED,
 )
-from convert.programs.divergence.description import (
-    AXES,
-    CONSTANT,
-    OPERAND,
-    ORDER,
-    OTHER,
-    describe,
-)
-from convert.programs.divergence.details import (
+from convert.programs.divergence.naming.description import describe
+from convert.programs.divergence.naming.details import (
     FUNCTION,
     PARAMETER,
     PART,
     padding_counts,
 )
-from convert.programs.divergence.functions import Function, computed, steps_in_functions
-from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.naming.functions import Function, computed, steps_in_functions
+from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
+from convert.programs.divergence.naming.operations import CONSTANT, OTHER
+from convert.programs.divergence.naming.selections import other_selection
+from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED
 from convert.programs.divergence.search import Divergence, Repair
-from convert.programs.divergence.selections import other_selection
 from convert.programs.divergence.shared_values import same_numbers
-from convert.programs.divergence.windows import FLIPPED, PADDING, TRANSPOSED
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
 from convert.programs.program import Program
 
@@ -53,6 +48,7 @@ BY_RULES = (
 )  # what wrong rules give, too
 
 
+MOST_STEPS = 3  # that the advice repeats
 UNCLEAR = (OTHER, PART)  # alone; also a place or an order beside another name: one fault shows at several places
 
 
@@ -126,7 +122,7 @@ def named(
         f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
     )
     by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, divergence.repairs))
-    return Named(name, problem, _fix(divergence.repairs[0]), by_rules)
+    return Named(name, problem, _fix(Both(divergence.repairs[0], ours, theirs, activations, training)), by_rules)
 
 
 def _crossed(one: Repair, two: Repair) -> bool:
@@ -168,21 +164,27 @@ def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, 
     return MOVED if one == two else CONSTANT
 
 
-def _fix(repair: Repair) -> str:
-    if repair.layer is not None:
-        return (
-            f"give {repair.layer.module or line([repair.layer])} what the JAX model gives it, or correct the reference"
-        )
+def _fix(both: Both) -> str:
+    """Say what to change: where in the target, and what the JAX model computes there."""
+    repair = both.repair
+    if repair.layer is not None and not repair.source:
+        name = repair.layer.module or line([repair.layer])
+        return f"give {name} {both.theirs.value(repair.source_operands[0])}, as the JAX model does, or correct the reference"
     if not repair.target and not repair.source:
         return "give the target's code there what the JAX model has, or correct the reference"
     if not repair.target:
-        return f"compute in the target what the JAX model computes at {line(repair.source)}, or correct the reference"
+        user = repair.layer or next(iter(both.user), None)
+        at = f" in front of {user.module or line([user])}" if user is not None else ""
+        return f"compute in the target{at} what the JAX model computes at {line(repair.source)}{_what(both.instead)}, or correct the reference"
     if not repair.source:
-        return f"remove this from {line(repair.target)}, or add it to the reference"
-    return (
-        f"make {line(repair.target)} compute what the JAX model computes at {line(repair.source)}, "
-        "or correct the reference"
-    )
+        return f"remove this from {line(repair.target)}{_what(both.does)}, or add it to the reference"
+    instead = _what(both.instead) if both.instead != both.does else ""
+    return f"make {line(repair.target)} compute what the JAX model computes at {line(repair.source)}{instead}, or correct the reference"
+
+
+def _what(does: str) -> str:
+    """Return what is computed, in brackets, where that is short."""
+    return f" (it {does})" if does.count(", ") < MOST_STEPS else ""
 
 
 def _unproven(

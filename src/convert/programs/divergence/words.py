@@ -43,6 +43,19 @@ ARITHMETIC = {
     "subtract": ("subtracts {}", "subtracts"),
     "power": ("raises to the power {}", "takes the power"),
 }
+NOUNS = {
+    "add": "the sum",
+    "subtract": "the difference",
+    "multiply": "the product",
+    "divide": "the quotient",
+    "product": "the matrix product",
+    "mean": "the mean",
+    "softmax": "the softmax",
+    "join": "the joined value",
+    "pick": "the picked elements",
+    "mask": "the masked value",
+    **{name: f"the {name}" for name in APPLIED},
+}
 POOLED = {"max": "the largest", "avg": "the mean", "sum": "the sum"}  # by a word in the operator's name
 SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
 INDICES = ("lt", "add", "select_n")  # what JAX does with indices, of which negative ones count from the end
@@ -135,6 +148,23 @@ class Words:
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
 
+    def of_two(self, operations: Sequence[Operation]) -> str:
+        """Say what a single operation does with two values; empty for others."""
+        steps = arithmetic(operations)
+        kind = kind_of(steps[0]) if len(steps) == 1 else ""
+        if kind not in ("add", "subtract", "multiply", "divide") or len(set(steps[0].data)) != 2:
+            return ""
+        one, two = map(self.value, steps[0].data)
+        if steps[0].name == "rsub":
+            one, two = two, one
+        verb, between = {
+            "add": ("adds", "and"),
+            "subtract": ("subtracts", "from"),
+            "multiply": ("multiplies", "by"),
+            "divide": ("divides", "by"),
+        }[kind]
+        return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
+
     def other(self, operation: Operation) -> str:
         """Name the operand that no input is in, if there is one."""
         other = next((v for v in operation.operands if not v.data and (v.leaves or v.array.size > 1)), None)
@@ -158,7 +188,18 @@ class Words:
         weights = layer_of(operation, self.producer)
         if weights is not None:
             return f"what {weights} gives"
-        return f"the value of {operation.where}" if operation.where else "a value"
+        return f"{NOUNS.get(kind_of(operation), 'the value')} of {operation.where}" if operation.where else "a value"
+
+
+def user_of(value: Value, operations: Sequence[Operation]) -> list[Operation]:
+    """Return the first operation that computes something of a value, in any layout; nothing where none does."""
+    reached = {value}
+    for one in operations:
+        if reached.intersection(one.operands):
+            if kind_of(one) != LAYOUT:
+                return [one]
+            reached.update(one.results)
+    return []
 
 
 def names_of(program: Program) -> dict[Value, str]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.naming.windows import PADDING, padded
 from convert.programs.divergence.rerun import FAILS, Change, Computed, Now
-from convert.programs.divergence.windows import PADDING, padded
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 

@@ -100,11 +100,11 @@ def _idle(target: Program, reference: Reference) -> frozenset[str]:
 
 def compared(site: Site, reference: Reference, source: Program, target: Program, name: str) -> OtherOperation:
     """Compare the records of both models on the way to an output."""
-    from convert.programs.divergence.description import OTHER
+    from convert.programs.divergence.naming.operations import OTHER
     from convert.programs.divergence.wording import is_clear
     from convert.programs.rewrites.factors import with_factors_of
-    from convert.programs.rewrites.rope import PAIRS, rope
-    from convert.programs.rewrites.rows import rows
+    from convert.programs.rewrites.positions.rope import PAIRS, rope
+    from convert.programs.rewrites.positions.rows import rows
 
     if (rewrite := _rewritten(site, reference, source, target, name)) is not None:
         return OtherOperation(rewrite)
@@ -137,7 +137,7 @@ def compared(site: Site, reference: Reference, source: Program, target: Program,
 
 def moved_norm(site: Site, reference: Reference, names: Sequence[str]) -> Explanation | None:
     """Return what restores an output where a norm at the site is on the wrong side of RoPE: its own value shows only that RoPE is missing."""
-    from convert.programs.rewrites.norm_order import norm_order
+    from convert.programs.rewrites.positions.norm_order import norm_order
 
     if reference.jax is None or not site.evidence.is_live or _size(site) > LARGEST:
         return None
@@ -189,14 +189,14 @@ def _rewritten(site: Site, reference: Reference, source: Program, target: Progra
     """Return what other calls of the target's own code restore."""
     import torch
 
-    from convert.programs.rewrites.cut_states import cut_states
-    from convert.programs.rewrites.direction import direction
-    from convert.programs.rewrites.first_states import first_states
-    from convert.programs.rewrites.gates import complement, reset_side
-    from convert.programs.rewrites.given_out import given_out
-    from convert.programs.rewrites.norm_order import norm_order
-    from convert.programs.rewrites.states import states
-    from convert.programs.rewrites.updates import updates
+    from convert.programs.rewrites.positions.norm_order import norm_order
+    from convert.programs.rewrites.recurrences.cut_states import cut_states
+    from convert.programs.rewrites.recurrences.direction import direction
+    from convert.programs.rewrites.recurrences.first_states import first_states
+    from convert.programs.rewrites.recurrences.gates import complement, reset_side
+    from convert.programs.rewrites.recurrences.given_out import given_out
+    from convert.programs.rewrites.recurrences.states import states
+    from convert.programs.rewrites.recurrences.updates import updates
 
     def own(operation: Operation) -> bool:
         layer = dict(site.module.named_modules()).get(operation.module)
@@ -223,10 +223,10 @@ def _in_other_places(
     site: Site, reference: Reference, source: Program, target: Program, name: str
 ) -> Explanation | None:
     """Return what the target's operations restore in another order, or with other parts of the same values."""
-    from convert.programs.rewrites.copies import copies
-    from convert.programs.rewrites.exchange import exchange
-    from convert.programs.rewrites.order import order
-    from convert.programs.rewrites.residual import residual
+    from convert.programs.rewrites.places.copies import copies
+    from convert.programs.rewrites.places.exchange import exchange
+    from convert.programs.rewrites.places.order import order
+    from convert.programs.rewrites.places.residual import residual
 
     goal = _goal(site, source, name)
     found = (
@@ -240,10 +240,10 @@ def _in_other_places(
 
 def _where_unclear(site: Site, source: Program, target: Program, name: str) -> Explanation | None:
     """Return what explains a difference at once that the comparison of operations explains in parts, or not at all."""
-    from convert.programs.rewrites.axes import axes
     from convert.programs.rewrites.norm_axes import norm_axes
     from convert.programs.rewrites.paddings import paddings
-    from convert.programs.rewrites.shared import shared
+    from convert.programs.rewrites.places.axes import axes
+    from convert.programs.rewrites.places.shared import shared
 
     goal = _goal(site, source, name)
     found = norm_axes(source, target, goal) or shared(source, target, goal)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.layers.recurrent.kinds import Recurrent
-from convert.programs.rewrites.states import STALE
+from convert.programs.rewrites.recurrences.states import STALE
 from convert.references.protocol import INPUT, Observed, Variant
 from convert.verify.diagnosis.compare import Search, compare_variants
 from convert.verify.diagnosis.site import Site

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from convert.programs.divergence.description import LARGEST
+from convert.programs.divergence.naming.operands import LARGEST
 from convert.programs.where import model_line, stack
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from convert.programs.rewrites.direction import REVERSED
+from convert.programs.rewrites.recurrences.direction import REVERSED
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search
 from convert.verify.diagnosis.other_operation import USER_FAILS

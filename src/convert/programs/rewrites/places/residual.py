@@ -14,8 +14,8 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
 from convert.programs.program import Operation, Program, Value
+from convert.programs.rewrites.places.segments import Segment, segment_to
 from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
-from convert.programs.rewrites.segments import Segment, segment_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BEHIND, IN_FRONT = "norm behind the addition, not in front of it", "norm in front of the addition, not behind it"

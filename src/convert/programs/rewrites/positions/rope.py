@@ -11,11 +11,11 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
-from convert.programs.divergence.tables import BACKWARDS, FREQUENCIES, Waves, literals, off_by, other_divisor
+from convert.programs.divergence.naming.tables import BACKWARDS, FREQUENCIES, Waves, literals, off_by, other_divisor
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program
+from convert.programs.rewrites.positions.rotations import Angles, Turn, angles, laid_out, turns
 from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
-from convert.programs.rewrites.rotations import Angles, Turn, angles, laid_out, turns
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Numbers = tuple[tuple[str, float], ...]

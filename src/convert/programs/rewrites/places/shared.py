@@ -10,8 +10,8 @@ from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import one_of
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program
+from convert.programs.rewrites.places.segments import LAYERS
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
-from convert.programs.rewrites.segments import LAYERS
 
 AGAIN = "layer applied again"
 MOST_TIMES = 128  # that a layer is applied

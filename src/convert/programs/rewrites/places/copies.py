@@ -14,8 +14,8 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program, Value
+from convert.programs.rewrites.places.segments import LAYERS
 from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
-from convert.programs.rewrites.segments import LAYERS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COPIES = "heads repeated in another order"

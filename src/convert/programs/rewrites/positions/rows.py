@@ -10,17 +10,16 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.core.text import where_they_differ
-from convert.programs.divergence.both import Both
-from convert.programs.divergence.computed_tables import behind
-from convert.programs.divergence.description import describe_table
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.naming.both import Both
+from convert.programs.divergence.naming.computed_tables import behind, describe_table
+from convert.programs.divergence.naming.tables import off_by
 from convert.programs.divergence.search import Repair
-from convert.programs.divergence.tables import off_by
 from convert.programs.divergence.words import Words, names_of, places
 from convert.programs.program import Operation, Program, Value
-from convert.programs.rewrites.relative_positions import by_distance
+from convert.programs.rewrites.positions.relative_positions import by_distance
 from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]

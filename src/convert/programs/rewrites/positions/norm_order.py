@@ -13,8 +13,8 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.program import Program, Value
+from convert.programs.rewrites.places.segments import LAYERS, Segment, computed_by, segments_to
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line
-from convert.programs.rewrites.segments import LAYERS, Segment, computed_by, segments_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"

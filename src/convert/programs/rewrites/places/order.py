@@ -13,8 +13,8 @@ from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.shared_values import SharedValues
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
 from convert.programs.program import Program
+from convert.programs.rewrites.places.segments import LAYERS, Segment, computed_by, segments_to
 from convert.programs.rewrites.rewrite import Goal, Rewrite
-from convert.programs.rewrites.segments import LAYERS, Segment, computed_by, segments_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOVED = "operations in another order"

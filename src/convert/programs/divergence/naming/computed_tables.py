@@ -8,9 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.both import Both
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import layouts, same
+from convert.programs.divergence.naming.both import Both
+from convert.programs.divergence.naming.operations import (
+    CONSTANT,
+    Described,
+    constants,
+    extra,
+    known_functions,
+    longer,
+    missing,
+    missing_function,
+    one_for_another,
+    other_functions,
+    other_power,
+    side_of_the_root,
+    sign,
+)
+from convert.programs.divergence.naming.selections import MOVES
 from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import FEW, same_numbers
@@ -111,3 +127,45 @@ def _equal(one: Array, two: Array) -> bool:
     if one.dtype.kind not in "fiub" or two.dtype.kind not in "fiub":
         return False
     return same(one, two) if one.size == two.size else bool(min(one.size, two.size) > 1 and same_numbers(one, two))
+
+
+# ---- their names
+
+
+def of_other_tables(both: Both) -> Described | None:
+    """Name what differs in how two tables, or two functions of parameters, are computed; None where that has no clear name."""
+    made = of_tables(both)
+    if made is None:
+        return None
+    said = describe_table(made)
+    return None if said is None else (said[0], f"{both.sentence}; {said[1]}")
+
+
+def _counted(both: Both) -> Described | None:
+    """Tables that are computed in the same way, of numbers that count from another one."""
+    mine, other = (
+        [x for v in of if (x := counts(v)) is not None] for of in (both.repair.operands, both.repair.source_operands)
+    )
+    if len(mine) != 1 or len(other) != 1 or mine == other:
+        return None
+    (first, step), (their_first, their_step) = mine[0], other[0]
+    by = first - their_first
+    name = f"counts off by {'one' if abs(by) == 1 else f'{abs(by):g}'}" if step == their_step else CONSTANT
+    said = f"the table counts from {first:g} by {step:g} in the target, and from {their_first:g} by {their_step:g} in the JAX model"
+    return name, f"{said}{both.here}"
+
+
+def describe_table(both: Both) -> Described | None:
+    """Name what differs in the operations behind two tables; None where that has no clear name."""
+    repair = both.repair
+    if both.steps[0] == both.steps[1]:  # other numbers to begin from, or their elements are in another order
+        return _counted(both) or other_functions(both)
+    if all(kind_of(one) in MOVES for one in (*repair.target, *repair.source)):
+        return None
+    if not both.steps[0]:
+        return missing_function(both) or missing(both)
+    side = OF_TABLES if both.steps[1] else (extra,)
+    return next((said for question in side if (said := question(both)) is not None), None)
+
+
+OF_TABLES = (other_power, other_functions, constants, side_of_the_root, sign, longer, known_functions, one_for_another)

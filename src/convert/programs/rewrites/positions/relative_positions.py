@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.text import where_they_differ
-from convert.programs.divergence.both import steps
+from convert.programs.divergence.naming.both import steps
 from convert.programs.divergence.search import Repair
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,7 +11,7 @@ import numpy as np
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.program import Program, Value
-from convert.programs.rewrites.segments import LAYERS, Segment, segment_to
+from convert.programs.rewrites.places.segments import LAYERS, Segment, segment_to
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WIDEST = 256  # features of a head

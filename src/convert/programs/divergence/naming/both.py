@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from convert.programs.divergence.by_functions import (
+from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.naming.by_functions import (
     chain,
 )
-from convert.programs.divergence.functions import Function
-from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.naming.functions import Function
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers
-from convert.programs.divergence.words import Words, arithmetic, places, scalar
+from convert.programs.divergence.words import Words, arithmetic, places, scalar, user_of
 from convert.programs.program import Operation, Value
 
 
@@ -57,8 +57,20 @@ class Both:
     def instead(self) -> str:
         """What the JAX model computes."""
         repair = self.repair
+        if not repair.target and (pair := self.theirs.of_two(repair.source)):
+            return pair
         given = [x.array for x in repair.source_operands] if repair.target else repair.given
         return chain(self.theirs, repair.source, given, repair.want, self.activations)
+
+    @cached_property
+    def user(self) -> list[Operation]:
+        """The first operation of the target that uses what its operations would be given; nothing where none does."""
+        return user_of(self.repair.operands[0], self.ours.operations)
+
+    @property
+    def as_it_is(self) -> str:
+        """That the target uses a value without what the JAX model computes of it, and where."""
+        return f"the target uses it as it is{places(self.user)}"
 
     @property
     def sentence(self) -> str:

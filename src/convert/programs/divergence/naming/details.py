@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from convert.core.text import where_they_differ
-from convert.programs.divergence.functions import MOST, mask_offsets
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
+from convert.programs.divergence.naming.functions import MOST, mask_offsets
+from convert.programs.divergence.naming.tables import off_by, shift_of
+from convert.programs.divergence.naming.windows import PADS
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import FEW, one_of, same_numbers, visible
-from convert.programs.divergence.tables import off_by, shift_of
-from convert.programs.divergence.windows import PADS
 from convert.programs.divergence.words import Words, arithmetic, places
 from convert.programs.program import Operation, Value
 

@@ -1,0 +1,124 @@
+"""Name what one repair undoes, and say it in a sentence: the first of the questions below that has an answer gives the name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.naming.both import Both
+from convert.programs.divergence.naming.details import (
+    other_pool_padding,
+    other_pooling,
+)
+from convert.programs.divergence.naming.operands import (
+    choice,
+    exchanged_axes,
+    first_part,
+    input_of_layer,
+    joined,
+    largest,
+    made_at,
+    mask,
+    missing_layout,
+    missing_part,
+    of_parameters,
+    operands,
+    other_index,
+    other_tables,
+    other_value,
+    smallest,
+    widths,
+)
+from convert.programs.divergence.naming.operations import (
+    Described,
+    another_order,
+    anything,
+    constants,
+    extra,
+    factor,
+    interpolation,
+    known_functions,
+    longer,
+    missing,
+    missing_function,
+    other_functions,
+    other_norms,
+    other_power,
+    reduced,
+    side_of_the_root,
+    sign,
+)
+from convert.programs.divergence.naming.windows import PADDING, other_padding, other_windows
+from convert.programs.divergence.words import places
+
+
+def describe(both: Both) -> Described:
+    """Return the name of what a repair undoes, and the sentence."""
+    repair = both.repair
+    drops = both.trained is not None and any(kind_of(one) == "random" for one in repair.target)
+    side = OF_THE_SOURCE if not repair.target else OF_THE_TARGET if drops or not repair.source else OF_BOTH
+    return next(said for question in (*OF_ANY, *side) if (said := question(both)) is not None)
+
+
+def missing_padding(both: Both) -> Described | None:
+    padding = other_padding(both.repair, both.ours, both.theirs)
+    at = places(made_at(both.repair, both.ours))
+    return (PADDING, f"{both.only_theirs}; {padding}{at}") if padding else None
+
+
+def pooling(both: Both) -> Described | None:
+    return ("another pooling", both.sentence) if other_pooling(both.repair, both.ours, both.theirs) else None
+
+
+def pool_padding(both: Both) -> Described | None:
+    padding = other_pool_padding(both.repair, both.ours, both.theirs)
+    return (PADDING, f"{both.sentence}; {padding}") if padding else None
+
+
+def read_windows(both: Both) -> Described | None:
+    windows = other_windows(both.repair, both.ours, both.theirs)
+    return (windows[0], f"{both.sentence}; {windows[1]}") if windows else None
+
+
+def zeros_around(both: Both) -> Described | None:
+    padding = other_padding(both.repair, both.ours, both.theirs)
+    return (PADDING, f"{both.sentence}; {padding}") if padding else None
+
+
+Question = Callable[[Both], Described | None]
+OF_ANY: tuple[Question, ...] = (largest, smallest, input_of_layer, choice, other_power)
+OF_THE_SOURCE: tuple[Question, ...] = (
+    other_value,
+    missing_layout,
+    missing_padding,
+    missing_part,
+    missing_function,
+    joined,
+    missing,
+)
+OF_THE_TARGET: tuple[Question, ...] = (other_index, extra)
+OF_BOTH: tuple[Question, ...] = (
+    pooling,
+    pool_padding,
+    read_windows,
+    zeros_around,
+    exchanged_axes,
+    mask,
+    other_norms,
+    other_functions,
+    of_parameters,
+    constants,
+    other_tables,
+    operands,
+    side_of_the_root,
+    widths,
+    another_order,
+    factor,
+    sign,
+    longer,
+    interpolation,
+    known_functions,
+    reduced,
+    first_part,
+    anything,
+)

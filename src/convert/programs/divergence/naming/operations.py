@@ -1,0 +1,205 @@
+"""Questions about what the operations of the two sides compute: what is missing or too much, another function, number, sign or order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.layouts import same
+from convert.programs.divergence.naming.both import Both
+from convert.programs.divergence.naming.by_functions import (
+    EXTRA,
+    MISSING,
+    MOVED,
+    by_functions,
+    function_in_front,
+    two_functions,
+    within,
+)
+from convert.programs.divergence.naming.details import (
+    PART,
+    POWER,
+    power_of,
+    ratios,
+)
+from convert.programs.divergence.naming.functions import computed
+from convert.programs.divergence.naming.norms import two_norms
+from convert.programs.divergence.naming.selections import taken_from
+from convert.programs.divergence.naming.tables import (
+    ROUNDED,
+    rounded,
+)
+from convert.programs.divergence.naming.windows import PADDING
+from convert.programs.divergence.search import Repair
+from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.words import REDUCED as REDUCED_BY
+from convert.programs.divergence.words import places
+
+Described = tuple[str, str]  # the name, and the sentence
+Array = np.ndarray[Any, np.dtype[Any]]
+CONSTANT = "another constant"
+OTHER = "another computation"
+REDUCED = "reduction over another axis"
+NORMED = "norm over other axes or groups"
+
+
+def other_power(both: Both) -> Described | None:
+    repair, theirs = both.repair, both.theirs
+    power = power_of(repair.got, repair.want)
+    if not power:
+        return None
+    made = repair.source or [theirs.producer[x] for x in repair.source_operands if x in theirs.producer]
+    got = f"of {both.given}, the target {both.does}{both.here}" if repair.target else f"the target uses {both.given}"
+    return POWER, f"{got}; the JAX model has {power} of that{places(made)}"
+
+
+def missing_function(both: Both) -> Described | None:
+    function = function_in_front(both.repair, both.ours, both.activations) or _part_for_function(both)
+    return (function, f"{both.only_theirs}; {both.as_it_is}: {function}") if function else None
+
+
+def _part_for_function(both: Both) -> str:
+    """Name a part that the target takes of a value of which the JAX model computes a function, such as the last step for the mean."""
+    repair = both.repair
+    for whole in taken_from(repair.operands[0], both.ours.producer):
+        if any(same_numbers(whole.array, x.array) for x in repair.source[0].operands):
+            got, want = (computed(x, whole.array, both.activations) for x in (repair.given[0], repair.want))
+            return f"{got} for {want}" if got and want and got != want else ""
+    return ""
+
+
+def missing(both: Both) -> Described:
+    return MISSING, f"{both.only_theirs}; {both.as_it_is}"
+
+
+def extra(both: Both) -> Described:
+    sentence = f"of {both.given}, the target {both.does}{both.here}; the JAX model uses it as it is"
+    if both.trained is None:
+        return EXTRA, sentence
+    return "training mode", f"{sentence}: the target's module {both.trained} is in training mode"
+
+
+def other_norms(both: Both) -> Described | None:
+    norms = two_norms(both.repair)
+    return (NORMED, f"{both.sentence}; {norms}") if norms else None
+
+
+def other_functions(both: Both) -> Described | None:
+    function = two_functions(both.repair, both.activations)
+    return (function, f"{both.sentence}: {function}") if function else None
+
+
+def constants(both: Both) -> Described | None:
+    """The same operations with other numbers."""
+    if not both.same_kinds:
+        return None
+    pairs = [(a, b) for (_, a), (_, b) in zip(*both.steps, strict=True)]
+    numbers = [(a, b) for a, b in pairs if a is not None and b is not None and a != b]
+    if not numbers:
+        return None
+    narrow = rounded(*numbers[0]) if len(numbers) == 1 else ""
+    return (ROUNDED, f"{both.sentence}; {narrow}") if narrow else (CONSTANT, both.sentence)
+
+
+def side_of_the_root(both: Both) -> Described | None:
+    one, two = map(_epsilon, both.steps)
+    return (f"epsilon {one} the root", both.sentence) if one and two and one != two else None
+
+
+def another_order(both: Both) -> Described | None:
+    """The same operations in another order."""
+    one, two = both.steps
+    if Counter(kind for kind, _ in one) != Counter(kind for kind, _ in two):
+        return None
+    same_numbers_too = Counter(number for _, number in one) == Counter(number for _, number in two)
+    return (MOVED if same_numbers_too else CONSTANT), both.sentence
+
+
+def factor(both: Both) -> Described | None:
+    factors = ratios(both.repair.got, both.repair.want)
+    return ("another factor", f"{both.sentence}; {factors}") if factors else None
+
+
+def sign(both: Both) -> Described | None:
+    one, two = both.steps
+    other_sign = {kind for kind, _ in one} ^ {kind for kind, _ in two} == {"add", "subtract"} and len(one) == len(two)
+    return ("the other sign", both.sentence) if other_sign else None
+
+
+def longer(both: Both) -> Described | None:
+    """One side computes what the other one does, and more."""
+    repair = both.repair
+    kinds, their_kinds = both.ours.kinds(repair.target), both.theirs.kinds(repair.source)
+    for few, many, longer, name in (
+        (kinds, their_kinds, repair.source, MISSING),
+        (their_kinds, kinds, repair.target, EXTRA),
+    ):
+        if few and len(few) < len(many) and within(few, many):
+            joins = any(kind_of(one) == "join" and any(v.of_parameters for v in one.operands) for one in longer)
+            moves = not joins and not (Counter(many) - Counter(few)).keys() - {"part", "join", "pick"}
+            convolves = all("convolution" in x for x in (kinds, their_kinds))  # one side cuts what both compute
+            return (PADDING if moves and convolves else PART if moves else name), both.sentence
+    return None
+
+
+def interpolation(both: Both) -> Described | None:
+    kinds = (*both.ours.kinds(both.repair.target), *both.theirs.kinds(both.repair.source))
+    return ("another interpolation", both.sentence) if "resize" in kinds else None
+
+
+def known_functions(both: Both) -> Described | None:
+    functions = by_functions(both.repair, both.activations)
+    return (functions, both.sentence) if functions else None
+
+
+def one_for_another(both: Both) -> Described | None:
+    """One operation in the place of another one."""
+    one, two = (
+        Counter(words.kinds(of)) for words, of in ((both.ours, both.repair.target), (both.theirs, both.repair.source))
+    )
+    more, fewer = list((one - two).elements()), list((two - one).elements())
+    return (f"{more[0]} for {fewer[0]}", both.sentence) if len(more) == len(fewer) == 1 else None
+
+
+def reduced(both: Both) -> Described | None:
+    over = _other_axes(both.repair)
+    return (REDUCED, f"{both.sentence}; {over}") if over else None
+
+
+def anything(both: Both) -> Described:
+    return OTHER, both.sentence
+
+
+def _other_axes(repair: Repair) -> str:
+    """Say over which axis the first reduction of each side goes, where both are given one value in one layout, and it differs."""
+    if not any(x.shape == y.array.shape and same(x, y.array) for x in repair.given for y in repair.source_operands):
+        return ""
+    found = []
+    for operations in (repair.target, repair.source):
+        one = next((one for one in operations if kind_of(one) in ("sum", "mean", "largest", "softmax", "var")), None)
+        given = (
+            None
+            if one is None
+            else next((one.settings[k] for k in REDUCED_BY if one.settings.get(k) is not None), None)
+        )
+        if one is None or given is None:
+            return ""
+        rank = one.operands[0].array.ndim
+        found.append(sorted(k % rank for k in (given if isinstance(given, list | tuple) else [given])))
+    if found[0] == found[1]:
+        return ""
+    said = [", ".join(map(str, x)) for x in found]
+    return f"the target reduces axis {said[0]}, and the JAX model axis {said[1]}"
+
+
+def _epsilon(steps: Sequence[tuple[str, float | None]]) -> str:
+    """Say on which side of a root a small number is added."""
+    roots = [k for k, (kind, _) in enumerate(steps) if kind in ("sqrt", "rsqrt")]
+    small = [k for k, (kind, number) in enumerate(steps) if kind == "add" and number is not None and 0 < number < 0.1]
+    if len(roots) != 1 or not small:
+        return ""
+    return "inside" if small[0] < roots[0] else "outside"
