@@ -312,7 +312,10 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {  # what is wrong -> how
         layers(attend=lambda layer, x: Layer.attend(layer, x * 1.5)),
         "operation that the JAX model lacks",
     ),
-    "the last state for the mean": (model(pooled=lambda module, x: x[:, -1]), "operation missing"),
+    "the last state for the mean": (
+        model(pooled=lambda module, x: x[:, -1]),
+        "last element over axis 1 for mean over axis 1",
+    ),
     "softmax over the queries": (
         layers(softmax=lambda layer, scores: torch.softmax(scores, -2)),
         "softmax over axis 2 for softmax over the last axis",

@@ -254,11 +254,11 @@ FAULTS = {
         "another part",
         ("of rel, the two pick other elements",),
     ),
-    "another function of a parameter": Fault(
+    "another function within one of a parameter": Fault(
         lambda p, x, real: (x * jnp.exp(-jnp.exp(p["h"]))) @ p["w"],
         lambda p, x, real: (x * torch.exp(-softplus(p["h"]))) @ p["w"],
-        "another function of a parameter",
-        ("of h, the target applies softplus, changes the sign, applies exp, and the JAX model applies exp, changes the sign",),
+        "softplus for exp",
+        ("of h, the target applies softplus, changes the sign, applies exp", "the JAX model applies exp, changes the sign, applies exp"),
     ),
     "a value of another place": Fault(
         lambda p, x, real: jnp.tanh(jnp.tanh(x @ p["w"]) @ p["v"]),

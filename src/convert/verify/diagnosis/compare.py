@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.references.protocol import Variant
+from convert.references.protocol import INPUT, Variant
 from convert.verify.diagnosis.site import Site
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,7 +62,7 @@ def compare_variants(site: Site, variants: Sequence[Variant], rule: str, name_mi
         name_mistake(torch, jax) if torch is not None else f"{UNKNOWN} for {jax.name}",
         f"in the target: {target}; in the JAX model: {jax.name}",
         rule,
-        f"{_fix(variants[0], torch, jax)}, or correct the reference if the JAX model does not",
+        f"{_fix(variants[0], torch, jax, site)}, or correct the reference if the JAX model does not",
         site.error(jax.make(site.seen)),
         torch is not None,
     )
@@ -88,8 +88,9 @@ def replaced(torch: Variant, jax: Variant) -> str:
     return f"{torch.name} for {jax.name}"
 
 
-def _fix(meant: Variant, torch: Variant | None, jax: Variant) -> str:
+def _fix(meant: Variant, torch: Variant | None, jax: Variant, site: Site) -> str:
     """Say what to change in the target, in the words of its configuration where they are known."""
     if torch is not None and torch.fix and jax is meant:
         return torch.fix
-    return f"make the target compute {jax.name}"
+    where = f"in front of {site.name}" if site.boundary.endswith(INPUT) else f"in {site.name}"
+    return f"make the target compute {jax.name} {where}"
