@@ -115,7 +115,7 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("the second call begins with zeros", "states", NOT_GIVEN, given=lambda module, state: torch.zeros_like(state)),
     fault("each step begins with the first state", "states", STALE, ran=from_the_first),
     fault("each step begins with zeros", "states", STALE, ran=lambda module, x, state: from_the_first(module, x, state, zeros=True)),
-    fault("the state decays faster", "states", "another function of a parameter", step=lambda module, given, keep, state: torch.tanh(given + keep * keep * state)),
+    fault("the state decays faster", "states", "operation that the JAX model lacks", step=lambda module, given, keep, state: torch.tanh(given + keep * keep * state)),
     fault("states given out in front of each step", "states", "states given out a step late", ran=given_out_late),
     fault("the recurrence runs from the end", "states", REVERSED, forward=from_the_end),
     fault("first states not given to the LSTM", "cell", NOT_GIVEN, forward=with_first),
