@@ -63,6 +63,9 @@ def behind(mine: Value, other: Value, ours: Words, theirs: Words) -> Repair | No
     (target, operands), (source, source_operands) = (
         _up_to(words, value, shared) for words, value, shared in ((ours, mine, every[1]), (theirs, other, every[0]))
     )
+    for operations, value, theirs_of in ((target, mine, every[1]), (source, other, every[0])):
+        if not operations and not any(_equal(value.array, x.array) for x in theirs_of):
+            return None  # a table that a library computed: not known how
     if max(len(target), len(source)) > LONGEST or not operands or not source_operands:
         return None
     given = tuple(value.array for value in operands)
