@@ -11,7 +11,6 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
-from convert.layers.target import Numbers
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 from convert.numerics.precision import torch_pinned
