@@ -27,7 +27,7 @@ def recorded(
     The first weights may send no row to an expert, whose operations are then missing.
 
     Parameters that are not known are drawn: the module may have been made for weights that are loaded later, and hold any numbers.
-    Its own are taken where no drawn ones let it run. Its buffers keep their own: it may have computed them.
+    Its own are taken where no drawn ones let it run. Its buffers and frozen parameters keep their own: it may have computed them.
     """
     found = _drawn(module, run, given, known or {}, 0)
     for seed in range(1, PATHS + 1):
@@ -42,14 +42,14 @@ def _drawn(
     module: torch.nn.Module, run: Run, given: Mapping[str, Array], known: Mapping[str, Array], seed: int
 ) -> Program:
     from convert.programs.record_torch import record_torch
-    from convert.programs.torch_module_state import with_weights
+    from convert.programs.torch_module_state import frozen, with_weights
 
     def program(weights: Mapping[str, Array]) -> Program:
         with with_weights(module, {**weights, **known}):
             return record_torch(module, run, given)
 
-    saved = module.state_dict().keys()
-    shapes = {name: tuple(x.shape) for name, x in module.named_parameters() if name in saved and name not in known}
+    drawn = module.state_dict().keys() - known.keys() - frozen(module)
+    shapes = {name: tuple(x.shape) for name, x in module.named_parameters() if name in drawn}
     try:
         made: Program = Draws(shapes).run(seed, program)
     except ConvertError:

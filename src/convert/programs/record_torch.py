@@ -19,7 +19,7 @@ from convert.programs.program import Array, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
 from convert.programs.torch_aliases import array_of
 from convert.programs.torch_decompositions import attention_apart
-from convert.programs.torch_module_state import in_float64, state_of, tied_names
+from convert.programs.torch_module_state import frozen, in_float64, state_of, tied_names
 from convert.programs.torch_tape import Tape
 from convert.programs.where import model_line
 
@@ -85,15 +85,8 @@ def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> P
             outputs = _tensors(run(module, tensors))
         values = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
-    buffers = parameters.keys() & (dict(module.named_buffers(remove_duplicate=False)).keys() | _frozen(module))
+    buffers = parameters.keys() & (dict(module.named_buffers(remove_duplicate=False)).keys() | frozen(module))
     return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied, frozenset(buffers))
-
-
-def _frozen(module: torch.nn.Module) -> set[str]:
-    """Return the names of parameters that take no gradient among others that do, as a table of sines that is kept as a parameter."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    frozen = {name for name, x in own.items() if not x.requires_grad}
-    return frozen if len(frozen) < len(own) else set()
 
 
 @contextmanager

@@ -25,6 +25,13 @@ def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: other for name, other in names.items() if name != other}
 
 
+def frozen(module: torch.nn.Module) -> set[str]:
+    """Return the names of parameters that take no gradient among others that do, as a table of sines that is kept as a parameter."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    names = {name for name, x in own.items() if not x.requires_grad}
+    return names if len(names) < len(own) else set()
+
+
 def copy_of(module: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a module, also of one that keeps what it has computed of its parameters, such as a pruned weight."""
     kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, torch.Tensor))

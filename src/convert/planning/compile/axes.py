@@ -117,8 +117,6 @@ def _as_stored(
     if rule.normalized is not None and role == rule.normalized.role:  # kept: the scale next to the direction
         size = math.prod(leaf.own_shape)
         ops = [*ops, Reshape((size, *[1] * (rule.kind.weight_rank - 1)))]
-    elif layer.axes and not leaf.own_shape:  # one number in axes of size 1, as the slope of a PReLU
-        ops = [*ops, Reshape((1,) * len(layer.axes))]
     unnamed = tuple(zip(_UNNAMED, leaf.own_shape, strict=False))
     groups = tuple(x for x, _ in unnamed)
     stored = leaf.stored("".join(groups), leaf.own_shape)
