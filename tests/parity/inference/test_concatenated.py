@@ -17,7 +17,7 @@ from convert.inference.derivation import Grade
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import derive, floats, linen, rules
+from support.inferred import WIDTH, derive, floats, linen, rules
 
 W, A, B, C, F, T = 3, 5, 7, 11, 13, 17
 Change = Callable[[Mapping[str, Any], Any], Any]
@@ -334,3 +334,38 @@ def test_another_value_is_no_order(change: Change) -> None:
     rows = A + B + (1 if change is _other_columns else 0)
     found = derive(change, Model(), {"a": (W, A), "b": (W, B), "c": (rows, F)}, floats(T, W))
     assert not found.complete or any(part.factor != 1 for tensor in found.tensors for part in tensor.parts)
+
+
+class Score(torch.nn.Module):
+    """A product with a parameter that is stored as inputs x outputs, as in graph attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(2 * WIDTH, 1))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return torch.cat([x, y], -1) @ self.a
+
+
+class Scored(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.score = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH), Score()
+
+    def forward(self, x: Any) -> Any:
+        return self.score(self.first(x), self.second(x).tanh())
+
+
+def test_leaves_that_follow_each_other_along_the_inputs_of_a_parameter_have_no_rule():
+    def function(w, x):
+        return ((x @ w["v"] + w["b"]) @ w["l"] + jnp.tanh(x @ w["u"] + w["c"]) @ w["r"])[..., None]
+
+    matrices = dict.fromkeys("vu", (WIDTH, WIDTH))
+    shapes = {**matrices, "b": (WIDTH,), "c": (WIDTH,), "l": (WIDTH,), "r": (WIDTH,)}
+    found = derive(function, Scored(), shapes)
+    written = write_rules(found, model_of_module(Scored(), "Model"))
+    assert found.complete
+    assert (
+        list(written.open) == ["score"] and "along the first axis, over which the product sums" in written.open["score"]
+    )
+    assert compare_rules(written.decided, found, written.open) == []

@@ -203,6 +203,11 @@ def _equation(rule: PatternRule, named: Named) -> tuple[str, str, dict[str, str]
     if not is_map and [tuple(group) for group in groups] != wanted:
         axes = target_axes(layout, named)
         if len(rule.layer.main) > 1:  # leaves below each other
+            if any(axis.of in contracted for axis in groups[0]):
+                raise NoWordsError(
+                    "its leaves follow each other along the first axis, over which the product sums; "
+                    "in the rule language they follow each other along an axis of the outputs"
+                )
             end = axes.index(")") + 1 if axes.startswith("(") else 1
             axes = f"({' + '.join([axes[:end].strip('()')] * len(rule.layer.main))}){axes[end:]}"
         for axis in (axis for axis in layout.axes if axis.place):  # no other leaf need have it
