@@ -283,7 +283,7 @@ class Context:
         level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
         near: index of the source's operation that was matched last.
-        of_siblings: index of the source's operation that was matched last for a layer of a list (`siblings`).
+        of_siblings: the operation of a layer of a list (`siblings`) that was matched last, and the index of the source's.
         tolerance: of sums.
     """
 
@@ -293,7 +293,7 @@ class Context:
     origins: Array
     level: int = 0
     near: int = 0
-    of_siblings: dict[Any, int] = field(default_factory=dict)
+    of_siblings: dict[Any, tuple[Operation, int]] = field(default_factory=dict)
     tolerance: float = EXACT
     _starts: Array = field(default_factory=lambda: np.zeros(0, int))
 

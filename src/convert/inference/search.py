@@ -175,7 +175,8 @@ class Search:
             self.used[numbers] += 1  # a number that stands twice counts once, here and where it is given back
             self._origins[self._first[piece.tensor] + piece.elements] = piece.numbers
             if piece.meeting is not None:
-                self.context.near = self.context.of_siblings[siblings(operation)] = piece.meeting.index
+                self.context.near = piece.meeting.index
+                self.context.of_siblings[siblings(operation)] = operation, piece.meeting.index
 
     def _give_back(self, candidate: Candidate) -> None:
         for piece in candidate.pieces:

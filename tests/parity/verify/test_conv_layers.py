@@ -201,7 +201,8 @@ def test_a_padding_is_repaired_in_the_words_of_each_side(tmp_path: Path) -> None
     (finding,) = facts_of(tmp_path, "VALID", 1, "conv", nn.Conv2d(2, 4, 3, padding=1, bias=False)).findings
     assert (finding.expected, finding.got) == ("padding=(0, 0) of m", "padding=(1, 1) (the target's module m)")
     assert finding.fix == (
-        "make it padding=(0, 0) in the code of m, or correct `padding` of the rule if the source pads like padding=(1, 1)"
+        "make it padding=(0, 0) in the code of m, or correct `padding` of the rule if the source pads like padding=(1, 1); "
+        "if the code around m does the rest, state its `padding` in the rule's target"
     )
     (finding,) = facts_of(tmp_path, "VALID", 1, "conv", nn.Conv2d(2, 4, 3, stride=2, bias=False)).findings
     assert finding.fix == "configure m with stride [1, 1], or correct the rules if the source has strides [2, 2]"

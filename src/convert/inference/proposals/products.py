@@ -178,7 +178,9 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation, cu
         pairing = pair(target.columns, product.columns, context.tolerance)
         if pairing is not None and product.numbers:
             paired.append((product, meeting, pairing))
-    same = context.of_siblings.get(siblings(operation))
+    last, same = context.of_siblings.get(siblings(operation), (operation, None))
+    if last is operation:  # what was tried for it before, and refuted
+        same = None
     paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
     number = _number(operation.module)
     seen = set()

@@ -13,7 +13,8 @@ from convert.inference.columns import factors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
-MAX_PARTS = 32  # of an axis whose parts lie in another order in the target
+MAX_PARTS = 8  # of an axis whose parts lie in another order in the target
+MAX_LONG_PARTS = 32  # if none is a single element: sines and cosines of 16 frequencies
 FEW = 4  # single elements that code puts side by side, such as position, time and mask
 
 
@@ -164,7 +165,8 @@ def _in_parts(k: int, column: Array, size: int, start: int) -> list[tuple[int, A
     if len(order) != size or not np.array_equal(column, order[(np.arange(len(column)) // step) % size]):
         return None
     parts = runs_of(order)
-    return [(step, Axis(k, 0, size, start, parts=parts))] if len(parts) <= MAX_PARTS else None
+    most = MAX_LONG_PARTS if min(length for _, length in parts) > 1 else MAX_PARTS
+    return [(step, Axis(k, 0, size, start, parts=parts))] if len(parts) <= most else None
 
 
 def runs_of(order: Array) -> tuple[tuple[int, int], ...]:
