@@ -13,16 +13,18 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from class_sizes import LABELS, Shapes, Sizes, changed
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
+from convert.planning.modules.formulas import Keys, keys_of
 from convert.planning.modules.table import holds
 
 HERE = Path(__file__).parent
@@ -34,11 +36,17 @@ COMPOSITES = {
     "VisionEncoderDecoderModel": {"encoder": ["encoder", "base"], "decoder": ["decoder", "causal"]},
     "VisionTextDualEncoderModel": {"vision_model": ["vision_config", "base"], "text_model": ["text_config", "base"]},
 }
+WIDTH = "hidden_size|n_embd|d_model|dim"
+PROJECTION = {f"Linear [decoder.{WIDTH},encoder.{WIDTH}]": ["enc_to_dec_proj"]}
 OWN = {
-    "EncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
-    "SpeechEncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
-    "VisionEncoderDecoderModel": {"Linear": ["enc_to_dec_proj"]},
-    "VisionTextDualEncoderModel": {"Linear": ["text_projection -bias", "visual_projection -bias"], "Parameter": ["logit_scale"]},
+    "EncoderDecoderModel": PROJECTION,
+    "SpeechEncoderDecoderModel": PROJECTION,
+    "VisionEncoderDecoderModel": PROJECTION,
+    "VisionTextDualEncoderModel": {
+        f"Linear [projection_dim,text_config.{WIDTH}]": ["text_projection -bias"],
+        f"Linear [projection_dim,vision_config.{WIDTH}]": ["visual_projection -bias"],
+        "Parameter": ["logit_scale"],
+    },
 }  # fmt: skip
 # Keys that change which modules there are, beyond what the golden cases have.
 MORE: Mapping[str, list[dict[str, Any]]] = {
@@ -84,7 +92,6 @@ WHEN: Mapping[str, Any] = {
     r".* (.*\.)?adapter\.(proj|proj_layer_norm)": [[["add_adapter", False, True], ["output_hidden_size", None, True], ["output_hidden_size", None, {"differs_from": "hidden_size"}]]],
     r"Parameter layer_weights": [["use_weighted_layer_sum", False, True]],
 }  # fmt: skip
-WIDTH = "hidden_size|n_embd|d_model|dim"
 PROJECTED = [[["decoder.cross_attention_hidden_size", None, False], [f"encoder.{WIDTH}", None, {"differs_from": f"decoder.{WIDTH}"}]]]  # fmt: skip
 # What a tree of flax lacks although the class has it: tables of sines and cosines, which transformers computes, and poolers of heads that do not use them.
 SINES = "SinusoidalPositionalEmbedding"
@@ -94,7 +101,7 @@ SINES_WHEN = {"distilbert": [["sinusoidal_pos_embds", False, False]]}  # where a
 COUNTS: Mapping[str, Mapping[str, str]] = {
     "albert": {"encoder.albert_layer_groups": "num_hidden_groups", "encoder.albert_layer_groups.#.albert_layers": "inner_group_num"},
     "clip": {"text_model.encoder.layers": "text_config.num_hidden_layers", "vision_model.encoder.layers": "vision_config.num_hidden_layers"},
-    "gpt_neo": {"h": "num_layers|num_hidden_layers"},
+    "gpt_neo": {"h": "num_hidden_layers|num_layers"},
     "regnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
     "resnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
     "wav2vec2": {"feature_extractor.conv_layers": "conv_dim"},
@@ -116,7 +123,13 @@ REFUSES = {
     "ViTModel": {"pooler_act": [{"other_than": ["tanh"]}, "the flax class has tanh in its pooler"]},
     "VisionTextDualEncoderModel": {"text_config.model_type": [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]},
 }  # fmt: skip
+# What flax's and torch's ACT2FN both have.
+ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "tanh")
+T5_REFUSES = {
+    "feed_forward_proj": [{"other_than": [f"{gate}{name}" for gate in ("", "gated-") for name in ACTIVATIONS]}, "transformers' flax and PyTorch classes have no such activation in common"],
+}  # fmt: skip
 REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
+    **dict.fromkeys(("t5", "mt5", "longt5"), T5_REFUSES),
     "gpt2": {
         "scale_attn_weights": [[False], "the flax class scales the scores of its attention"],
         "scale_attn_by_inverse_layer_idx": [[True], "the flax class does not divide by the number of the layer"],
@@ -133,6 +146,10 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     "wav2vec2": {"adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"]},
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
 }
+DERIVED = ("architectures", "id2label", "label2id", "torch_dtype", "dtype", "transformers_version")
+HEADS = re.compile(r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads")
+SOME = 24  # a size for a key without one
+NUMBERED = re.compile(r"\.([0-9]+)(?=\.|$)")
 SKIPPED = re.compile(
     r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|bias|masked_bias|relative_position_index)$"
 )
@@ -157,16 +174,16 @@ def epsilon(module: torch.nn.Module) -> float | None:
     return None if found is None else float(found)
 
 
-def modules(model: Any) -> dict[str, tuple[str, float | None, frozenset[str]]]:
-    """Return name -> kind, epsilon and parameters, by the names that `save_pretrained` writes."""
+def written(model: Any) -> Iterator[tuple[str, str, str, float | None, tuple[int, ...]]]:
+    """Yield the module and the tensor in it, by the names that `save_pretrained` writes; its kind, epsilon and shape."""
     owner = {}
     for path, module in model.named_modules():
         if ".parametrizations" in path or path.startswith("parametrizations"):
             continue
         word = kind(module)
         named = [*module.named_parameters(recurse=word == "WeightNorm"), *module.named_buffers(recurse=False)]
-        for name, tensor in named:
-            owner[f"{path}.{name}" if path else name] = (word, epsilon(module), tensor)
+        for name, _ in named:
+            owner[f"{path}.{name}" if path else name] = (word, epsilon(module))
     state = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -174,10 +191,9 @@ def modules(model: Any) -> dict[str, tuple[str, float | None, frozenset[str]]]:
     }
     numbered = {name: torch.full((1,), float(k)) for k, name in enumerate(state)}
     order = list(state)
-    found: dict[str, tuple[str, float | None, set[str]]] = {}
     for name, number in revert_weight_conversion(model, numbered).items():
         of = order[int(number.item())]
-        word, eps, _ = owner.get(of, ("", None, None))
+        word, eps = owner.get(of, ("", None))
         if name.endswith("num_batches_tracked"):
             continue
         stem = (
@@ -187,9 +203,85 @@ def modules(model: Any) -> dict[str, tuple[str, float | None, frozenset[str]]]:
             if word == "WeightNorm" and "parametrizations" in name
             else name.rpartition(".")[0]
         )
-        entry = found.setdefault(stem, (word or "Parameter", eps, set()))
-        entry[2].add("" if not word else name.removeprefix(f"{stem}."))
+        yield stem, "" if not word else name.removeprefix(f"{stem}."), word, eps, tuple(state[of].shape)
+
+
+def modules(model: Any) -> dict[str, tuple[str, float | None, frozenset[str]]]:
+    """Return name -> kind, epsilon and parameters."""
+    found: dict[str, tuple[str, float | None, set[str]]] = {}
+    for stem, role, word, eps, _ in written(model):
+        found.setdefault(stem, (word or "Parameter", eps, set()))[2].add(role)
     return {name: (word, eps, frozenset(roles)) for name, (word, eps, roles) in found.items()}
+
+
+def leads(model: Any) -> Shapes:
+    """Return module -> the shape of its weight."""
+    roles = ("", "weight", "parametrizations.weight.original1")
+    return {stem: shape for stem, role, _, _, shape in written(model) if role in roles}
+
+
+def where_they_hold(formulas: tuple[str, ...], name: str, shape: tuple[int, ...], keys: Keys) -> tuple[str, ...]:
+    """Leave out the formulas that do not give the sizes of another configuration."""
+    number = found[1] if (found := NUMBERED.search(name)) else ""
+    return tuple(text if not text or keys.count(text, number) in (size, None) else "" for text, size in zip(formulas, shape, strict=True))  # fmt: skip
+
+
+def sizes_of(cls: Any, config: Any) -> tuple[dict[str, tuple[str, ...]], dict[str, Any]]:
+    """Return module -> the formula of each axis of its weight, and key -> default of the class; a key that others stand for has none."""
+
+    def shapes(raw: Mapping[str, Any]) -> Shapes:
+        with torch.device("meta"):
+            model = cls(type(config).from_dict(dict(raw)))
+        return leads(model)
+
+    raw = json.loads(json.dumps({key: value for key, value in config.to_dict().items() if key not in DERIVED}))
+    raw[LABELS] = 2
+    whole, default = Sizes(raw, shapes), type(config)()
+    names = {of: f"{alias}|{of}" for alias, of in config.attribute_map.items() if alias != LABELS}
+    without: dict[str, Sizes] = {}
+    defaults: dict[str, Any] = {}
+    used = {key for stem, shape in (whole.at(()) or {}).items() for at in range(len(shape)) for key in whole.depends((stem, at))}  # fmt: skip
+    for key in sorted(used):
+        listed = key.rpartition(".")[0] if key.rpartition(".")[2].isdecimal() else key
+        value = attribute(default, listed)
+        missing = changed(raw, {key: None}) if listed == key else None
+        other = None if missing is None else Sizes(missing, shapes)
+        if other is not None and other.at(()) and (value is None or other.at(()) != whole.at(((key, value),))):
+            without[key] = other
+        else:
+            defaults[listed] = list(value) if isinstance(value, list | tuple) else value
+
+    stated = {key: Sizes({**raw, key: SOME}, shapes) for key, value in raw.items() if value is None}
+    stated = {key: sizes for key, sizes in stated.items() if sizes.at(()) not in (None, whole.at(()))}
+
+    def formula(axis: tuple[str, int]) -> str:
+        first = [sizes.formula(axis) for key, sizes in stated.items() if key in sizes.depends(axis)]
+        then = [without[key].formula(axis) for key in whole.depends(axis) if key in without]
+        return ";".join(dict.fromkeys(text for text in (*first, whole.formula(axis), *then) if text))
+
+    found = {stem: tuple(formula((stem, at)) for at in range(len(shape))) for stem, shape in (whole.at(()) or {}).items()}  # fmt: skip
+    return {stem: tuple(with_keys(text, names) for text in texts) for stem, texts in found.items()}, defaults
+
+
+def with_keys(formula: str, names: Mapping[str, str]) -> str:
+    """Write other names of keys into a formula."""
+    return re.sub(r"[a-z][a-z0-9_.]*", lambda found: names.get(found[0], found[0]), formula)
+
+
+def common(pattern: str, formulas: Mapping[str, tuple[str, ...]], config: Any) -> tuple[str, ...]:
+    """Return the formulas of modules that differ in their numbers; `#` is the first number of a name, and an axis without a common formula has none.
+
+    An element of a list is the last one, or that of the first number: another place would be another one in a longer list.
+    """
+    ends = {f"{key}.{len(value) - 1}": f"{key}.-1" for key, value in config.to_dict().items() if isinstance(value, list)}  # fmt: skip
+    if "#" not in pattern:
+        return next((tuple(with_keys(text, ends) for text in texts) for texts in formulas.values()), ())
+    made = []
+    for name, texts in formulas.items():
+        number = NUMBERED.search(name)
+        assert number is not None
+        made.append(tuple(re.sub(rf"(?<=[a-z])\.{number[1]}\b", ".#", text) for text in texts))
+    return tuple(each[0] if len(set(each)) == 1 and not re.search(r"[a-z]\.\d", each[0]) else "" for each in zip(*made, strict=True))  # fmt: skip
 
 
 def generalised(names: Iterable[str], first_differs: bool) -> dict[str, str]:
@@ -225,19 +317,6 @@ def build(cls: Any, config: Any) -> Any:
     config.num_labels = 2  # question answering has no other number
     with torch.device("meta"):
         return cls(config)
-
-
-def fixed_widths(cls: Any, config: Any) -> dict[str, int]:
-    """Return the outputs of each layer that has one or two of them whatever the number of classes is."""
-    config = copy.deepcopy(config)
-    config.num_labels = 3
-    try:
-        with torch.device("meta"):
-            model = cls(config)
-    except (AssertionError, ValueError):
-        return {}  # the class takes no other number
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    return {name: module.out_features for name, module in linear.items() if module.out_features < 3}
 
 
 def fact_of(cls: Any, config: Any, name: str) -> str | None:
@@ -276,7 +355,7 @@ def counts_of(cls: Any, config: Any) -> dict[str, str]:
             except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
                 continue  # no such number of layers is possible
             others = [alias for alias, of in config.attribute_map.items() if of in (key, INSTEAD_OF.get(key))]
-            names = "|".join([key, *([INSTEAD_OF[key]] if key in INSTEAD_OF else []), *others])
+            names = "|".join([key, *others, INSTEAD_OF[key]] if key in INSTEAD_OF else [*others, key])
             found |= {place: names for place, n in base.items() if after.get(place) == n + 1 and n == value}
     return found
 
@@ -294,8 +373,17 @@ def conditions(
             for each in (*wanted, *([f"{key}.bias"] if mark == "?bias" else [])):
                 found = [condition for stated, condition in WHEN.items() if re.fullmatch(stated, each)]
                 assert len(found) == 1, (each, found)
-                out[each] = found[0]
+                out[each] = with_defaults(found[0], names[0][0])
     return out
+
+
+def with_defaults(condition: list[Any], config: Any) -> list[Any]:
+    """Write the defaults of a class into a condition: families have other defaults for one key."""
+    default = type(config)()
+    return [
+        with_defaults(one, config) if isinstance(one[0], list) else [one[0], getattr(default, one[0]), one[2]] if hasattr(default, one[0]) else one
+        for one in condition
+    ]  # fmt: skip
 
 
 def sines_when(model_type: str, listed: Mapping[str, list[str]]) -> dict[str, Any]:
@@ -337,6 +425,8 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     example: dict[str, tuple[Any, str]] = {}
     names: list[tuple[Any, dict[str, bool]]] = []  # of each configuration: what it has -> whether with a bias
     never: set[str] = set()
+    axes: dict[str, tuple[str, ...]] = {}
+    facts: dict[str, Any] = {}
     for config in configs:
         model = build(cls, config)
         found = modules(model)
@@ -344,13 +434,25 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         never |= {module for module in found if re.fullmatch(LACKS.get(name, "$^"), module)}
         general = generalised(found, config.model_type == "resnet")
         names.append((config, {pattern: "bias" in found[concrete][2] for concrete, pattern in general.items()}))
+        if set(general.values()) - axes.keys():
+            formulas, defaults = sizes_of(cls, config)
+            facts |= defaults
+            for pattern in set(general.values()) - axes.keys():
+                of_pattern = {x: formulas[x] for x, of in general.items() if of == pattern and x in formulas}
+                axes[pattern] = common(pattern, of_pattern, config)
+        shapes = leads(model)
+        stated = Keys(
+            {**{key: value for key, value in config.to_dict().items() if key not in DERIVED}, LABELS: 2}, facts
+        )
+        for concrete, pattern in general.items():
+            if concrete in shapes:
+                axes[pattern] = where_they_hold(axes[pattern], concrete, shapes[concrete], stated)
         once = set()
         for concrete, pattern in general.items():
             example.setdefault(pattern, (config, concrete))
             if pattern not in once:
                 seen[pattern].append(found[concrete])
                 once.add(pattern)
-    facts: dict[str, Any] = {}
     listed: dict[str, list[str]] = defaultdict(list)
     known: dict[tuple[float, str], str] = {}
     for pattern, entries in seen.items():
@@ -382,7 +484,10 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
     when = conditions(listed, names, never)
     counts |= counts_elsewhere(configs[0].model_type, seen)
     default = type(configs[0])()
-    for key in (*counts.values(), *(test[2]["differs_from"] for condition in when.values() for test in tests_of(condition) if "differs_from" in dict_of(test[2]))):  # fmt: skip
+    heads = heads_of(
+        configs[0], {key.partition("|")[0] for texts in axes.values() for text in texts for key in keys_of(text)}
+    )
+    for key in (*counts.values(), *heads, *(test[2]["differs_from"] for condition in when.values() for test in tests_of(condition) if "differs_from" in dict_of(test[2]))):  # fmt: skip
         value = attribute(default, key.removesuffix(".#"))
         facts[key.removesuffix(".#")] = list(value) if isinstance(value, list | tuple) else value
     for key, condition in when.items():
@@ -397,11 +502,33 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "facts": facts,
         "tied": dict(sorted(tied.items())),
         "counts": counts,
+        **({"heads": heads} if heads else {}),
         "refuses": REFUSES_OF_TYPE.get(configs[0].model_type, {}) | REFUSES.get(name, {}),
-        **({"widths": widths} if (widths := fixed_widths(cls, configs[0])) else {}),
         "when": when,
-        "modules": {word: listed[word] for word in sorted(listed) if listed[word]},
+        "modules": with_axes(listed, axes),
     }  # fmt: skip
+
+
+def heads_of(config: Any, sizes: Collection[str], part: str = "") -> dict[str, str]:
+    """Return the key of each number of heads that no size follows -> the key of the width that it divides."""
+    parts = [key for key in ("text_config", "vision_config") if hasattr(config, key)]
+    found = {key: one for key in parts for key, one in heads_of(getattr(config, key), sizes, f"{key}.").items()}
+    width = config.attribute_map.get("hidden_size", "hidden_size")
+    names = {of: f"{alias}|{of}" for alias, of in config.attribute_map.items()}
+    for key, value in config.to_dict().items():
+        if HEADS.fullmatch(key) and isinstance(value, int) and f"{part}{key}" not in sizes and hasattr(config, width):
+            found[f"{part}{names.get(key, key)}"] = f"{part}{names.get(width, width)}"
+    return found
+
+
+def with_axes(listed: Mapping[str, list[str]], axes: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """Add the formulas of the axes to the headings."""
+    made: dict[str, list[str]] = defaultdict(list)
+    for word in sorted(listed):
+        for text in listed[word]:
+            formulas = axes[text.removeprefix("?").partition(" ")[0]]
+            made[f"{word} [{','.join(formulas)}]" if any(formulas) else word].append(text)
+    return dict(made)
 
 
 def configurations() -> dict[str, tuple[list[str], list[Any]]]:
@@ -430,8 +557,8 @@ def entries() -> dict[str, Any]:
             found[name] = described(name, of or [getattr(config, part) for config in configs if hasattr(config, part)])
     for name, parts in COMPOSITES.items():
         found[name] = {
-            "model_type": "", "prefix": "", "facts": {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}),
-            "when": {"Linear enc_to_dec_proj": PROJECTED} if "enc_to_dec_proj" in OWN[name]["Linear"] else {},
+            "model_type": "", "prefix": "", "facts": {"projection_dim": 512} if "Dual" in name else {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}),
+            "when": {"Linear enc_to_dec_proj": PROJECTED} if OWN[name] is PROJECTION else {},
             "modules": OWN[name], "parts": parts,
         }  # fmt: skip
     for path in sorted((HERE / "flax-families").glob("*.npz"), key=lambda path: path.stem.partition(".")[2].islower()):

@@ -125,6 +125,14 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("gpt_neo.GPTNeoModel", {"num_layers": 3}, "has num_layers = 3, and the tree has 2 layers in h"),
         ("clip.CLIPModel", {"text_config": {"num_hidden_layers": 3}}, "and the tree has 2 layers in text_model.encoder.layers"),
         ("resnet.ResNetModel", {"depths": [3, 2]}, r"has depths = .3, 2., and the tree has \d layers in encoder.stages.0.layers"),
+        ("bert.BertModel", {"hidden_size": 13}, r"has hidden_size = 13, and the tensor \S+ has 12 in axis 0, and so have \d+ others: expected 13 in axis 0, got .12, 12."),
+        ("bert.BertModel", {"vocab_size": None}, r"has no vocab_size, which then is 30522, and the tensor embeddings.word_embeddings.weight has 29 in axis 0"),
+        ("bert.BertModel", {"num_attention_heads": 5}, "has num_attention_heads = 5, which does not divide hidden_size = 12"),
+        ("bart.BartModel", {"num_hidden_layers": 3}, "has num_hidden_layers = 3, and the tree has 2 layers in encoder.layers"),  # it wins over encoder_layers
+        ("gpt2.GPT2Model", {"hidden_size": 24}, "has hidden_size = 24, and the tensor"),
+        ("encoder_decoder", {"encoder": {"vocab_size": 30}}, "has encoder.vocab_size = 30, and the tensor encoder.embeddings"),
+        ("mt5.MT5Model", {"feed_forward_proj": "gated-nonsense"}, "no such activation in common"),
+        ("longt5.LongT5Model", {"feed_forward_proj": "nonsense"}, "no such activation in common"),
         ("bert.BertForTokenClassification", {"architectures": ["BertForMultipleChoice"]}, "has 1 outputs in classifier, and the tree has 5"),
     ],
 )  # fmt: skip
@@ -137,6 +145,28 @@ def test_keys_and_sizes_of_another_model_are_refused(
     source = flax_families.specs(case, tmp_path / "source", **{**keys, **parts})
     with pytest.raises(convert.PlanError, match=told):
         convert.plan_conversion(FAMILY, source)
+
+
+def test_t5s_siblings_take_the_activations_that_t5_takes() -> None:
+    table = json.loads((shipped_rules_dir() / "transformers-classes.json").read_text())["classes"]
+    stated = re.findall(r"&\w+ \{feed_forward_proj: \[(.*?)\]", (shipped_rules_dir() / "t5.yaml").read_text())
+    assert len(stated) == 2
+    for name in ("MT5Model", "LongT5Model", "T5Model"):
+        (values, _) = table[name]["refuses"]["feed_forward_proj"]
+        assert set(values["other_than"]) == {word for words in stated for word in words.split(", ")}
+
+
+def test_the_default_of_a_missing_activation_is_that_of_the_class(tmp_path: Path) -> None:
+    """MT5's class is gated by default, T5's and LongT5's are not."""
+    gated = flax_families.config("mt5.MT5Model")["feed_forward_proj"].startswith("gated-")
+    source = flax_families.specs("mt5.MT5Model", tmp_path / "mt5", feed_forward_proj=None)
+    assert gated and convert.plan_conversion(FAMILY, source).steps
+
+
+def test_a_number_of_heads_that_is_missing_is_said(tmp_path: Path) -> None:
+    source = flax_families.specs("bert.BertModel", tmp_path / "source", num_attention_heads=None)
+    (note,) = [x for x in convert.plan_conversion(FAMILY, source).notes if "num_attention_heads" in x]
+    assert note.endswith("`BertModel` then has 12, and no leaf shows the number")
 
 
 def case_of(family: str) -> str:
@@ -409,7 +439,8 @@ def test_a_class_of_the_family_is_proposed_where_none_is_named(case: str, propos
 
 
 @pytest.mark.slow
-def test_the_table_is_what_the_script_makes(tmp_path: Path) -> None:
+def test_the_table_is_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GOLDEN))
     script = runpy.run_path(str(GOLDEN / "make_transformers_classes.py"))
     shipped = json.loads((shipped_rules_dir() / "transformers-classes.json").read_text())["classes"]
     made = script["entries"]()

@@ -15,6 +15,7 @@ from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
 from convert.planning.compile_rules import compile_rules
 from convert.planning.low_rank_source import with_merges
+from convert.planning.modules.sizes import compare_sizes
 from convert.planning.notes import plan_notes
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.outputs import compare_with_state_dict, made_twice
@@ -66,6 +67,8 @@ def plan_match(match: RuleMatch) -> Plan:
         leaves = with_merges(match.source, compiled.merges).leaves
         translation = match.format.translate(compiled.steps, lambda leaf: leaves[leaf].spec, match.target)
         findings = translation.findings or tuple(made_twice(translation.steps))
+    other_sizes, assumed = compare_sizes(match.coverage.rules, match.source, compiled.steps)
+    findings = findings or other_sizes
     questions = [question.finding for question in match.coverage.rules.questions]
     if not findings and not questions and match.options.like is not None:
         findings = tuple(compare_with_state_dict(translation.steps, match.options.like))
@@ -89,7 +92,7 @@ def plan_match(match: RuleMatch) -> Plan:
         dtype=match.options.dtype,
         settings=dict(match.options.settings),
         confirmed=sized.confirmed,
-        notes=plan_notes(match, sized, compiled, translation.steps),
+        notes=(*plan_notes(match, sized, compiled, translation.steps), *assumed),
         merges=compiled.merges,
         sidecar=sized.sidecar,
         translated=translation.tensors,

@@ -32,6 +32,7 @@ from convert.rules.file import MODULE, ModulesOfClass, RuleFile
 from convert.rules.library import shipped_rules_dir
 
 BIAS = "bias"
+LINEAR = "Linear"
 ARCHITECTURES = "architectures"  # transformers' key of the classes
 MAX_CLASSES = 5  # with the same leaves, that an error names
 DRAFT = "draft rules from its PyTorch class: `convert rules new CKPT my-model.yaml --like DIR`"
@@ -369,8 +370,11 @@ def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> It
             count = max(map(int, patterns.numbers.get(place, ())), default=-1) + 1
             expected = layers.at(place)
             if expected is not None and count != expected and (count or needed):
-                key = layers.key.split("|")[0]
-                has = f"has {key} = {layers.count}" if layers.stated else f"has no {key}, which then is {layers.count}"
+                has = (
+                    f"has {layers.key} = {layers.count}"
+                    if layers.stated
+                    else f"has no {layers.key}, which then is {layers.count}"
+                )
                 yield Finding(
                     "config-conflict",
                     f"the {_file(rules)} of the checkpoint {has}, and the tree has {count} layers in {'.'.join(place)}",
@@ -382,14 +386,14 @@ def _other_widths(
     rules: RuleFile, of: ModulesOfClass, listed: ModuleList, claimed: Mapping[Name, Found], source: Source, root: str
 ) -> Iterator[Finding]:
     """Report that a layer has another number of outputs than the class has in every configuration."""
-    for name, width in listed.widths.items():
-        one = claimed.get(tuple(name.split(".")))
-        leaf = "/".join((*([root] if root else []), *one.path, "kernel")) if one else ""
-        shape = source.leaves[leaf].spec.shape if leaf in source.leaves else ()
-        if shape and shape[-1] != width:  # a derived leaf has no shape yet
+    for name, one in claimed.items():
+        outputs = one.module.axes[0] if one.module.type == LINEAR and one.module.axes else ""
+        leaf = "/".join((*([root] if root else []), *one.path, "kernel"))
+        shape = source.leaves[leaf].spec.shape if outputs.isdecimal() and leaf in source.leaves else ()
+        if shape and shape[-1] != int(outputs):  # a derived leaf has no shape yet
             yield Finding(
                 "config-conflict",
-                f"{listed.package} `{listed.loads}` has {width} outputs in {name}, and the tree has {shape[-1]}",
+                f"{listed.package} `{listed.loads}` has {outputs} outputs in {'.'.join(name)}, and the tree has {shape[-1]}",
                 rule=rules.path,
                 path=leaf,
                 fix=f"`{of.key}` of {_file(rules)} names another class than that of the checkpoint",

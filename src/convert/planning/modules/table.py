@@ -10,12 +10,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from convert.planning.modules.formulas import Keys, value_of
+
 NUMBER = "#"  # in a name: the number of a layer
 PARAMETER = "Parameter"  # type of a tensor that belongs to no module of a known type
 EMBEDDING = "Embedding"
 TIED = "tie_word_embeddings"
 
 Name = tuple[str, ...]
+Heads = tuple[str, str, Keys]  # key of the number of heads, key of the width that they divide, configuration
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Module:
         groups: of a group norm.
         optional: whether a tree may lack it.
         bias: whether it has a bias; None if the configuration does not say so.
+        axes: of its weight, the formula of each size; empty where none is known.
+        keys: what the formulas follow.
     """
 
     name: Name
@@ -37,11 +42,14 @@ class Module:
     groups: int | None
     optional: bool
     bias: bool | None
+    axes: tuple[str, ...]
+    keys: Keys
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What modules have in common that one rule is written for: all but the numbers in their names."""
-        return (tuple(NUMBER if key.isdecimal() else key for key in self.name), *list(vars(self).values())[1:])
+        """What modules have in common that one rule is written for: all but the numbers in their names, and sizes."""
+        name = tuple(NUMBER if key.isdecimal() else key for key in self.name)
+        return (name, self.type, self.epsilon, self.groups, self.optional, self.bias)
 
 
 @dataclass(frozen=True)
@@ -80,9 +88,9 @@ class ModuleList:
         tied: tensor -> the tensor that it is the same as, unless config.json says otherwise.
         untied: those of `tied` that config.json unties.
         counts: name before a number -> the number of layers there.
+        heads: numbers of heads that no leaf shows.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
         unread: key of config.json that the source's code does not read -> the value that it computes with.
-        widths: layer -> the number of its outputs, which no configuration changes.
         notes: what the class computes otherwise than the source's code.
     """
 
@@ -95,9 +103,9 @@ class ModuleList:
     tied: Mapping[str, str]
     untied: frozenset[str]
     counts: Mapping[Name, LayerCount]
+    heads: tuple[Heads, ...]
     refused: Mapping[str, tuple[Any, str]]
     unread: Mapping[str, Any]
-    widths: Mapping[str, int]
     notes: tuple[str, ...]
 
     def has_leaf(self, tensor: str) -> bool:
@@ -126,6 +134,7 @@ class _Gathered:
     tied: dict[str, str] = field(default_factory=dict)
     untied: set[str] = field(default_factory=set)
     counts: dict[Name, LayerCount] = field(default_factory=dict)
+    heads: list[Heads] = field(default_factory=list)
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
 
@@ -156,9 +165,9 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         found.tied,
         frozenset(found.untied),
         found.counts,
+        tuple(found.heads),
         found.refused,
         entry.get("unread", {}),
-        entry.get("widths", {}),
         tuple(entry.get("notes", ())),
     )
 
@@ -171,9 +180,11 @@ def _entry(entries: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _gather(
-    found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], config: Mapping[str, Any], below: Name
-) -> None:
-    for module, has in _modules(entry, config, below):
+    found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], config: Mapping[str, Any], below: Name, part: str = ""
+) -> None:  # fmt: skip
+    keys = Keys(config, entry["facts"], part)
+    found.heads += [(heads, width, keys) for heads, width in entry.get("heads", {}).items()]
+    for module, has in _modules(entry, keys, below):
         if has:
             found.modules.append(module)
         else:
@@ -191,7 +202,7 @@ def _gather(
         if (count := _layers(entry, config, text)) is not None:
             found.counts[(*below, *place.split("."))] = count
     for key, (values, because) in entry["refuses"].items():
-        value = _value(config, key)
+        value = value_of(config, key)
         if value not in values["other_than"] and value is not None if isinstance(values, dict) else value in values:
             found.refused[key] = (value, because)
     for part, (key, role) in entry.get("parts", {}).items():
@@ -200,7 +211,7 @@ def _gather(
         of = own.get("model_type")
         if not isinstance(of, str) or of not in table["parts"][role]:
             raise UnknownClassError(f"{key}: {of}")
-        _gather(found, table, _entry(table["classes"], table["parts"][role][of]), own, (*below, part))
+        _gather(found, table, _entry(table["classes"], table["parts"][role][of]), own, (*below, part), f"{key}.")
     for part, block in entry.get("blocks", {}).items():
         for number, of, own in _blocks(config, **block):
             if not isinstance(of, str) or of not in table["blocks"]:
@@ -233,10 +244,13 @@ def _blocks(
         yield (str(k),), types[k], own
 
 
-def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -> Iterator[tuple[Module, bool]]:
+def _modules(entry: Mapping[str, Any], keys: Keys, below: Name) -> Iterator[tuple[Module, bool]]:
     """Yield each module of a class, and whether this configuration has it."""
+    config = keys.config
     for heading, names in entry["modules"].items():
-        word, *numbers = heading.split(" ")
+        before, _, sizes = heading.partition(" [")
+        word, *numbers = before.split(" ")
+        axes = tuple(sizes.removesuffix("]").split(",")) if sizes else ()
         epsilon, groups = (_number(entry, config, text) for text in (*numbers, "", "")[:2])
         for text in names:
             name, _, bias = text.partition(" ")
@@ -247,7 +261,7 @@ def _modules(entry: Mapping[str, Any], config: Mapping[str, Any], below: Name) -
             has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), entry, config) if bias else None)  # fmt: skip
             count = None if groups is None else int(groups)
             yield (
-                Module((*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias),
+                Module((*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias, axes, keys),
                 spared or has is not False,
             )
 
@@ -261,7 +275,7 @@ def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> f
     key = text.removeprefix("$")
     if not text or key == text:
         return float(text) if text else None
-    value = _value(config, key)
+    value = value_of(config, key)
     value = value if isinstance(value, float | int) else entry["facts"].get(key)
     if value is None:
         raise MissingKeyError(key)
@@ -284,13 +298,13 @@ def _all(tests: Sequence[Sequence[Any]], entry: Mapping[str, Any], config: Mappi
 def _test(test: Sequence[Any], entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
     """Whether a key, with this default, is on or off, is like a pattern, or differs from another key."""
     key, default, stated = test
-    value = _value(config, key)
+    value = value_of(config, key)
     value = default if value is None else value
     if isinstance(stated, bool):
         return bool(value) is stated
     ((operator, text),) = stated.items()
     if operator == "differs_from":
-        other = _value(config, text)
+        other = value_of(config, text)
         other = entry["facts"].get(text) if other is None else other
         return None if value is None or other is None else bool(value != other)
     return fnmatchcase(str(value), text) is (operator == "is")
@@ -301,40 +315,11 @@ def _layers(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> L
     key = text.removesuffix(".#")
     default = entry["facts"].get(key)
     if key != text:
-        value = _value(config, key)
+        value = value_of(config, key)
         counts = default if value is None else value
         return None if counts is None else LayerCount(key, counts, value is not None)
-    count = _count(config, key)
+    count = Keys(config).count(key)
     if count is not None:
-        return LayerCount(key, count, True)
+        return LayerCount(Keys(config).shown(key), count, True)
     count = len(default) if isinstance(default, list) else default
-    return None if count is None else LayerCount(key, count, False)
-
-
-def _count(config: Mapping[str, Any], text: str) -> int | None:
-    """Return a sum of products of numbers and keys, of a list its length; None if the configuration lacks one of the keys."""
-    total = 0
-    for term in text.split("+"):
-        product = 1
-        for factor in term.split("*"):
-            value = int(factor) if factor.removeprefix("-").isdecimal() else _value(config, factor)
-            if not isinstance(value, int | list):
-                return None
-            product *= len(value) if isinstance(value, list) else value
-        total += product
-    return total
-
-
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key, which may lie in a part of the configuration or in a list: ``text_config.layer_norm_eps``, ``hidden_sizes.0``.
-
-    Of several names of a key (``n_layer|num_hidden_layers``), the first that is stated counts.
-    """
-    *parts, names = key.split(".")
-    value: Any = config
-    for one in parts:
-        value = value.get(one) if isinstance(value, Mapping) else None
-    if isinstance(value, list) and names.isdecimal():
-        return value[int(names)] if int(names) < len(value) else None
-    found = (value.get(name) for name in names.split("|")) if isinstance(value, Mapping) else ()
-    return next((one for one in found if one is not None), None)
+    return None if count is None else LayerCount(Keys(config).shown(key), count, False)

@@ -1,0 +1,112 @@
+"""Sizes in the config.json of a flax checkpoint: one that the tree contradicts is refused, also the default that a missing one then has."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from support import flax_families
+from support.marks import slow_but
+
+FAMILY = "flax-transformers"
+QUICK = ("bert.BertForSequenceClassification", "clip.CLIPModel", "resnet.ResNetModel")
+# Keys of numbers of which another one, or none, is accepted -> why.
+NO_SIZE = {
+    r".*_token_id|mask_\w+|num_negatives|semantic_loss\w+|\w+_dropout_prob": "of tokens and of training",
+    r"(min|max)_length|num_beams|num_beam_groups|\w*no_repeat_ngram_size|top_k|num_return_sequences": "of generation",
+    r"chunk_size_feed_forward|pretraining_tp|relative_attention_max_distance|rotary_dim|local_radius|\w*block_size|num_random_blocks|window_size|attention_types.*|(conv|adapter)_stride.*|encoder_stride|median_filter_width|groups_width": "how the class computes: no leaf shows the number",
+    r"(num_|encoder_|decoder_)?attention_heads|n_heads?|num_heads": "divides the width: no leaf shows the number",
+    r"tdnn_.*|xvector_output_dim|out_indices.*|pool_scales.*|auxiliary_\w+|num_feat_extract_layers|decoder_vocab_size": "of what no flax class has",
+}  # fmt: skip
+# The same for cases without the part of the model that a number is of.
+OTHER_PART = {
+    r"wav2vec2\.(?!.*CTC).*|speech_encoder_decoder": "encoder.vocab_size|vocab_size|(encoder.)?classifier_proj_size",
+    r"wav2vec2\.(?!.*PreTraining).*|speech_encoder_decoder": r"(encoder\.)?(codevector_dim|proj_codevector_dim|num_codevector\w*)",
+    r"wav2vec2\.(?!adapter).*|speech_encoder_decoder": r"(encoder\.)?(adapter_kernel_size|num_adapter_layers|output_hidden_size)",
+    r"wav2vec2.*CTC|whisper.*": "classifier_proj_size",
+    r"whisper\.WhisperForAudioClassification": r"decoder_\w+|max_target_positions|vocab_size",
+    r"bart\.causal|speech_encoder_decoder": r"(decoder\.)?encoder_(layers|ffn_dim)",
+    r".*EncoderModel": "num_decoder_layers",
+    r"clip\.CLIPModel|vision_text.*": r"\w+_config\.projection_dim",
+    r"clip\.(text|vision)": "projection_dim",
+    r"beit\.(?!BeitForMasked).*": "vocab_size",
+    r"beit\.(?!shared|positions).*": "image_size",
+    r"distilbert\.sinusoidal|marian.*|pegasus.*|roformer.*|xglm.*": "max_position_embeddings",
+    r"gptj.*": "n_positions",
+    r"albert.*": "num_hidden_layers",  # as often as the one group of layers runs
+}
+HAS_CLASSES = ("SequenceClassification", "TokenClassification", "ImageClassification", "AudioClassification", "ForQuestionAnswering")  # fmt: skip
+DEFAULTS = {"type_vocab_size": 2, "num_channels": 3, "n_layer": 2, "num_hidden_groups": 1, "adapter_kernel_size": 3, "num_codevector_groups": 2}  # fmt: skip
+
+
+def numbers(stated: Any, before: str = "") -> Iterator[str]:
+    """Yield the keys of all integers, those in parts and in lists too, and of the names of classes."""
+    for key, value in stated.items() if isinstance(stated, dict) else enumerate(stated):
+        if key in ("id2label", "label2id"):
+            yield from [f"{before}{key}"] if key == "id2label" else []
+        elif isinstance(value, dict | list):
+            yield from numbers(value, f"{before}{key}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{before}{key}"
+
+
+def changed(stated: dict[str, Any], key: str, removed: bool) -> dict[str, Any]:
+    """Return a configuration with a number that is one larger, or without it."""
+    made = copy.deepcopy(stated)
+    *parts, last = key.split(".")
+    of: Any = made
+    for part in parts:
+        of = of[int(part)] if isinstance(of, list) else of[part]
+    if isinstance(of, list):
+        of[int(last)] += 1
+    elif removed:
+        del of[last]
+    elif last == "id2label":
+        of[last] = {**of[last], str(len(of[last])): "more"}
+    else:
+        of[last] += 1
+    return made
+
+
+def accepted(case: str, folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield each number that may be another one, or missing."""
+    stated, source = flax_families.config(case), flax_families.specs(case, folder)
+    for key in numbers(stated):
+        for removed in (False,) if key.rpartition(".")[2].isdecimal() else (False, True):
+            (folder / "config.json").write_text(json.dumps(changed(stated, key, removed)))
+            try:
+                convert.plan_conversion(FAMILY, source)
+            except convert.PlanError:
+                continue
+            yield key, removed
+
+
+def explained(case: str, key: str, removed: bool) -> bool:
+    """Whether a number may be another one."""
+    stated, last = flax_families.config(case), re.sub(r"(\.\d+)+$", "", key).rpartition(".")[2]
+    (name,) = stated["architectures"]
+    if any(re.fullmatch(one, last) for one in NO_SIZE) or any(re.fullmatch(of, case) and re.fullmatch(one, key) for of, one in OTHER_PART.items()):  # fmt: skip
+        return True
+    if last == "id2label":
+        return not name.endswith(HAS_CLASSES) or key != last
+    if last == "image_size" and not removed:
+        return True  # as many patches
+    if last == "embedding_size" and removed:
+        return bool(stated[last] == stated["hidden_size"])
+    if last in ("encoder_layers", "num_hidden_layers") and removed:
+        return stated.get("num_hidden_layers") == stated.get(
+            "encoder_layers", stated.get("num_layers")
+        )  # two names of one number
+    return removed and last in DEFAULTS
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, flax_families.GENERIC))
+def test_each_size_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
+    assert [(key, removed) for key, removed in accepted(case, tmp_path) if not explained(case, key, removed)] == []
