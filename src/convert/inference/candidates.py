@@ -15,6 +15,7 @@ from convert.inference.columns import Columns
 from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.commuted import commuted
+from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import terms
 from convert.inference.replay import Replay
 from convert.inference.rows import Rows, of_each_expert, of_each_vector
@@ -159,6 +160,9 @@ class Source:
         for other in commuted(program):
             self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
             self.table.add(other.operation.results[0].array, other.index)
+        for part in visible_sums(program):
+            self.meetings[Role.SHIFT].append(Meeting(part.index, (part.operation,), part.side, Role.SHIFT))
+            self.table.add(part.operation.results[0].array, part.index)
         self.products: list[tuple[Product, Meeting]] = []
         for meeting in (*self.meetings[Role.PRODUCT], *self.meetings[Role.CONVOLUTION]):
             self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]

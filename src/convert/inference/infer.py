@@ -22,6 +22,7 @@ from convert.inference.forms.as_data import (
 )
 from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
+from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.sums import constants_last
 from convert.inference.grading import proof, unshown
@@ -124,7 +125,7 @@ def _derived(
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
 
-    search = Search(Source(outputs_as_data(first), repeated=bool(learned[0])), outputs_as_data(target))
+    search = Search(Source(outputs_as_data(first), repeated=bool(learned[0])), _in_search(target))
     solved = search.solve()
     differences: tuple[Difference, ...] = ()
     if not solved:
@@ -204,11 +205,16 @@ def _search_again(
     source = runs.program(seed, given)
     state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
     target = _in_one_form(recorded(module, run, given, state), keep=False)
-    return Search(Source(outputs_as_data(source)), outputs_as_data(target))
+    return Search(Source(outputs_as_data(source)), _in_search(target))
 
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:
     return constants_last(constants_as_data(sums_as_products(field_by_field(table_by_table(program)), keep=keep)))
+
+
+def _in_search(program: Program) -> Program:
+    """Return the target as it is searched."""
+    return visible_sums_first(outputs_as_data(program))
 
 
 def _target_run(target: Program, tensors: Sequence[Tensor], source: Program) -> Program:

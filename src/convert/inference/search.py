@@ -21,7 +21,7 @@ from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.replay import Replay
 from convert.inference.segments import LEVELS, Failure, Level, Segment, Solution, Ways
-from convert.inference.sites import parameter_operands, role_of
+from convert.inference.sites import VISIBLE_SUM, parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -336,6 +336,8 @@ class Search:
     def _shows_nothing(self, operation: Operation) -> bool:
         """Whether no result tells the parameter: a matrix that meets zeros, or what meets no row, as an expert without tokens."""
         met = self.replay.value(operation.data[0])
+        if operation.name == VISIBLE_SUM and not self.source.same_data(Role.SHIFT, met, self.context.tolerance):
+            return True  # the programs hide other positions; the sum itself follows
         self.met_nothing |= not met.size
         return not met.size or (role_of(operation) is Role.PRODUCT and not met.any())
 

@@ -17,10 +17,11 @@ from convert.programs.program import Operation, Program, Value
 Array = np.ndarray[Any, np.dtype[Any]]
 
 OUTPUT = "output"  # a product of an output of parameters alone with data
+VISIBLE_SUM = "visible_sum"  # of data and a parameter, as far as a softmax does not hide it
 ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("dot_general", "mm", "bmm", "mv", "matmul", "linear"), Role.PRODUCT),
     **dict.fromkeys(("conv_general_dilated", "convolution"), Role.CONVOLUTION),
-    **dict.fromkeys(("add", "add_any", "sub", "rsub"), Role.SHIFT),
+    **dict.fromkeys(("add", "add_any", "sub", "rsub", VISIBLE_SUM), Role.SHIFT),
     **dict.fromkeys(("mul", "div", OUTPUT), Role.SCALE),
     **dict.fromkeys(("gather", "embedding", "index", "index_select"), Role.LOOKUP),
 }
