@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SHRINK_OPTION = "--shrink, with "
 UNDECIDED = 2  # exit code: tensors are tied or open, or the programs differ
 LISTED = 8  # tensors of one grade
+ASKED = ("tied", "open", "found behind the difference")  # grades of which each tensor is listed
 
 
 def infer(
@@ -106,6 +107,9 @@ def infer(
         int,
         typer.Option("--seed", metavar="N", help="Seed of the random weights and inputs.", rich_help_panel=o.PROOF),
     ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing FILE.", rich_help_panel=o.OUTPUT)
+    ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
@@ -128,7 +132,8 @@ def infer(
         expected = "FILE" if shapes else "CKPT FILE"
         raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))
     file = paths[-1]
-    _refuse_existing(file)
+    if not overwrite:
+        _refuse_existing(file)
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
     given: Mapping[str, Any] = o.parse_settings(settings)
     numbers = {} if source is None else whole_numbers(source, root.strip("/"))
@@ -206,7 +211,7 @@ def _refuse_existing(file: Path) -> None:
 
     if file.exists():
         problem = "exists, and inferred rules would replace what you wrote"
-        raise OutputError(Finding("output-exists", problem, path=str(file), fix="give another name"))
+        raise OutputError(Finding("output-exists", problem, path=str(file), fix="give another name, or --overwrite"))
 
 
 def _source(checkpoint: Path, step: int | None, item: str | None, skeleton: Path | None, follow_links: bool) -> Source:
@@ -336,7 +341,8 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(re.sub(r"[0-9]+", "#", tensor.name), []).append(tensor)
-    for first, *more in list(groups.values())[:LISTED]:
+    told = [of for of in groups.values() if grade in ASKED or of[0].unseen or of[0].alternatives]
+    for first, *more in told[:LISTED]:
         name = f"{first.name} and {len(more)} more like it" if more else first.name
         if grade == "tied" and first.ties:
             tie = first.ties[0]
@@ -356,5 +362,5 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
             if grade == "found behind the difference":
                 leaves = dict.fromkeys(leaf for part in first.parts for leaf in (part.leaf, *part.leaves) if leaf)
                 yield f"{grade}: {name}: {', '.join(leaves) or 'a constant'}"
-    if len(groups) > LISTED:
-        yield f"{grade}: {len(groups) - LISTED} more groups of tensors"
+    if len(told) > LISTED:
+        yield f"{grade}: {len(told) - LISTED} more groups of tensors like these"

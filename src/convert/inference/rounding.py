@@ -35,7 +35,8 @@ def _constants(program: Program) -> Iterator[tuple[str, Array]]:
     computed = {result for operation in program.operations for result in operation.results}
     for operation in program.operations:
         for value in operation.operands:
-            if (value.constant and value not in computed) or (value.leaves and value.leaves <= program.buffers):
+            own = bool(value.leaves) and value.leaves <= program.buffers and not value.data
+            if own or (value.constant and value not in computed):
                 yield operation.where or operation.name, value.array
 
 

@@ -156,7 +156,7 @@ class Tape(Lift):
             if call.random:
                 return list(arrays or ())
             with torch.no_grad(), _default_float64():
-                return [_as_array(x) for x in call.run([torch.from_numpy(np.asarray(x)) for x in given])]
+                return [_as_array(x) for x in call.run([_as_tensor(x) for x in given])]
 
         found = again([operand.array for operand in operands]) if arrays is None else arrays
         data = any(operand.data for operand in operands)
@@ -229,6 +229,12 @@ def _same(before: torch.Tensor, after: torch.Tensor) -> bool:
     """Whether a copy has the shape of what was copied, and a dtype that holds the same numbers."""
     wide = {torch.float64: before.is_floating_point(), torch.complex128: before.is_complex()}
     return before.shape == after.shape and (before.dtype == after.dtype or wide.get(after.dtype, False))
+
+
+def _as_tensor(array: Array) -> torch.Tensor:
+    """Return the elements without a copy, but of an array that is read-only, as JAX's are: torch warns of these."""
+    array = np.asarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _as_array(tensor: torch.Tensor) -> Array:

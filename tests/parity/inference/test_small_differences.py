@@ -74,3 +74,16 @@ def test_a_table_in_float32_is_a_note(rounds: bool) -> None:
     assert found.proof.allowed == (EXACT if rounds else ROUNDING)
     assert bool(found.notes) == rounds
     assert all(re.match("numbers of the JAX function at test_small_differences.py:.* float32", x) for x in found.notes)
+
+
+def test_inputs_in_float32_are_no_numbers_of_the_module():
+    """What a batch norm takes first of them is an input minus zeros, with the digits of the input."""
+
+    def function(w, x):
+        return ((x - w["mean"]) / jnp.sqrt(w["variance"] + 1e-5) * w["scale"] + w["bias"]) @ w["up"]
+
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, WIDTH, bias=False))
+    inputs = lambda seed: {"x": np.random.default_rng(seed).normal(size=(6, WIDTH)).astype(np.float32)}  # noqa: E731
+    shapes = {"up": SHAPES["up"], **dict.fromkeys(("mean", "variance", "scale", "bias"), (WIDTH,))}
+    found = derive(function, module, shapes, inputs)
+    assert found.complete and found.notes == () and found.proof is not None and found.proof.allowed == ROUNDING
