@@ -36,6 +36,10 @@ def causal(xp: Any, padding: Any) -> Any:
     return xp.asarray(np.tril(np.ones((T, T), bool)))[None, None]
 
 
+def both(xp: Any, padding: Any) -> Any:
+    return causal(xp, padding) & ~padding[:, None, None, :]
+
+
 def function(how: How, seen: Any = causal, instead: Any = None) -> Any:
     def run(w: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         q, k, v = ((given["x"] @ w[name]).reshape(-1, T, HEADS, D // HEADS) for name in "qkv")
@@ -95,9 +99,18 @@ def test_a_causal_mask_in_two_places(one: str, two: str, turned: bool) -> None:
     assert_derived(derived(function((one, LARGE)), Model((two, INFINITE if turned else LEAST))))
 
 
+@pytest.mark.parametrize(("one", "two"), [("choose, sum", "add, bias"), ("add, scores", "choose, bias")])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_the_inputs_in_two_places(one: str, two: str, turned: bool) -> None:
+    one, two = (two, one) if turned else (one, two)
+    assert_derived(derived(function((one, INFINITE), both), Model((two, LARGE), both)))
+
+
 @pytest.mark.parametrize("place", ["choose, bias", "add, bias"])
-def test_a_fused_attention_takes_the_bias_with_its_mask(place: str) -> None:
-    assert_derived(derived(function(("choose, sum", LEAST)), Model((place, LARGE), fused=place)))
+@pytest.mark.parametrize("seen", [causal, both])
+def test_a_fused_attention_takes_the_bias_with_its_mask(place: str, seen: Any) -> None:
+    """The mask meets the bias before the scores are there."""
+    assert_derived(derived(function(("choose, sum", LEAST), seen), Model((place, LARGE), seen, fused=place)))
 
 
 def window(xp: Any, padding: Any) -> Any:

@@ -6,15 +6,15 @@ What stands at hidden positions differs, and the softmax makes zeros of all of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.sums import MOVES
-from convert.inference.sites import VISIBLE_SUM, parameter_operands, role_of
+from convert.inference.forms.sums import MOVES, moved_by
+from convert.inference.sites import VISIBLE_SUM, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))
@@ -41,24 +41,43 @@ class VisibleSum:
 
 def visible_sums(program: Program) -> Iterator[VisibleSum]:
     """Yield the sums of data and a parameter of which a softmax hides a part, in order."""
+    made = {result: x for x in program.operations for result in x.results}
     for index, hidden in sorted(_hidden(program).items()):
         operation = program.operations[index]
-        sides = parameter_operands(operation)
-        if role_of(operation) is not Role.SHIFT or len(sides) != 1 or not hidden.any():
+        if role_of(operation) is not Role.SHIFT or len(operation.operands) != 2 or not hidden.any():
             continue
-        masks = tuple(_masked(operation, x, _within(hidden, x.array.shape)) for x in operation.operands)
+        parts = [_parameter(x, _within(hidden, x.array.shape), made) for x in operation.operands]
+        sides = [k for k, part in enumerate(parts) if part is not None]
+        if len(sides) != 1:
+            continue
+        (side,) = sides
+        before, parameter = parts[side] or ((), operation.operands[side])
+        given = [parameter if k == side else x for k, x in enumerate(operation.operands)]
+        masks = tuple(_masked(operation, x, _within(hidden, x.array.shape)) for x in given)
         operands = tuple(mask.results[0] for mask in masks)
-        result = np.asarray(operation.again([x.array for x in operands])[0])
-        own = Value(np.where(hidden, 0.0, result), True, operation.results[0].leaves)
+        if not operands[1 - side].array.any():  # a mask of the inputs alone
+            continue
         again = partial(_shown, operation, hidden)
-        made = replace(operation, name=VISIBLE_SUM, operands=operands, results=(own,), settings={}, again=again)
-        yield VisibleSum(index, made, masks, sides[0])
+        own = Value(again([x.array for x in operands])[0], True, operation.results[0].leaves)
+        whole = replace(operation, name=VISIBLE_SUM, operands=operands, results=(own,), settings={}, again=again)
+        yield VisibleSum(index, whole, (*before, *masks), side)
 
 
 def visible_sums_first(program: Program) -> Program:
-    """Return the program with the visible part of each such sum in front of the sum itself, whose data depends on it."""
+    """Return the program with the visible part of each such sum in front of the sum itself, whose data depends on it.
+
+    A mask of the inputs that meets the parameter before meets it behind the visible part.
+    """
     found = {each.index: each for each in visible_sums(program)}
+    late = _late(program)
     operations: list[Operation] = []
+
+    def append(operation: Operation) -> None:
+        for operand in operation.operands:
+            if (needed := late.pop(operand, None)) is not None:
+                append(needed)
+        operations.append(operation)
+
     for index, operation in enumerate(program.operations):
         if index in found:
             part = found[index]
@@ -71,10 +90,53 @@ def visible_sums_first(program: Program) -> Program:
                 own,
                 replace(own, name="copy", operands=pair, results=(behind,), again=lambda arrays: [arrays[0]]),
             ]
-            operands = (*operation.operands[:k], behind, *operation.operands[k + 1 :])
-            operation = replace(operation, operands=operands)
-        operations.append(operation)
+            operation = replace(operation, operands=(*operation.operands[:k], behind, *operation.operands[k + 1 :]))
+        if operation.results[:1] and operation.results[0] in late:
+            continue
+        append(operation)
+    for value in program.outputs.values():
+        if (needed := late.pop(value, None)) is not None:
+            append(needed)
     return replace(program, operations=tuple(operations))
+
+
+def _late(program: Program) -> dict[Value, Operation]:
+    """Return the operations, by result, that apply a mask of the inputs to a parameter in front of a softmax."""
+    found: dict[Value, Operation] = {}
+    for index in sorted(_hidden(program)):
+        operation = program.operations[index]
+        own = [x for x in operation.operands if x.leaves]
+        if len(own) == 1 and operation.data and (own[0].of_parameters or own[0] in found):
+            found[operation.results[0]] = operation
+    return found
+
+
+def _parameter(
+    value: Value, hidden: Array, made: Mapping[Value, Operation]
+) -> tuple[tuple[Operation, ...], Value] | None:
+    """Return the value of parameters that an operand is where it is seen, with the operations that give it; None if it is another."""
+    if value.of_parameters:
+        return (), value
+    by = made.get(value)
+    if by is None or not value.data or not value.leaves:
+        return None
+    own = [x for x in by.operands if x.leaves]
+    if len(own) != 1:
+        return None
+    if by.name in BY_ELEMENT:
+        shape = value.array.shape
+        part = _parameter(own[0], _within(hidden, own[0].array.shape), made)
+        move = replace(by, name="expand", settings={}, again=lambda x: [np.array(np.broadcast_to(x[0], shape))])
+    elif by.name in COPIES and len(by.operands) == 1:
+        part, move = _parameter(own[0], _before(by, hidden), made), by
+    else:
+        return None
+    if part is None:
+        return None
+    moved = moved_by(move, part[1])
+    if not np.array_equal(moved.array[~hidden], value.array[~hidden]):
+        return None
+    return (*part[0], replace(move, operands=(part[1],), results=(moved,))), moved
 
 
 def _hidden(program: Program) -> dict[int, Array]:

@@ -141,7 +141,7 @@ def _added(last: Operation, terms: Sequence[_Term]) -> Iterator[Operation]:
     for number, term in enumerate(rest, 1):
         value = term.value
         for move in term.moves:
-            moved = _moved(move, value)
+            moved = moved_by(move, value)
             yield replace(move, operands=(value,), results=(moved,))
             value = moved
         leaves = total.leaves | value.leaves
@@ -157,7 +157,7 @@ def _added(last: Operation, terms: Sequence[_Term]) -> Iterator[Operation]:
         total = result
 
 
-def _moved(move: Operation, value: Value) -> Value:
+def moved_by(move: Operation, value: Value) -> Value:
     """Return a value of parameters, or a constant, as an operation moves it."""
 
     def run(array: Array) -> Array:
