@@ -32,7 +32,7 @@ OTHER_PART = {
     r"wav2vec2\.(?!adapter).*|speech_encoder_decoder": r"(encoder\.)?(adapter_kernel_size|num_adapter_layers|output_hidden_size)",
     r"wav2vec2.*CTC|whisper.*": "classifier_proj_size",
     r"whisper\.WhisperForAudioClassification": r"decoder_\w+|max_target_positions|vocab_size",
-    r"bart\.causal|speech_encoder_decoder": r"(decoder\.)?encoder_(layers|ffn_dim)",
+    r"bart\.causal|speech_encoder_decoder": r"(decoder\.)?(encoder_layers|encoder_ffn_dim|num_hidden_layers)",
     r".*EncoderModel": "num_decoder_layers",
     r"clip\.CLIPModel|vision_text.*": r"\w+_config\.projection_dim",
     r"clip\.(text|vision)": "projection_dim",
@@ -100,10 +100,10 @@ def explained(case: str, key: str, removed: bool) -> bool:
         return True  # as many patches
     if last == "embedding_size" and removed:
         return bool(stated[last] == stated["hidden_size"])
-    if last in ("encoder_layers", "num_hidden_layers") and removed:
-        return stated.get("num_hidden_layers") == stated.get(
-            "encoder_layers", stated.get("num_layers")
-        )  # two names of one number
+    if last == "encoder_layers":
+        return "num_hidden_layers" in stated  # another name of it, which wins
+    if last == "num_hidden_layers" and removed:
+        return stated.get("encoder_layers") == stated[last]
     return removed and last in DEFAULTS
 
 
