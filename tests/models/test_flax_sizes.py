@@ -95,7 +95,8 @@ def explained(case: str, key: str, removed: bool) -> bool:
     if any(re.fullmatch(one, last) for one in NO_SIZE) or any(re.fullmatch(of, case) and re.fullmatch(one, key) for of, one in OTHER_PART.items()):  # fmt: skip
         return True
     if last == "id2label":
-        return not name.endswith(HAS_CLASSES) or key != last
+        as_default = removed and case.startswith("bart.") and len(stated[last]) == 3  # of BartConfig
+        return not name.endswith(HAS_CLASSES) or key != last or as_default
     if last == "image_size" and not removed:
         return True  # as many patches
     if last == "embedding_size" and removed:
