@@ -40,6 +40,7 @@ OTHER_PART = {
     r"beit\.(?!shared|positions).*": "image_size",
     r"distilbert\.sinusoidal|marian.*|pegasus.*|roformer.*|xglm.*": "max_position_embeddings",
     r"gptj.*": "n_positions",
+    r"bart\.BartForQuestionAnswering": "id2label",  # the class has two outputs whatever it says
     r"albert.*": "num_hidden_layers",  # as often as the one group of layers runs
 }
 HAS_CLASSES = ("SequenceClassification", "TokenClassification", "ImageClassification", "AudioClassification", "ForQuestionAnswering")  # fmt: skip
