@@ -30,7 +30,7 @@ LINES = {  # fault -> what the sentence has of both sides
     "embedding scale missing": ("multiplies by 3.464102 = sqrt(12)", "the target uses it as it is"),
     "start value missing": ("adds start",),
     "epsilon outside of the root": ("takes the square root, adds 1e-06", "adds 1e-06, takes the reciprocal"),
-    "norm behind the addition": ("takes the reciprocal of the square root", "more differs behind it"),
+    "norm behind the addition": ("takes the reciprocal of the square root", "more may differ behind it"),
 }
 
 

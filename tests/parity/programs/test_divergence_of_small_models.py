@@ -187,6 +187,31 @@ def gated(gate: Any, x: Any, new: Any) -> Any:
 TABLE = np.sin(np.arange(12)[:, None] * np.array([1, 0.3, 0.1, 0.03, 0.7, 0.2, 0.05, 0.9]))
 
 
+def layer_norm(x: Any) -> Any:
+    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+# Each gives back what relu gives, as it is: with relu in front of it, the target's output is the JAX model's.
+OF_RELU: tuple[tuple[Any, str, str], ...] = (  # the function, its name, and what the sentence says of the target
+    (lambda y: leaky_relu(y, 0.1), "leaky_relu with slope 0.1 for relu", "the target runs leaky_relu"),
+    (
+        lambda y: torch.where(y > 0, y, 0.25 * y),
+        "leaky_relu with slope 0.25 for relu",
+        "the target computes leaky_relu",
+    ),
+    (
+        lambda y: torch.prelu(y, torch.full((1,), 0.5).to(y)),
+        "leaky_relu with slope 0.5 for relu",
+        "the target runs prelu",
+    ),
+    (torch.nn.functional.elu, "elu for relu", "the target applies elu"),
+    (lambda y: torch.nn.functional.celu(y, 2.0), "another computation", "the target runs celu"),
+    (lambda y: y.clamp(min=-0.5), "another constant", "the target limits the values"),
+    (lambda y: torch.nn.functional.hardtanh(y, -0.5, 50.0), "another computation", "the target runs hardtanh"),
+    (lambda y: torch.nn.functional.threshold(y, -0.5, 0.0), "another computation", "the target runs threshold"),
+    (torch.abs, "another computation", "the target takes the absolute value"),
+)
+
 FAULTS = {
     "rows that are hidden, beside a missing addition": Fault(
         lambda p, x, real: hidden(p, x, real, jnp, 5.0, 0.3),
@@ -236,6 +261,17 @@ FAULTS = {
         "leaky_relu with slope 0.3 for leaky_relu with slope 0.1",
         ("runs leaky_relu",),
     ),
+    **{
+        f"relu for {says.split()[-1]}, {k}": Fault(
+            lambda p, x, real: jax.nn.relu(layer_norm(x @ p["w"]) * p["g"] + p["h"]) @ p["v"],
+            lambda p, x, real, function=function: (  # type: ignore[misc]
+                function(torch.nn.functional.layer_norm(x @ p["w"], (8,), p["g"], p["h"])) @ p["v"]
+            ),
+            name,
+            (says, "the JAX model limits the values to at least 0"),
+        )
+        for k, (function, name, says) in enumerate(OF_RELU)
+    },
     "hard swish for swish": Fault(
         lambda p, x, real: jax.nn.silu(x @ p["w"]) @ p["v"],
         lambda p, x, real: hardswish(x @ p["w"]) @ p["v"],

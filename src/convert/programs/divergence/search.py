@@ -17,6 +17,7 @@ import numpy as np
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
+from convert.programs.divergence.layouts import same
 from convert.programs.divergence.needed import needed
 from convert.programs.divergence.padding_rows import with_rows_filled
 from convert.programs.divergence.rerun import Change, Rerun
@@ -317,11 +318,39 @@ class _Search:
             source = tuple(one for one in source if one in after)
         operands = tuple({v: None for one in target for v in one.data if known.is_known(v)}) or (trial.value,)
         theirs = tuple({v: None for one in source for v in one.data if v in present}) or (trial.part.value,)
-        put_in = [*change.values.values(), *change.operands.values()]
+        put_in = next(iter((*change.values.values(), *change.operands.values())))
         given = tuple(map(known.array, operands))
-        got, part = known.array(trial.value), trial.part
+        value, part = trial.value, trial.part
+        if trial.missing_at is not None and (unchanged := self.unchanged(change, part.value, put_in)) is not None:
+            value, target = unchanged, known.behind(unchanged)
+            put_in = put_in.reshape(unchanged.array.shape)
         taken = None if part.axis is None else (part.axis, part.index)
-        return Repair(target, source, operands, given, theirs, got, put_in[0], entry, change, taken=taken)
+        return Repair(target, source, operands, given, theirs, known.array(value), put_in, entry, change, taken=taken)
+
+    def unchanged(self, change: Change, value: Value, put_in: Array) -> Value | None:
+        """Return the value that the target computes where another one is put in, if its operations give that back as it is.
+
+        LeakyReLU(ReLU(x)) is ReLU(x): nothing is missing in front of the LeakyReLU, which stands in the place of the ReLU. None where
+        they change it, or where the source's own next operation of the kind gives it back, too.
+        """
+        known, rerun = self.known, Rerun(self.known.target, self.known.rerun)
+        of_source = {
+            kind_of(one)
+            for one in known.source_users.get(value, ())
+            if any(same_numbers(x.array, put_in) for x in one.results)
+        }
+        try:
+            for _, operation in rerun.put(change):
+                if kind_of(operation) in LAYERS:
+                    return None
+                made = operation.results[0]
+                if kind_of(operation) in (LAYOUT, *of_source) or known.is_known(made):
+                    continue
+                if same(rerun.array(made), put_in):
+                    return made
+        except ValueError:
+            return None
+        return None
 
     def describe_layer(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return what the source computes of the value that a layer is given, and gives the layer."""

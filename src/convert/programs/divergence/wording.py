@@ -16,6 +16,7 @@ from convert.programs.divergence.naming.by_functions import (
     EXTRA,
     MISSING,
     MOVED,
+    same_function,
 )
 from convert.programs.divergence.naming.description import describe
 from convert.programs.divergence.naming.details import (
@@ -98,6 +99,8 @@ def named(
         what = tuple(tuple((one.name, one.where) for one in ones) for ones in (repair.target, repair.source))
         if what in seen and repair.target and repair.source:
             continue  # the next step of a loop
+        if repair is not divergence.repairs[0] and same_function(repair, activations):
+            continue  # what the first difference, or weights that were guessed, lead to
         seen.add(what)
         name, problem = describe(Both(repair, ours, theirs, activations, training))
         if name in UNCLEAR and (which := other_selection(repair, ours, theirs)) and which not in problem:
@@ -197,7 +200,8 @@ def _unproven(
     said = ""
     if divergence.repairs:
         said = (
-            describe(Both(divergence.repairs[0], ours, theirs, activations, training))[1] + "; more differs behind it: "
+            describe(Both(divergence.repairs[0], ours, theirs, activations, training))[1]
+            + "; more may differ behind it: "
         )
     given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
     said += (

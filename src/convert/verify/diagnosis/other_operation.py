@@ -47,7 +47,7 @@ class OtherOperation:
         explanation: the operations that differ, proven; None if none were found.
         order: whether they differ in operands or the order of elements alone, for which a rule may be the cause.
         known: what is known where nothing is proven, as a clause; empty if nothing is.
-        partly: whether some operations were found, and more differs.
+        partly: whether some operations were found that do not restore the output alone.
         idle: the parameters that no output of the target is computed from; None where that is not known.
     """
 

@@ -21,6 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 MOVED = "operations in another order"
 EXCHANGED = "operands exchanged"
+NEAR = 0.05  # relative; as far apart are values of one function that the search took for equal by their sums
 
 
 def chain(
@@ -79,6 +80,20 @@ def two_functions(repair: Repair, activations: Mapping[str, Function]) -> str:
             (ours, _), (theirs, _) = found
             return EXCHANGED if ours == theirs else f"{ours} for {theirs}"
     return ""
+
+
+def same_function(repair: Repair, activations: Mapping[str, Function]) -> bool:
+    """Whether both compute one known function, each of its own value, and get nearly the same numbers in the same order."""
+    if len(repair.given) != 1 or len(repair.source_operands) != 1 or not repair.target or not repair.source:
+        return False
+    if repair.got.shape != repair.want.shape or repair.got.dtype.kind != "f" or repair.want.dtype.kind != "f":
+        return False
+    if np.abs(repair.got - repair.want).max(initial=0) > NEAR * np.abs(repair.want).max(initial=0):
+        return False
+    ours = computed(repair.got, repair.given[0], activations)
+    return bool(ours) and ours == computed(
+        repair.source[-1].results[0].array, repair.source_operands[0].array, activations
+    )
 
 
 def _pairs(repair: Repair, value: Array) -> Iterator[tuple[Array, Array]]:
