@@ -100,7 +100,7 @@ FLAX: tuple[Fault, ...] = (
     file("two layers swapped", "gpt2", exchange("transformer.h.0.", "transformer.h.1."), "transformer.h.0.ln_1.weight", "of another layer", ("transformer.h.0.ln_1", "other values in the file")),
     file("a bias of Conv1D lost", "gpt2", tensor(f"{BLOCK}mlp.c_fc.bias", np.zeros_like), "transformer.h.0.mlp.c_fc.bias", "bias dropped", ("transformer.h.0.mlp.c_fc", "another value in the file")),
     fault("the target attends to later positions", "gpt2", InTarget(patch=seeing), "model", "transformer.h.0.attn.c_proj:in", "no causal mask", None),
-    fault("the distance 0 counts as a later one", "t5", InTarget(patch=later_from_zero), "model", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "other rows of a table", None),
+    fault("the distance 0 counts as a later one", "t5", InTarget(patch=later_from_zero), "model", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "other rows of a table: operation that the JAX model lacks", None),
     fault("the target's GeLU is the approximation", "bert", InTarget(each("BertIntermediate", attribute("intermediate_act_fn", torch.nn.GELU(approximate="tanh")))), "layers", "bert.encoder.layer.0.intermediate.dense", "activation", ("bert.encoder.layer.0.output.dense:in", "gelu_tanh for gelu_erf")),
     fault("the target's norms have another epsilon", "gpt2", InTarget(each("LayerNorm", attribute("eps", 1e-6))), "layers", "transformer.h.0.ln_1", "epsilon", ("transformer.h.0.ln_1", "epsilon 1e-06 for 1e-05")),
     fault("the target attends to padding", "bert", InTarget(unmasked), "model", "bert.encoder.layer.0.attention.output.dense:in", "padding is attended to", None),
