@@ -13,7 +13,7 @@ TEXTS = {
     "norms in front of RoPE": "k_norm.weight and q_norm.weight in front of RoPE",
     "RoPE positions of keys begin at one": "the target's positions begin at 1, and the JAX model's at 0",
     "RoPE exponents divided by H - 2": "10000 to the power -k/2 in the target, and -k/3 in the JAX model",
-    "learned positions without their offset of two": "and the JAX model 2, 3, 4, 5, ...; the outputs are equal with those",
+    "learned positions without their offset of two": "and the JAX model 2, 3, 4, 5, ...",
     "normaliser written as bfloat16 rounds it": "3.46875 is 3.464102 rounded to bfloat16, in the target",
     "weights of the experts with the balance bias": "weights what it chooses with balance added",
     "experts chosen without the balance bias": "the target never uses balance for an output",
