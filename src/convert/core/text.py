@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def one_line(text: str) -> str:
@@ -26,6 +26,21 @@ def code_span(text: str) -> str:
     """Return a name as code in Markdown. Nothing can be escaped in a code span, so a backtick, which would end it, goes."""
     name = one_line(text).replace("`", "'")
     return f"`{name}`"
+
+
+def in_runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Group numbers that follow one another.
+
+    >>> in_runs([3, 4, 5, 9])
+    [[3, 4, 5], [9]]
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
 def where_they_differ(ours: Sequence[object], theirs: Sequence[object], most: int) -> tuple[str, str]:

@@ -6,9 +6,10 @@ second index; PyTorch code has a list of embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from convert.inference.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 MAX_TABLES = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,24 @@ class _Layout:
 
 def table_by_table(program: Program) -> Program:
     """Return the program with a lookup for each table."""
+    return each_lookup(program, _layout, _apart)
+
+
+def each_lookup(
+    program: Program,
+    read: Callable[[Operation, dict[Value, Operation]], T | None],
+    apart: Callable[[Operation, T], Iterable[Operation]],
+) -> Program:
+    """Return the program with several operations for each lookup of which something is read.
+
+    Args:
+        read: from a lookup and the operations by their results.
+    """
     made_by = {result: operation for operation in program.operations for result in operation.results}
     operations: list[Operation] = []
     for operation in program.operations:
-        layout = _layout(operation, made_by) if role_of(operation) is Role.LOOKUP else None
-        operations += [operation] if layout is None else _apart(operation, layout)
+        found = read(operation, made_by) if role_of(operation) is Role.LOOKUP else None
+        operations += [operation] if found is None else apart(operation, found)
     return replace(program, operations=tuple(operations))
 
 

@@ -41,8 +41,12 @@ class VisibleSum:
 
 def visible_sums(program: Program) -> Iterator[VisibleSum]:
     """Yield the sums of data and a parameter of which a softmax hides a part, in order."""
+    return _visible_sums(program, _hidden(program))
+
+
+def _visible_sums(program: Program, hides: Mapping[int, Array]) -> Iterator[VisibleSum]:
     made = {result: x for x in program.operations for result in x.results}
-    for index, hidden in sorted(_hidden(program).items()):
+    for index, hidden in sorted(hides.items()):
         operation = program.operations[index]
         if role_of(operation) is not Role.SHIFT or len(operation.operands) != 2 or not hidden.any():
             continue
@@ -68,8 +72,9 @@ def visible_sums_first(program: Program) -> Program:
 
     A mask of the inputs that meets the parameter before meets it behind the visible part.
     """
-    found = {each.index: each for each in visible_sums(program)}
-    late = _late(program)
+    hides = _hidden(program)
+    found = {each.index: each for each in _visible_sums(program, hides)}
+    late = _late(program, hides)
     operations: list[Operation] = []
 
     def append(operation: Operation) -> None:
@@ -100,10 +105,10 @@ def visible_sums_first(program: Program) -> Program:
     return replace(program, operations=tuple(operations))
 
 
-def _late(program: Program) -> dict[Value, Operation]:
+def _late(program: Program, hides: Mapping[int, Array]) -> dict[Value, Operation]:
     """Return the operations, by result, that apply a mask of the inputs to a parameter in front of a softmax."""
     found: dict[Value, Operation] = {}
-    for index in sorted(_hidden(program)):
+    for index in sorted(hides):
         operation = program.operations[index]
         own = [x for x in operation.operands if x.leaves]
         if len(own) == 1 and operation.data and (own[0].of_parameters or own[0] in found):

@@ -7,13 +7,11 @@ Other code has a table for each field.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.derivation import Role
-from convert.inference.forms.lookups import step
-from convert.inference.sites import role_of
+from convert.inference.forms.lookups import each_lookup, step
 from convert.programs.program import Array, Operation, Program, Value
 
 SUMS = ("add", "add_")
@@ -38,12 +36,7 @@ class _Fields:
 
 def field_by_field(program: Program) -> Program:
     """Return the program with a lookup for each field."""
-    made_by = {result: operation for operation in program.operations for result in operation.results}
-    operations: list[Operation] = []
-    for operation in program.operations:
-        fields = _fields(operation, made_by) if role_of(operation) is Role.LOOKUP else None
-        operations += [operation] if fields is None else _apart(operation, fields)
-    return replace(program, operations=tuple(operations))
+    return each_lookup(program, _fields, _apart)
 
 
 def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | None:

@@ -84,9 +84,7 @@ def graded_up_to_the_difference(
     shown = _with_own_output(search)
     for name, rival in _not_taken(search, rivals, shown):
         leaves.setdefault(name, set()).update(_leaves(search, rival, name))
-        for other in _made_of(search, rival, name) - _with_own_output(
-            search
-        ):  # it was found as the others of these leaves
+        for other in _made_of(search, rival, name) - shown:  # it was found as the others of these leaves
             leaves.setdefault(other, set())
     return tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.program import Operation, Program
 from convert.programs.rerun import rerun
@@ -63,10 +64,20 @@ def error_with(program: Program, change: Change, goal: Goal) -> tuple[float, int
     return goal.error(changed.array(program.outputs[goal.output])), count
 
 
-def rerun_with(program: Program, made: Mapping[Operation, Operation]) -> Program:
-    """Return the record of a run in which some operations are others, with the same results."""
+def rerun_with(program: Program, made: Mapping[Operation, Operation], goal: Goal) -> tuple[Program, float] | None:
+    """Return the record of a run in which some operations are others, with the same results, and the error of its output.
+
+    None where an operation does not take what they give.
+    """
+    found = rerun_of(program, [made.get(one, one) for one in program.operations])
+    return None if found is None else (found, goal.error(found.outputs[goal.output].array))
+
+
+def rerun_of(program: Program, operations: Sequence[Operation]) -> Program | None:
+    """Return the record of a run of other operations; None where one does not take what others give."""
     inputs = {name: value.array for name, value in program.inputs.items()}
     parameters = {name: value.array for name, value in program.parameters.items()}
-    return rerun(
-        replace(program, operations=tuple(made.get(one, one) for one in program.operations)), parameters, inputs
-    )
+    try:
+        return rerun(replace(program, operations=tuple(operations)), parameters, inputs)
+    except (*FAILS, ConvertError):
+        return None

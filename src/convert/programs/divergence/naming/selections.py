@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.text import where_they_differ
+from convert.core.text import in_runs, where_they_differ
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.functions import MOST
 from convert.programs.divergence.search import Repair
@@ -95,10 +95,4 @@ def indices(part: Array, whole: Array) -> dict[int, tuple[int, ...]]:
 
 def _runs(numbers: Sequence[int]) -> list[str]:
     """Write numbers as runs: 0 to 3, 8 to 11."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in in_runs(numbers)]

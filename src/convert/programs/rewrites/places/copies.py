@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.places.segments import LAYERS
-from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]
 COPIES = "heads repeated in another order"
@@ -60,13 +59,9 @@ def copies(target: Program, goal: Goal) -> Rewrite | None:
     lines = dict.fromkeys(line(one.operation) for one in found)
     by_line = [[one for one in found if line(one.operation) == at] for at in lines]
     for chosen in ([found] if found else []) + (by_line if len(by_line) > 1 else []):
-        try:
-            made = rerun_with(program, {one.operation: _reordered(one) for one in chosen})
-        except (*FAILS, ConvertError):
-            continue
-        error = goal.error(made.outputs[goal.output].array)
-        if error <= goal.enough:
-            return _rewrite(program, chosen, error)
+        tried = rerun_with(program, {one.operation: _reordered(one) for one in chosen}, goal)
+        if tried is not None and tried[1] <= goal.enough:
+            return _rewrite(program, chosen, tried[1])
     return None
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.programs.divergence.graph import on_the_way, root, users_of
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.places.segments import Segment, segment_to
-from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BEHIND, IN_FRONT = "norm behind the addition, not in front of it", "norm in front of the addition, not behind it"
@@ -59,13 +58,9 @@ def residual(target: Program, goal: Goal) -> Rewrite | None:
             if runs >= MOST_RUNS:
                 return None
             runs += 1
-            try:
-                made = rerun_with(program, {move.at: move.made for move in chosen})
-            except (*FAILS, ConvertError):
-                continue
-            error = goal.error(made.outputs[goal.output].array)
-            if error <= goal.enough:
-                return _rewrite(program, chosen, error)
+            tried = rerun_with(program, {move.at: move.made for move in chosen}, goal)
+            if tried is not None and tried[1] <= goal.enough:
+                return _rewrite(program, chosen, tried[1])
     return None
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.naming.tables import BACKWARDS, FREQUENCIES, Waves, literals, off_by, other_divisor
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program
 from convert.programs.rewrites.positions.rotations import Angles, Turn, angles, laid_out, turns
-from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Numbers = tuple[tuple[str, float], ...]
@@ -62,12 +61,10 @@ def rope(source: Program, target: Program, goal: Goal) -> Iterator[tuple[Rewrite
         others = any(one.ours.pairs != one.theirs.pairs or not one.ours.is_rotation for one in moved)
         if not moved or (pairs and not others) or any(table is None for _, _, table in tables):
             continue
-        try:
-            made = rerun_with(program, _turned(program, moved))
-        except (*FAILS, ConvertError):  # the operations do not take the other axes
-            continue
-        error = goal.error(made.outputs[goal.output].array)
-        yield _rewrite(moved, error), made
+        tried = rerun_with(program, _turned(program, moved), goal)
+        if tried is not None:  # else the operations do not take the other axes
+            made, error = tried
+            yield _rewrite(moved, error), made
 
 
 def _turned(program: Program, moved: Sequence[Both]) -> Mapping[Operation, Operation]:

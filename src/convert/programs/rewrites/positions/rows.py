@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
@@ -20,7 +19,7 @@ from convert.programs.divergence.search import Repair
 from convert.programs.divergence.words import Words, names_of, places
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.positions.relative_positions import by_distance
-from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line, rerun_with
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OTHER = "other rows of a table"
@@ -74,13 +73,9 @@ def rows(source: Program, target: Program, goal: Goal, chosen: bool = False) -> 
                 moved.setdefault(name, []).append((one, Meant(wanted, other)))
     every = [pair for pairs in moved.values() for pair in pairs]
     for rows_of in (*moved.values(), *([every] if len(moved) > 1 else [])):
-        try:
-            made = rerun_with(program, {one.operation: _with(one, other.wanted) for one, other in rows_of})
-        except (*FAILS, ConvertError):
-            continue
-        error = goal.error(made.outputs[goal.output].array)
-        if error <= goal.enough:
-            return _rewrite(source, target, rows_of, error)
+        tried = rerun_with(program, {one.operation: _with(one, other.wanted) for one, other in rows_of}, goal)
+        if tried is not None and tried[1] <= goal.enough:
+            return _rewrite(source, target, rows_of, tried[1])
     return None
 
 

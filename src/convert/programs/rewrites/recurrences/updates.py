@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from convert.core.errors import ConvertError
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.shared_values import FEW
 from convert.programs.divergence.words import Words, names_of
 from convert.programs.program import Operation, Program, Value
-from convert.programs.rerun import rerun
-from convert.programs.rewrites.rewrite import FAILS, Goal, Rewrite, line
+from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_of
 
 OLD, NEW = "state read before its update", "state read behind its update"
 FEWEST = 3  # steps
@@ -120,14 +118,7 @@ def _with(program: Program, other: Mapping[Place, Value]) -> Program | None:
             return None
         operations.append(one if given == one.operands else replace(one, operands=_laid_out(given, one.operands)))
     ordered = _in_order(operations)
-    if ordered is None:
-        return None
-    inputs = {name: value.array for name, value in program.inputs.items()}
-    parameters = {name: value.array for name, value in program.parameters.items()}
-    try:
-        return rerun(replace(program, operations=tuple(ordered)), parameters, inputs)
-    except (*FAILS, ConvertError):
-        return None
+    return None if ordered is None else rerun_of(program, ordered)
 
 
 def _laid_out(given: Sequence[Value], like: Sequence[Value]) -> tuple[Value, ...]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.text import in_runs
+
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_NAMED_PARTS = 3  # query, key and value
 IN_TURNS, NOT_IN_TURNS = "parts within heads", "heads within parts"
@@ -226,15 +228,9 @@ def first_few(numbers: list[int]) -> str:
     >>> first_few([3, 4, 5, 9])
     '3 to 5, 9'
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
     shown = [
         text
-        for run in runs
+        for run in in_runs(numbers)
         for text in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run])
     ]
     return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
