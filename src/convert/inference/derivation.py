@@ -240,6 +240,16 @@ class Tensor:
         """Why a tensor has no parts."""
         return "no operation of the target reads it" if self.unread else "nothing was found that fits"
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the module computes it itself."""
+        return any(part.arithmetic is Arithmetic.OWN for part in self.parts)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the target has numbers in it that the source does without: zeros of a bias, ones of a scale."""
+        return bool(self.parts) and all(part.arithmetic is Arithmetic.CONSTANT for part in self.parts)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the tensor as JSON values."""
         return {

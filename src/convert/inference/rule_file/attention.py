@@ -11,9 +11,9 @@ from convert.drafting.like.module_patterns import common_pattern
 from convert.drafting.like.target import TargetModel
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.rule_file.computed import gives
-from convert.inference.rule_file.layer import ATTENTION, LayerRule, Source
-from convert.inference.rule_file.layout import Layout
-from convert.inference.rule_file.patterns import structure
+from convert.inference.rule_file.joining.patterns import structure
+from convert.inference.rule_file.layers.layout import Layout
+from convert.inference.rule_file.layers.rule import ATTENTION, LayerRule, Source
 from convert.rules.attention_macro import LIBRARIES, Library
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -18,12 +18,11 @@ from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import rule_texts
 from convert.inference.derivation import Derivation
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
-from convert.inference.rule_file.entry import entry_of
-from convert.inference.rule_file.joined import join_layers
-from convert.inference.rule_file.layer import LOW_RANK, LayerRule, Source
-from convert.inference.rule_file.layout import Axis, Layout
-from convert.inference.rule_file.letters import NoWordsError
-from convert.inference.rule_file.patterns import structure
+from convert.inference.rule_file.joining.joined import join_layers
+from convert.inference.rule_file.joining.patterns import structure
+from convert.inference.rule_file.layers.layout import Axis, Layout
+from convert.inference.rule_file.layers.rule import LOW_RANK, LayerRule, NoWordsError, Source
+from convert.inference.rule_file.printing.entry import entry_of
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from convert.inference.derivation import Derivation
-from convert.inference.rule_file.buffers import ROUNDING as BUFFER_ROUNDING
-from convert.inference.rule_file.buffers import is_own
-from convert.inference.rule_file.cells import KINDS, sums
 from convert.inference.rule_file.drawn import Array, DrawnLeaves, derived_array
+from convert.inference.rule_file.layers.cells import KINDS, sums
+from convert.inference.rule_file.printing.buffers import ROUNDING as BUFFER_ROUNDING
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
@@ -79,7 +78,7 @@ def compare_rules(
             found.append(Mismatch(name, "the numbers of its rule are others"))
     _add_up(pairs, {name: step.kind_name for name, step in steps.items()})
     for name, (got, want) in pairs.items():
-        rounding = BUFFER_ROUNDING if is_own(derivation.tensor(name)) else ROUNDING
+        rounding = BUFFER_ROUNDING if derivation.tensor(name).is_own else ROUNDING
         wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=rounding, atol=rounding)))
         if wrong:
             found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))

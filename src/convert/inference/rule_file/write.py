@@ -14,14 +14,14 @@ from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.rule_file.attention import join_attention
-from convert.inference.rule_file.buffers import describe_buffers
 from convert.inference.rule_file.computed import settle
-from convert.inference.rule_file.cut_rows import with_cut_rows
-from convert.inference.rule_file.entry import entry_of, tied_head
-from convert.inference.rule_file.joined import join_layers
-from convert.inference.rule_file.layer import describe_layers
-from convert.inference.rule_file.letters import NoWordsError
-from convert.inference.rule_file.patterns import NUMBER, PatternRule, indexed
+from convert.inference.rule_file.joining.cut_rows import with_cut_rows
+from convert.inference.rule_file.joining.joined import join_layers
+from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
+from convert.inference.rule_file.layers.modules import describe_layers
+from convert.inference.rule_file.layers.rule import NoWordsError
+from convert.inference.rule_file.printing.buffers import describe_buffers
+from convert.inference.rule_file.printing.entry import entry_of, tied_head
 from convert.inference.rule_file.proof import is_open
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.inference.rule_file.layout import Axis, read_layout
+from convert.inference.rule_file.layers.layout import Axis, read_layout
 
 
 @given(st.permutations(range(4)))

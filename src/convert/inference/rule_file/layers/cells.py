@@ -16,10 +16,9 @@ from convert.core.errors import ConvertError
 from convert.core.path_pattern import escape_path
 from convert.inference.derivation import Arithmetic, Tensor
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
-from convert.inference.rule_file.layout import MAX_PARTS, runs_of
-from convert.inference.rule_file.letters import with_keys
+from convert.inference.rule_file.layers.layout import MAX_PARTS, runs_of
 from convert.layers.draft import flow
-from convert.layers.recurrent.equations import EQUATIONS, GATES, NO_LAYER, TENSORS
+from convert.layers.recurrent.equations import EQUATIONS, GATES, TENSORS
 from convert.layers.recurrent.library_cells import CELLS, named_cell
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
@@ -28,8 +27,6 @@ from convert.rules.parse import parse_rules
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = tuple(GATES)
 TENSOR = re.compile(rf"({'|'.join(TENSORS)})(?:_(l[0-9]+(?:_reverse)?))?")
-LAYER = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
-LAYERS = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
 ARGUMENTS = ("", "(use_bias=False)", "(double_bias=False)", "(residual=True)")
 FORGET = "sigmoid(W x + U h + b + 1)"
 
@@ -56,17 +53,6 @@ def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
         if match := TENSOR.fullmatch(name):
             found.setdefault(match[2] or "", []).append(name)
     return found
-
-
-def cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
-    """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0``."""
-    match = LAYER.fullmatch(LAYERS.sub(lambda found: f".l{{{found[1].replace('l', '')}}}", module))
-    assert match is not None, "layers are named by `layers_of`"
-    layer = match["layer"] or NO_LAYER
-    said = [("layer", layer)] if layer != "0" else []
-    said += list(keys)
-    named = with_keys(said)
-    return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])
 
 
 def name_cell(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from convert.inference.rule_file.layer import LayerRule
-from convert.inference.rule_file.layout import Layout
+from convert.inference.rule_file.layers.layout import Layout
+from convert.inference.rule_file.layers.rule import LayerRule
 
 ENTRIES = "entries"  # name of the fact
 

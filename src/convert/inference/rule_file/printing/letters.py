@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from convert.drafting.axis_letters import Letters
-from convert.inference.rule_file.layout import Axis, Layout
+from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.layers.draft import flow
 
 ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # of the axes that a group is made of
@@ -19,10 +19,6 @@ CONCATENATED = "concatenated"
 def with_keys(keys: Sequence[tuple[str, str]]) -> str:
     """Return the further keys of a target, as they stand within braces behind the first one."""
     return "".join(f", {key}: {value if key in (CONCATENATED, 'padding') else flow(value)}" for key, value in keys)
-
-
-class NoWordsError(Exception):
-    """The rule language has no words for a layout; the message says which."""
 
 
 class Named:
@@ -53,6 +49,18 @@ class Named:
             named = self.of[axis.of, axis.place]
             found[named] = (" + ".join(of.values()), " + ".join(of[part] for part in axis.parts))
         return found
+
+    def sum(self, sizes: Sequence[int], first: str) -> str:
+        """Return the letters of an axis that is made of parts of these sizes; `first` is that of the first size.
+
+        All but one of them must be known: they are declared.
+        """
+        of = {sizes[0]: first}
+        for size in sizes:
+            if size not in of:
+                of[size] = self.take("width", size)
+                self.letters.fixed.add(of[size])
+        return f"({' + '.join(of[size] for size in sizes)})"
 
     def name(self, group: Sequence[Axis]) -> str:
         """Name the axes of a group; return their letters in the order of the target."""

@@ -10,9 +10,7 @@ from dataclasses import replace
 from convert.core.path_pattern import parse_pattern
 from convert.drafting.like.module_patterns import apart, common_pattern
 from convert.inference.derivation import Grade
-from convert.inference.rule_file.layer import NORMS, LayerRule, Source
-from convert.inference.rule_file.layout import Axis
-from convert.inference.rule_file.patterns import (
+from convert.inference.rule_file.joining.patterns import (
     INDICES,
     IndexLetters,
     PatternRule,
@@ -21,6 +19,8 @@ from convert.inference.rule_file.patterns import (
     loose,
     structure,
 )
+from convert.inference.rule_file.layers.layout import Axis
+from convert.inference.rule_file.layers.rule import NORMS, LayerRule, Source
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from convert.drafting.axis_letters import Letters
-from convert.inference.derivation import Arithmetic, Derivation, Tensor
-from convert.inference.rule_file.constants import constant, equal_ones, pattern_of
+from convert.inference.derivation import Derivation, Tensor
+from convert.inference.rule_file.printing.constants import constant, equal_ones, pattern_of
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
 
@@ -59,7 +59,7 @@ def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
     scales: tuple[float, float] | None = None
     numbers = dict(derivation.buffers)
     for tensor in derivation.tensors:
-        if not is_own(tensor):
+        if not tensor.is_own:
             continue
         values = _values(tensor)
         words = next((w for w in _words(values) if scales in (None, w.scales)), None)
@@ -89,11 +89,6 @@ def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
             entries.append(fixed)
     facts = {} if scales is None else {name: f"{scale:g}" for name, scale in zip(FACTS, scales, strict=True)}
     return Buffers(tuple(entries), facts, unknown)
-
-
-def is_own(tensor: Tensor) -> bool:
-    """Whether the module computes a tensor itself."""
-    return any(part.arithmetic is Arithmetic.OWN for part in tensor.parts)
 
 
 def _values(tensor: Tensor) -> Array:

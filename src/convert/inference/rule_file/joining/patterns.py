@@ -12,8 +12,8 @@ from math import prod
 from convert.core.path_pattern import escape_path, parse_pattern
 from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Grade
-from convert.inference.rule_file.layer import LayerRule, Source
-from convert.inference.rule_file.layout import Layout
+from convert.inference.rule_file.layers.layout import Layout
+from convert.inference.rule_file.layers.rule import LayerRule, Source
 
 NUMBER = re.compile(r"[0-9]+")
 INDICES = "ijklmnpqstuv"

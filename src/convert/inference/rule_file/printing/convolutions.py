@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from convert.inference.rule_file.layer import CAUSAL, SPATIAL, LayerRule
-from convert.inference.rule_file.layout import REVERSED
-from convert.inference.rule_file.letters import Named, NoWordsError
+from convert.inference.rule_file.layers.geometry import CAUSAL, SPATIAL
+from convert.inference.rule_file.layers.layout import REVERSED
+from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
+from convert.inference.rule_file.printing.letters import Named
 
 SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
 

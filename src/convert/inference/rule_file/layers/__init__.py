@@ -1,0 +1,1 @@
+"""Say what each module of the target is: a kind of layer, the leaves that it is made of, and their layouts. One `LayerRule` a module."""

@@ -1,0 +1,81 @@
+"""Say which kind of layer the tensors of a module are: by the type of the module, or by what the two programs do with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from convert.drafting.like.target import TargetModule
+from convert.inference.derivation import Role, Tensor
+from convert.inference.rule_file.layers.rule import ATTENTION
+from convert.inference.rule_file.layers.sources import Shapes, is_part_of_leaf, is_permuted
+from convert.layers.shared_keys import ASK
+
+WORDS = {
+    Role.PRODUCT: "linear",
+    Role.CONVOLUTION: "conv",
+    Role.LOOKUP: "embedding",
+}
+
+
+def kind_of(
+    module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any], first: Tensor, leaves: Shapes
+) -> str:
+    """Return the kind of a rule.
+
+    Args:
+        module: of the target.
+        tensors: its tensors that the rule makes, by their role, the weight first.
+        said: facts about them.
+        first: the weight as the target has it.
+        leaves: their shapes.
+    """
+    kind = _kind_by_use(module, tensors, said)
+    if kind == "embedding" and is_permuted(first, leaves):  # a table that is stored as width x entries
+        return "parameter"
+    alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
+    if kind == "linear" and alone and is_part_of_leaf(first, leaves):
+        return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
+    return kind
+
+
+def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> str:
+    if module.kind_name == ATTENTION:
+        return "linear" if "weight" in tensors else "parameter"
+    first = next(iter(tensors.values()))
+    role, site = first.parts[0].evidence.role, first.parts[0].evidence.source
+    product = role is Role.CONVOLUTION and site is not None and site.operation == "dot_general"
+    if product and module.kind_name in ("conv", ""):
+        return "linear"
+    if module.kind_name:
+        return module.kind_name
+    if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
+        return "parameter"
+    norm = role is Role.SCALE and "epsilon" in said and "moments" not in said  # of RevIN they are over time
+    if norm and len(first.shape) == 1:  # a rule for a norm has no other axes
+        return "layer_norm" if "bias" in tensors else "rms_norm"
+    if role is Role.CONVOLUTION and (len(first.shape) < 3 or first.parts[0].evidence.target.operand == 0):
+        return "parameter"  # the code gives it the axes of space, or data is the kernel
+    if role is Role.CONVOLUTION and said.get("transposed"):
+        return "conv_transpose"
+    return WORDS.get(role, "parameter")
+
+
+def norm_keys(
+    said: Mapping[str, Any], configured: Mapping[str, Any]
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the keys of a norm, and those of its target: read off the programs, or configured in the target."""
+    epsilon = said.get("epsilon", configured.get("epsilon"))
+    keys = [
+        ("multiplies_by", str(said.get("multiplies_by", "scale"))),
+        ("epsilon", _number(epsilon) if isinstance(epsilon, float) else ASK),
+    ]
+    keys += [("num_groups", str(configured["num_groups"]))] if "num_groups" in configured else []
+    target = [("multiplies_by", "1+weight")] if said.get("weight") == "1+weight" else []
+    return tuple(keys), tuple(target)
+
+
+def _number(value: float) -> str:
+    """Return a number as people write it: 1e-6."""
+    return re.sub(r"e-0*", "e-", f"{value:g}")

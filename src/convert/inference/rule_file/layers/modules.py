@@ -1,0 +1,145 @@
+"""Say what every module of the target is: a rule for each layer, and the tensors that no rule makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from convert.drafting.like.target import TargetModel, TargetModule, join
+from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
+from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
+from convert.inference.rule_file.layers.fused import side_by_side
+from convert.inference.rule_file.layers.layout import Axis, Layout
+from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
+from convert.inference.rule_file.layers.rule import ATTENTION, PARAMETERS, LayerRule, NoWordsError, Source
+from convert.inference.rule_file.layers.tensors import NO_CONSTANT, ROLES, Facts, describe_tensors, evidence_of
+from convert.layers.weight_keys import PARAMETRIZATIONS
+
+PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The rules of all modules, one each.
+
+    Attributes:
+        found: the rules.
+        open: tensors that no rule makes, with the reason.
+    """
+
+    found: tuple[LayerRule, ...]
+    open: Mapping[str, str]
+
+
+def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
+    """Describe every module of the target that has tensors."""
+    facts = _facts_of(derivation.facts)
+    found: list[LayerRule] = []
+    unknown: dict[str, str] = {}
+    known = {name: tensor for tensor in derivation.tensors for name in (tensor.name, *tensor.also)}
+    done: set[str] = set()
+    for module in with_parametrizations(target):
+        if module.kind_name in KINDS:
+            cells, lost = _cells(module, known, derivation)
+            found += cells
+            unknown |= lost
+            continue
+        own = {
+            last: known[full]
+            for last in module.tensors
+            if (full := join(module.name, last)) in known and known[full].name not in done and not known[full].is_own
+        }
+        root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
+        alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
+        if root or alone or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
+            module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
+        for kind_name, group in _groups(module, own):
+            done |= {tensor.name for tensor in group.values()}
+            names = [tensor.name for tensor in group.values()]
+            try:
+                rules = describe_tensors(replace(module, kind_name=kind_name), group, facts, derivation)
+            except NoWordsError as error:
+                unknown |= dict.fromkeys(names, str(error))
+                continue
+            found += rules
+            if not any(key == PARAMETERS for rule in rules for key, _ in rule.target_keys):
+                unknown |= {tensor.name: NO_CONSTANT for tensor in group.values() if tensor.is_constant}
+    return Layers(tuple(found), unknown)
+
+
+def _cells(
+    module: TargetModule, known: Mapping[str, Tensor], derivation: Derivation
+) -> tuple[list[LayerRule], dict[str, str]]:
+    """Return the rules of a recurrent module, one for each layer and direction, and the tensors without one."""
+    found: list[LayerRule] = []
+    unknown: dict[str, str] = {}
+    for suffix, names in layers_of(list(module.tensors)).items():
+        tensors = {
+            name.removesuffix(f"_{suffix}" if suffix else ""): known[full]
+            for name in names
+            if (full := join(module.name, name)) in known
+        }
+        complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
+        activation = str(module.facts.get("activation", "tanh"))
+        cell = name_cell(module.kind_name, tensors, derivation.leaves, activation) if complete else None
+        if cell is None:
+            why = "no cell of the rule language gives these tensors" if complete else ""
+            unknown |= {tensor.name: why or tensor.lack for tensor in tensors.values()}
+            continue
+        width = sum(length for _, length in cell.inputs)
+        inputs = (
+            (Axis(0, 0, width, parts=cell.inputs),) if cell.inputs else ()
+        )  # no leaf's axis: that of the cell's input
+        source = Source(cell.start, Layout((width,), (), inputs, ()))
+        weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
+        layer = suffix.removesuffix("_reverse")
+        keys: tuple[tuple[str, str], ...] = (("direction", "backward"),) if layer != suffix else ()
+        keys += () if "bias_ih" in tensors else (("bias", "false"),)
+        leaves = tuple(dict.fromkeys(p.leaf for tensor in tensors.values() for p in tensor.parts if p.leaf))
+        evidence = evidence_of(tensors["weight_ih"])
+        place = f"{module.name}.{layer}"
+        found.append(
+            LayerRule(
+                module.kind_name, place, (("from", (source,)),), (), cell.keys, keys, (), evidence, weakest, leaves
+            )
+        )
+    return found, unknown
+
+
+def _facts_of(facts: Sequence[Fact]) -> Facts:
+    """Return the facts by the tensors that they belong to."""
+    found: dict[str, dict[str, Any]] = {}
+    for fact in facts:
+        for tensor in fact.tensors:
+            found.setdefault(tensor, {})[fact.name] = fact.value
+    return found
+
+
+def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yield the tensors of a module that one rule makes, by their role, with the kind of layer."""
+    kind = module.kind_name
+    if kind == ATTENTION:
+        for weight, bias in (("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias")):
+            yield kind, {role: own[name] for role, name in (("weight", weight), ("bias", bias)) if name in own}
+        rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+        yield from ((kind, {name: own[name]}) for name in own if name not in rest)
+    elif kind != "parameter" and (kind or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}):
+        kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
+        roles = {name: _role(name, tensor) for name, tensor in kept.items()}
+        more = []
+        if len({*roles.values()}) < len(roles):  # a subclass has more than the layer that it extends
+            more = [name for name in kept if name not in ROLES and name not in PARAMETRIZED_ROLES]
+        yield kind, {roles[name]: tensor for name, tensor in kept.items() if name not in more}
+        yield from (("parameter", {"weight": kept[name]}) for name in more)
+    else:
+        yield from ((kind, {"weight": tensor}) for tensor in own.values())
+
+
+def _role(name: str, tensor: Tensor) -> str:
+    """Return what a tensor is in its module: that of its name, or what it does."""
+    if name in ROLES:
+        return name
+    if name in PARAMETRIZED_ROLES:
+        return PARAMETRIZED_ROLES[name]
+    return "bias" if tensor.parts and tensor.parts[0].evidence.role is Role.SHIFT else "weight"

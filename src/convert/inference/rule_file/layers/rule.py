@@ -1,0 +1,74 @@
+"""What the rules say of one layer, before it is joined with others and printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.layers.layout import Layout
+from convert.layers import KINDS as LAYER_KINDS
+from convert.layers.norm.layer_rms import Norm
+
+NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm))
+CONVOLUTIONS = ("conv", "conv_transpose")
+ATTENTION = "attention"
+PRESCALED = "prescaled_by"
+PARAMETERS = "parameters"
+IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head
+BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
+LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
+
+
+class NoWordsError(Exception):
+    """The rule language has no words for a tensor; the message says why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor, or a block of its rows, comes from.
+
+    Attributes:
+        leaf: its name.
+        layout: of the leaf in the block.
+        contracted: axes of the leaf that a product sums over.
+    """
+
+    leaf: str
+    layout: Layout
+    contracted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """What a rule says of one module.
+
+    Attributes:
+        kind_name: of the rule.
+        module: of the target; the full name of the tensor for a parameter.
+        sources: key of the rule (``from``, ``bias``, ...) -> the sources, of a fused tensor several, one block of rows each.
+        names: role -> name of the tensor in the module, where it is another one.
+        keys: what else the rule says of the source (``epsilon``, ``activation``, ...), as YAML.
+        target_keys: what else it says of the target, as YAML.
+        geometry: of a convolution: what it was given, and what was found of it.
+        evidence: why it is believed, in one line.
+        grade: the weakest of its tensors.
+        leaves: of a cell, whose one source is the path that they lie below: their names.
+        computed_from: of a weight that the source computes: the leaves beside the main one, until `computed` says how.
+    """
+
+    kind_name: str
+    module: str
+    sources: tuple[tuple[str, tuple[Source, ...]], ...]
+    names: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, str], ...] = ()
+    target_keys: tuple[tuple[str, str], ...] = ()
+    geometry: tuple[tuple[str, str], ...] = ()
+    evidence: str = ""
+    grade: Grade = Grade.DERIVED
+    leaves: tuple[str, ...] = ()
+    computed_from: tuple[str, ...] | None = None
+
+    @property
+    def main(self) -> tuple[Source, ...]:
+        """The sources of the first key."""
+        return self.sources[0][1]

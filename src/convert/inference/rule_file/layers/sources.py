@@ -1,0 +1,91 @@
+"""Read the sources of a tensor off its parts: the leaves in the order of its rows, each with its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Part, Tensor
+from convert.inference.rule_file.layers.layout import Axis, Layout, read_layout
+from convert.inference.rule_file.layers.rule import NoWordsError, Source
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+NO_ORDER = "its elements lie in an order that has no name"
+
+
+def sources_of(tensor: Tensor, leaves: Shapes, *, rotary: bool = False) -> tuple[Source, ...]:
+    """Return the sources of a tensor, in the order of its rows.
+
+    Args:
+        tensor: the tensor.
+        leaves: their shapes.
+        rotary: whether RoPE turns its rows, so that they may lie in another order.
+
+    Raises:
+        NoWordsError: its elements lie in an order that has no name.
+    """
+    found = []
+    for part in sorted(_joined(tensor.parts), key=lambda part: int(part.elements[0]) if len(part.elements) else 0):
+        order = np.argsort(part.elements, kind="stable")
+        shape = _shape_of_rows(tensor, part.elements[order]) if part.leaf else None
+        layout = read_layout(leaves[part.leaf], part.positions[order], shape, rotary) if shape is not None else None
+        if layout is None or layout.groups is None:
+            raise NoWordsError(NO_ORDER)
+        found.append(Source(part.leaf, layout, part.contracted))
+    return tuple(found)
+
+
+def _shape_of_rows(tensor: Tensor, elements: Array) -> tuple[int, ...] | None:
+    """Return the shape of the rows that some elements of a tensor are; None if they are no whole rows, one behind the other."""
+    count, row = len(elements), int(np.prod(tensor.shape[1:]))
+    if not np.array_equal(elements, np.arange(elements[0], elements[0] + count)):
+        return None
+    if count == int(np.prod(tensor.shape)):
+        return tensor.shape
+    return None if elements[0] % row or count % row else (count // row, *tensor.shape[1:])
+
+
+def is_part_of_leaf(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether a tensor has some elements of an axis of its one leaf."""
+    found = _named(tensor, leaves)
+    return len(found) == 1 and any(axis.size < found[0].layout.leaf_shape[axis.of] for axis in found[0].layout.axes)
+
+
+def is_permuted(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether the axes of a tensor's leaf lie in another order."""
+    places = [[(axis.of, axis.place) for axis in source.layout.axes] for source in _named(tensor, leaves)]
+    return any(of != sorted(of) for of in places)
+
+
+def _named(tensor: Tensor, leaves: Shapes) -> tuple[Source, ...]:
+    """Return the sources of a tensor; none where their order has no name."""
+    try:
+        return sources_of(tensor, leaves)
+    except NoWordsError:
+        return ()
+
+
+def matrix(leaf: str, leaves: Shapes) -> Source:
+    """Return a leaf as it is stored."""
+    axes = tuple(Axis(k, 0, size) for k, size in enumerate(leaves[leaf]) if size > 1)
+    return Source(leaf, Layout(leaves[leaf], (), axes, leaves[leaf]))
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Join parts of one leaf with the same arithmetic."""
+    found: dict[Any, Part] = {}
+    for part in parts:
+        key = (part.leaf, part.arithmetic, part.factor, part.contracted)
+        if key in found:
+            first = found[key]
+            elements = np.concatenate([first.elements, part.elements])
+            positions = np.concatenate([first.positions, part.positions])
+            found[key] = Part(
+                elements, part.leaf, positions, part.arithmetic, first.evidence, part.factor, part.contracted
+            )
+        else:
+            found[key] = part
+    return list(found.values())

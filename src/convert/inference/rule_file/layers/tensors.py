@@ -1,0 +1,316 @@
+"""Say what layer some tensors of one module are, and from which leaves they come, with their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convert.drafting.like.target import TargetModule
+from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
+from convert.inference.rule_file.layers.fused import (
+    below_each_other,
+    by_parts,
+    in_turns,
+    one_below_another,
+    side_by_side,
+)
+from convert.inference.rule_file.layers.geometry import geometry_of
+from convert.inference.rule_file.layers.kind import kind_of, norm_keys
+from convert.inference.rule_file.layers.parametrized import LowRankWords, low_rank_words, main_leaf
+from convert.inference.rule_file.layers.rule import (
+    ATTENTION,
+    BESIDE,
+    CONVOLUTIONS,
+    IN_TURNS,
+    LOW_RANK,
+    NORMS,
+    PARAMETERS,
+    PRESCALED,
+    LayerRule,
+    NoWordsError,
+    Source,
+)
+from convert.inference.rule_file.layers.sources import Shapes, matrix, sources_of
+from convert.layers.activations import ACTIVATIONS
+from convert.layers.shared_keys import ASK
+from convert.layers.weight_keys import PARAMETRIZATIONS
+
+Facts = Mapping[str, Mapping[str, Any]]  # tensor -> what the programs say of it
+Keys = tuple[tuple[str, str], ...]
+Sources = tuple[tuple[str, tuple[Source, ...]], ...]
+NO_CONSTANT = "the source has no such parameter, and a rule of this kind writes no constant"
+ROLES = {
+    "weight": "from",
+    "bias": "bias",
+    "running_mean": "mean",
+    "running_var": "var",
+    "weight_norm": "weight_norm",
+}  # of a tensor -> the rule's key
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The tensors that one rule makes, in the form that it describes: leaves one below another.
+
+    Attributes:
+        tensors: role -> tensor, the weight first.
+        first: the first of them as the target has it.
+        product: of two leaves, which the weight is, or has added.
+        computed_from: the leaves beside the main one of a weight that the source computes; None: it computes none.
+        turns: how many leaves lie in the rows head by head, and the rows of a head.
+        beside: how many leaves stand side by side in the columns; 0: they do not.
+    """
+
+    tensors: Mapping[str, Tensor]
+    first: Tensor
+    product: LowRankWords | None = None
+    computed_from: tuple[str, ...] | None = None
+    turns: tuple[int, int] | None = None
+    beside: int = 0
+
+    @property
+    def grade(self) -> Grade:
+        """The weakest of its tensors."""
+        return max((tensor.grade for tensor in self.tensors.values()), key=list(Grade).index)
+
+    @property
+    def factors(self) -> set[float]:
+        """The factors that its elements carry."""
+        parts = [part for tensor in self.tensors.values() for part in tensor.parts]
+        return {part.factor for part in parts if part.arithmetic is Arithmetic.SAME}
+
+
+def describe_tensors(
+    module: TargetModule, group: Mapping[str, Tensor], facts: Facts, derivation: Derivation
+) -> list[LayerRule]:
+    """Return the rules of some tensors of a module: one rule, or one for each part of the rows.
+
+    Args:
+        module: of the target; its ``kind_name`` is that of the rule, or empty.
+        group: role -> tensor.
+        facts: about the tensors.
+        derivation: which has them.
+
+    Raises:
+        NoWordsError: the tensors are not known, or the rule language has no words for them.
+    """
+    tensors = _known(group)
+    if module.kind_name in ("linear", "conv", "") and _has_bias_of_another_shape(tensors, derivation.leaves):
+        weight = {role: tensor for role, tensor in group.items() if role != "bias"}
+        bias = describe_tensors(replace(module, kind_name="parameter"), {"weight": group["bias"]}, facts, derivation)
+        return [*describe_tensors(module, weight, facts, derivation), *bias]
+    layer = _as_described(tensors, derivation.leaves)
+    said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
+    kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves)
+    if kind == "parameter" and len(layer.tensors) > 1:  # no layer: a kernel that data multiplies, and a bias behind it
+        alone = replace(module, kind_name=kind)
+        each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
+        return [rule for of in each for rule in of]
+    sources = _sources(kind, layer, facts, derivation.leaves)
+    if _has_unequal_parts(kind, layer, sources, derivation.leaves):
+        with suppress(NoWordsError):
+            return _by_parts(module, layer, facts, derivation)
+    if len(layer.factors) > 1 and kind == "linear" and len(layer.first.parts) > 1:
+        return _by_parts(module, layer, facts, derivation)
+    keys, target_keys = _keys(kind, module, layer, said, derivation)
+    if _writes_constants(kind, group):
+        target_keys = (*target_keys, (PARAMETERS, "weight and bias"))
+    whole, names = _names(kind, module, layer)
+    geometry = geometry_of(layer.first, said) if kind in CONVOLUTIONS else ()
+    evidence, computed = evidence_of(layer.first), layer.computed_from
+    return [LayerRule(kind, whole, sources, names, keys, target_keys, geometry, evidence, layer.grade, (), computed)]
+
+
+def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that leaves are the source of, the weight first.
+
+    Raises:
+        NoWordsError: one is not known, or only in part.
+    """
+    ordered = sorted(group, key=lambda role: role != "weight")
+    tensors = {role: group[role] for role in ordered if not group[role].is_constant}
+    if not tensors:
+        raise NoWordsError("the source has no such parameter")
+    if lacking := [tensor for tensor in tensors.values() if not tensor.parts]:
+        raise NoWordsError(min(lacking, key=lambda tensor: tensor.unread).lack)
+    for tensor in tensors.values():
+        known = sum(len(part.elements) for part in tensor.parts)
+        if known + tensor.unseen < (size := int(np.prod(tensor.shape))) and tensor.grade is Grade.OPEN:
+            raise NoWordsError(
+                f"{size - known} of its {size} elements meet nothing but zeros, so that no output shows them"
+            )
+    return tensors
+
+
+def _has_bias_of_another_shape(tensors: Mapping[str, Tensor], leaves: Shapes) -> bool:
+    """Whether the bias' leaf has axes of size 1 behind its numbers: it is added along another axis than the last."""
+    bias = tensors.get("bias")
+    if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
+        return False
+    shape = leaves.get(bias.parts[0].leaf, ())
+    main = tensors["weight"].parts[0]
+    product = main.evidence.source is not None and main.evidence.source.operation == "dot_general"
+    return product and len(shape) > 1 and shape[-1] == 1 and bias.shape != shape
+
+
+def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
+    """Return tensors in the form that rules describe.
+
+    Raises:
+        NoWordsError: the weight is computed from leaves of which none has its elements.
+    """
+    tensors = dict(known)
+    first = next(iter(tensors.values()))
+    product = low_rank_words(first, leaves)
+    if product is not None:
+        if product.base is not None:
+            tensors["weight"] = product.base
+        return _Layer(tensors, first, product, ())
+    if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
+        main = main_leaf(first, leaves)
+        if main is None or "weight" not in tensors:
+            raise NoWordsError("it is computed from several leaves")
+        tensors["weight"], others = main
+        return _Layer(tensors, first, None, others)
+    turns = in_turns(first)
+    if turns is not None:
+        tensors = {role: below_each_other(tensor, *turns) for role, tensor in tensors.items()}
+    beside = side_by_side(first)
+    if beside:
+        tensors = {"weight": one_below_another(first, beside)}
+    return _Layer(tensors, first, None, None, turns, beside)
+
+
+def _sources(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources:
+    """Return the sources of a layer by the rule's keys.
+
+    Raises:
+        NoWordsError: the elements of a tensor lie in an order that has no name.
+    """
+    product = layer.product
+    found: list[tuple[str, tuple[Source, ...]]] = []
+    for role, tensor in layer.tensors.items():
+        if product is None or product.base is not None or tensor is not layer.first:
+            rotary = "rope" in facts.get(tensor.name, {})
+            key = "from" if kind == "parameter" else ROLES.get(role, "from")
+            found.append((key, sources_of(tensor, leaves, rotary=rotary)))
+    if product is None:
+        return tuple(found)
+    two = [("from", product.left), ("times", product.right)]
+    if product.base is None:
+        return (*((key, (matrix(leaf, leaves),)) for key, leaf in two), *found)
+    return (*found, *((f"plus.{key}", (matrix(leaf, leaves),)) for key, leaf in two))
+
+
+def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shapes) -> bool:
+    """Whether several leaves are the source of a tensor, and one rule has no words for all."""
+    shapes = [leaves[source.leaf] for source in sources[0][1]] if sources else []
+    if kind == "embedding":
+        return len(shapes) > 1
+    below = layer.product is None and layer.turns is None and not layer.beside
+    return kind == "linear" and below and len(set(shapes)) > 1
+
+
+def _by_parts(module: TargetModule, layer: _Layer, facts: Facts, derivation: Derivation) -> list[LayerRule]:
+    """Return a rule for each part of the rows, as parts that carry different factors have one.
+
+    Raises:
+        NoWordsError: there are no rules for the parts.
+    """
+    found: list[LayerRule] = []
+    parts = by_parts(layer.tensors)
+    for k, part in enumerate(parts, 1):
+        if any(tensor.is_constant for tensor in part.values()):
+            raise NoWordsError(NO_CONSTANT)
+        keys = (*_in_turns(layer), ("part", f"{k} of {len(parts)}"))
+        rules = describe_tensors(module, part, facts, derivation)
+        found += (replace(rule, target_keys=(*rule.target_keys, *keys)) for rule in rules)
+    if not found:
+        raise NoWordsError("its bias has other parts than its weight, and they carry different factors")
+    return found
+
+
+def _in_turns(layer: _Layer) -> Keys:
+    return () if layer.turns is None else ((IN_TURNS, " ".join(map(str, layer.turns))),)
+
+
+def _keys(
+    kind: str, module: TargetModule, layer: _Layer, said: Mapping[str, Any], derivation: Derivation
+) -> tuple[Keys, Keys]:
+    """Return the further keys of a rule, and those of its target.
+
+    Raises:
+        NoWordsError: its elements carry a factor that a rule of this kind has no key for.
+    """
+    proven = derivation.proof is not None  # then the target's own numbers are those of the source
+    configured = module.facts if proven else {"num_groups": ASK} if kind == "group_norm" else {}
+    keys, target_keys = norm_keys(said, configured) if kind in NORMS else ((), ())
+    if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
+        keys = (*keys, ("activation", str(said["activation"])))
+    if layer.product is not None:
+        keys = (*keys, *_product_keys(layer.product))
+    if layer.factors not in (set(), {1.0}):
+        if len(layer.factors) > 1 or kind not in ("linear", "embedding", "parameter") or min(layer.factors) <= 0:
+            factors = " and ".join(f"{factor:g}" for factor in sorted(layer.factors))
+            raise NoWordsError(f"its elements are multiplied by {factors}")
+        keys = (*keys, (PRESCALED, repr(1 / min(layer.factors))))
+    target_keys = (*target_keys, *_in_turns(layer))
+    if layer.beside:
+        target_keys = (*target_keys, (BESIDE, str(layer.beside)))
+    if kept := _parametrization(module, layer):
+        target_keys = (*target_keys, ("parametrization", kept))
+    return keys, target_keys
+
+
+def _product_keys(product: LowRankWords) -> Keys:
+    """Return the keys of a weight that is, or has added, a product of two leaves."""
+    key, value = ("plus.scale", repr(product.scale)) if product.base else (PRESCALED, repr(1 / product.scale))
+    scale = ((key, value),) if product.scale != 1 else ()
+    return (("plus.einsum" if product.base else LOW_RANK, product.letters), *scale)
+
+
+def _parametrization(module: TargetModule, layer: _Layer) -> str:
+    """Return how the module keeps its weight as two tensors; empty: it does not."""
+    own = {tensor.name.removeprefix(f"{module.name}.") for tensor in layer.tensors.values()}
+    return next((key for key, by_role in PARAMETRIZATIONS.items() if own >= set(by_role.values())), "")
+
+
+def _writes_constants(kind: str, group: Mapping[str, Tensor]) -> bool:
+    """Whether a rule writes a tensor of its layer that the source lacks: zeros for the bias, or ones for the scale."""
+    lacking = {role: tensor.parts[0].factor for role, tensor in group.items() if tensor.is_constant}
+    has_key = kind == "linear" or kind in NORMS
+    return bool(lacking) and has_key and all(factor == (role == "weight") for role, factor in lacking.items())
+
+
+def _names(kind: str, module: TargetModule, layer: _Layer) -> tuple[str, Keys]:
+    """Return the name of the rule's module, or of its tensor, and role -> name of the tensors that are called otherwise."""
+    if kind == "parameter":
+        return layer.first.name, ()
+    if _parametrization(module, layer):
+        return module.name, ()
+    prefix = f"{module.name}." if module.name else ""
+    own = {role: tensor.name.removeprefix(prefix) for role, tensor in layer.tensors.items()}
+    names = tuple((role, name) for role, name in own.items() if name != role)
+    if module.kind_name == ATTENTION and names and names[0][1].startswith("out_proj."):
+        return f"{prefix}out_proj", ()
+    return module.name, names
+
+
+def evidence_of(tensor: Tensor) -> str:
+    """Say in one line why the first tensor of a rule is believed."""
+    evidence = tensor.parts[0].evidence
+    refuted = sum(count for _, count in evidence.refuted)
+    if evidence.source is None:
+        return ""
+    said = f"{evidence.source.operation} {_place(evidence.source.module, evidence.source.where)}".strip()
+    tried = f"; {refuted} of {evidence.tried} candidates refuted" if refuted else ""
+    target = evidence.target
+    return f"{said} and {target.operation} {_place(target.module, target.where)}".rstrip() + tried
+
+
+def _place(module: str, where: str) -> str:
+    return f"of {module}" if module else f"at {where}" if where else ""

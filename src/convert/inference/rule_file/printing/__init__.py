@@ -1,0 +1,1 @@
+"""Print rules in the words of the rule language: letters for axes, equations, keys."""

@@ -1,0 +1,229 @@
+"""Print one rule: the keys that describe the source, then the target."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from convert.drafting.axis_letters import Letters
+from convert.drafting.like.target import TargetModel
+from convert.inference.rule_file.joining.patterns import PatternRule
+from convert.inference.rule_file.layers.cells import KINDS as CELLS
+from convert.inference.rule_file.layers.geometry import PADDED
+from convert.inference.rule_file.layers.layout import REVERSED, Layout
+from convert.inference.rule_file.layers.rule import (
+    ATTENTION,
+    BESIDE,
+    CONVOLUTIONS,
+    IN_TURNS,
+    LOW_RANK,
+    PRESCALED,
+    LayerRule,
+    NoWordsError,
+)
+from convert.inference.rule_file.printing.convolutions import convolution_keys
+from convert.inference.rule_file.printing.equation import added_equation, equation_of, head_by_head, product_equation
+from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
+from convert.inference.rule_file.printing.stored import stored_axes
+from convert.layers.draft import DraftEntry, flow, plain
+from convert.layers.recurrent.equations import NO_LAYER
+
+NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
+CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
+CELLS_OF_ONE = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
+Keys = list[tuple[str, str]]
+
+
+@dataclass
+class _Words:
+    """What a rule says in the words of its kind.
+
+    Attributes:
+        head: the first lines.
+        source: further keys of the source.
+        target: further keys of the target.
+        sizes: letters that a factor can be said with, and their sizes.
+        equation: of a linear layer.
+    """
+
+    head: Keys
+    source: Keys
+    target: Keys
+    sizes: Mapping[str, int]
+    equation: str = ""
+
+
+def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEntry:
+    """Return a rule as the lines of its YAML.
+
+    Raises:
+        NoWordsError: the rule language has no words for it.
+        NoLetterError: the file has no more letters.
+    """
+    if not rule.module:
+        raise NoWordsError("it is a parameter of the model itself, and the rule needs the name of a module")
+    if rule.layer.kind_name not in CONVOLUTIONS:
+        rule = replace(rule, layer=_in_parts(rule.layer))
+    layer, named = rule.layer, Named(letters)
+    words = _words(rule, named)
+    main = layer.main[0].layout
+    if orders := named.concatenated(main):
+        for of, side in ((words.source, 0), (words.target, 1)):
+            of.append((CONCATENATED, f"{{{', '.join(f'{axis}: {parts[side]}' for axis, parts in orders.items())}}}"))
+    entry = _entry_of_source(rule, words)
+    words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE)]
+    if turns := dict(layer.target_keys).get(IN_TURNS):
+        words.target.append(("axes", head_by_head(words.equation, turns, main)))
+    if layer.kind_name == "embedding" and (tied := tied_head(rule, target)):
+        words.target.append(("tied", tied))
+    if layer.kind_name in CELLS:
+        entry.say(layer.kind_name, _cell_target(rule.module, words.target))
+        return entry
+    if layer.kind_name != "conv_transpose":
+        _check(main, None if rule.parts is None else rule.parts[0])
+    key = "name" if layer.kind_name == "parameter" else "module"
+    keys = with_keys(words.target)
+    entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{keys}}}" if keys else plain(rule.module))
+    return entry
+
+
+def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
+    """Return the lines that describe the source; the first has the evidence as its remark."""
+    remark = ": ".join(filter(None, (rule.layer.grade.value, rule.layer.evidence)))
+    remark += f"; the same in {rule.layers} layers" if rule.layers > 1 else ""
+    entry = DraftEntry()
+    (key, value), *more = words.head
+    entry.say(key, value, remark)
+    for key, value in more:
+        entry.say(key, value)
+    written = {line.key for line in entry.lines}
+    for key, path in rule.sources:
+        if key not in written and "." not in key:
+            entry.say(key, plain(path))
+    nested: dict[str, list[str]] = {}
+    for key, value in (*rule.sources, *words.source):
+        whole, dot, inner = key.partition(".")
+        if dot:
+            nested.setdefault(whole, []).append(f"{inner}: {value if NUMERAL.fullmatch(value) else flow(value)}")
+    for key, values in nested.items():
+        entry.say(key, f"{{{', '.join(sorted(values, key=lambda text: not text.startswith('einsum')))}}}")
+    if rule.stacked:
+        entry.say("stacked", f"{{{', '.join(f'{index}: {axis}' for index, axis in rule.stacked)}}}")
+    if rule.index_from:
+        digits = (f"{name}: [{slow}, {fast}]" for name, (slow, fast) in rule.index_from)
+        entry.say("index_from", f"{{{', '.join(digits)}}}")
+    for key, value in words.source:
+        if "." not in key:
+            entry.say(key, _factor(float(value), words.sizes) if key == PRESCALED else value)
+    return entry
+
+
+def _words(rule: PatternRule, named: Named) -> _Words:
+    """Return what a rule says in the words of its kind."""
+    layer = rule.layer
+    names = [(role, name) for role, name in layer.names if role != name]
+    if layer.kind_name == "linear":
+        return _linear(rule, named, names)
+    if layer.kind_name == ATTENTION:
+        library, *more = layer.keys
+        return _Words([library], [("axes", _attention_axes(layer, named)), *more], names, {})
+    if layer.kind_name in CELLS:
+        cell, *more = layer.keys
+        if inputs := layer.main[0].layout.axes:
+            named.of[0, 0] = named.take("width", inputs[0].size)
+            more.append(("inputs", named.of[0, 0]))
+        return _Words([cell], more, names, {})
+    if layer.kind_name in CONVOLUTIONS:
+        (numbers, axes), *more = convolution_keys(layer, named, [axis for _, axis in rule.stacked])
+        padded = dict(layer.geometry).get(PADDED)
+        padding = [("padding", padded)] if padded else []
+        head = [("dimension_numbers", numbers), ("axes", axes)]
+        return _Words(head, [*more, *layer.keys], [*names, *padding], {})
+    stored, of_target = stored_axes(rule, named)
+    return _Words(
+        [("from", plain(dict(rule.sources).get("from", "")))],
+        [*layer.keys, *([("axes", stored)] if stored else [])],
+        [*names, *([("axes", of_target)] if of_target else [])],
+        {stored[-1]: layer.main[0].layout.shape[-1]} if stored.isalpha() else {},
+    )
+
+
+def _linear(rule: PatternRule, named: Named, names: Keys) -> _Words:
+    """Return what the rule of a linear layer says: an equation, or that of a product of two leaves."""
+    said = list(rule.layer.keys)
+    stored = dict(said).get(LOW_RANK)
+    if stored is not None:
+        equation = product_equation(rule, named.letters, stored)
+        said = [(key, value) for key, value in said if key != LOW_RANK]
+        return _Words([("einsum", equation)], said, names, {}, equation)
+    found = equation_of(rule, named)
+    said = [
+        (key, added_equation(rule, named.letters, value, found.text) if key == "plus.einsum" else value)
+        for key, value in said
+    ]
+    said += [("flattened", found.flattened)] if found.flattened else []
+    said += [("rope", f"{{{', '.join(f'{x}: {order}' for x, order in found.rope.items())}}}")] if found.rope else []
+    text = json.dumps(found.text) if re.search(r"[(){}]", found.text) else found.text
+    axes = [("axes", found.axes)] if found.axes else []
+    return _Words([("einsum", text)], said, [*names, *axes], found.head, found.text)
+
+
+def _in_parts(layer: LayerRule) -> LayerRule:
+    """Return the layer with the elements of a short axis that is reversed as parts of it."""
+    (key, of), *others = layer.sources
+    moved = tuple(replace(s, layout=replace(s.layout, axes=tuple(a.in_parts for a in s.layout.axes))) for s in of)
+    return replace(layer, sources=((key, moved), *others))
+
+
+def _factor(number: float, sizes: Mapping[str, int]) -> str:
+    """Return a factor as a rule says it: ``1/sqrt(H)`` or ``sqrt(D)`` where the axis has this size."""
+    for letter, size in sizes.items():
+        for text, power in ((f"1/sqrt({letter})", -0.5), (f"sqrt({letter})", 0.5)):
+            if size > 1 and math.isclose(number, size**power, rel_tol=1e-12):
+                return text
+    inverse = 1 / number
+    return f"1/{inverse:g}" if number < 1 and float(f"{inverse:g}") == inverse else repr(number)
+
+
+def _attention_axes(layer: LayerRule, named: Named) -> str:
+    """Return the letters of the width and of the axes of the heads."""
+    width, *heads = (int(size) for size in dict(layer.geometry)["sizes"].split())
+    roles = ("heads", "head") if len(heads) == 2 else ("width",)
+    return named.take("width", width) + "".join(named.take(role, n) for role, n in zip(roles, heads, strict=True))
+
+
+def _cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
+    """Return the target of a rule as YAML, from the name of a module with its layer: ``rnn.l0``."""
+    match = CELL.fullmatch(CELLS_OF_ONE.sub(lambda found: f".l{{{found[1].replace('l', '')}}}", module))
+    assert match is not None, "layers are named by `layers_of`"
+    layer = match["layer"] or NO_LAYER
+    said = [("layer", layer)] if layer != "0" else []
+    said += list(keys)
+    named = with_keys(said)
+    return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])
+
+
+def _check(layout: Layout, parted: int | None) -> None:
+    """Refuse what no rule can say; the modules of a rule have the parts of the axis `parted`.
+
+    Raises:
+        NoWordsError: the layout has an axis that is reversed, or in part.
+    """
+    for axis in layout.axes:
+        if axis.order == REVERSED:
+            raise NoWordsError(f"axis {axis.of} of the leaf is reversed")
+        whole = layout.leaf_shape[axis.of]
+        if len(layout.made_of(axis.of)) == 1 and axis.size != whole and axis.of != parted:
+            raise NoWordsError(
+                f"elements {axis.start} to {axis.start + axis.size - 1} of axis {axis.of} of the leaf, of {whole}"
+            )
+
+
+def tied_head(rule: PatternRule, target: TargetModel) -> str:
+    """Return the other name of an embedding's table, as the key `tied` has it; empty if it has none, or others."""
+    others = target.tied.get(f"{rule.module}.weight", ())
+    heads = [name.removesuffix(".weight") for name, kind in others if kind == "linear"]
+    return heads[0] if len(others) == 1 and heads else ""

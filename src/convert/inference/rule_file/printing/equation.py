@@ -1,0 +1,186 @@
+"""The equation of a linear layer, in the letters of its file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from convert.drafting.axis_letters import Letters
+from convert.inference.rule_file.joining.patterns import PatternRule
+from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, Axis, Layout
+from convert.inference.rule_file.layers.rule import NoWordsError
+from convert.inference.rule_file.printing.letters import Named, leaf_letters, target_axes
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The equation of a linear layer, and what its letters are used for.
+
+    Attributes:
+        text: of the equation.
+        axes: of the target's weight; empty where they are those of a ``Linear``.
+        rope: letter -> the order of the pairs that RoPE turns.
+        flattened: the inputs that are a flattened map, as YAML; empty: they are none.
+        head: letter and size of the last of several output axes.
+    """
+
+    text: str
+    axes: str
+    rope: Mapping[str, str]
+    flattened: str
+    head: Mapping[str, int]
+
+
+def equation_of(rule: PatternRule, named: Named) -> Equation:
+    """Return the equation of a layer whose weight is a leaf, several below each other, or elements of one.
+
+    Raises:
+        NoWordsError: the leaves follow each other along the inputs.
+    """
+    source = rule.layer.main[0]
+    layout, contracted = source.layout, set(source.contracted)
+    groups = layout.groups
+    assert groups is not None, "only layouts with groups are rules"
+    inward = [axis for group in groups for axis in group if axis.of in contracted]
+    outward = [axis for group in groups for axis in group if axis.of not in contracted]
+    inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
+    split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None else ""
+    is_map = _is_map(inward) and tuple(inward) in groups
+    flattened = f"{{{named.flattened(inward[0].of, _in_stored_order(inward))}}}" if is_map else ""
+    if not is_map:
+        named.name(inward)
+    named.name(outward)
+    inward, outward = _in_stored_order(inward), _as_bias(rule, _in_stored_order(outward))
+    y = "".join(named.of[a.of, a.place] for a in outward)
+    x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
+    stacked = [axis for _, axis in rule.stacked]
+    weight = leaf_letters(layout, named, stacked, (rule.split, split) if rule.split is not None else None)
+    grouped = _opened(y, weight)
+    if rule.parts is not None:
+        letter = named.of[rule.parts[0], 0]
+        parted = named.sum(rule.parts[1], letter)
+        weight, grouped = weight.replace(letter, parted), grouped.replace(letter, parted)
+    rows = "..."
+    if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
+        rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
+    made = f"{split}{rows}" if rows != "..." else f"{rows}{split}"
+    wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
+    as_linear = is_map or [tuple(group) for group in groups] == wanted
+    return Equation(
+        f"{rows}{_opened(x, weight)},{weight}->{made}{grouped}",
+        "" if as_linear else _axes_of_target(rule, named),
+        {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)},
+        flattened,
+        {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1},
+    )
+
+
+def _axes_of_target(rule: PatternRule, named: Named) -> str:
+    """Return the letters of the target's weight.
+
+    Raises:
+        NoWordsError: its leaves follow each other along the inputs.
+    """
+    source = rule.layer.main[0]
+    axes = target_axes(source.layout, named)
+    if len(rule.layer.main) > 1:  # leaves below each other
+        if any(axis.of in source.contracted for axis in (source.layout.groups or ())[0]):
+            raise NoWordsError(
+                "its leaves follow each other along the first axis, over which the product sums; "
+                "in the rule language they follow each other along an axis of the outputs"
+            )
+        end = axes.index(")") + 1 if axes.startswith("(") else 1
+        axes = f"({' + '.join([axes[:end].strip('()')] * len(rule.layer.main))}){axes[end:]}"
+    for axis in (axis for axis in source.layout.axes if axis.place):  # no other leaf need have it
+        named.letters.fixed.add(named.of[axis.of, axis.place])
+    return axes
+
+
+def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
+    """Return axes with those of one leaf's axis next to each other, as the leaf has them."""
+    first = list(dict.fromkeys(axis.of for axis in axes))
+    return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
+
+
+def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:
+    """Return the output axes of a linear layer as a bias stores them, which is added to its result; `outward` is in the order of the rows."""
+    bias = dict(rule.layer.sources).get("bias")
+    axes = bias[0].layout.axes if bias is not None else ()
+    if [axis.size for axis in axes] != [axis.size for axis in outward]:
+        return outward
+    return [outward[k] for k in sorted(range(len(axes)), key=lambda k: (axes[k].of, axes[k].place))]
+
+
+def _is_map(axes: Sequence[Axis]) -> bool:
+    """Whether the inputs are a map that the source flattens with the channels last, and the target with the channels first."""
+    places = [axis.place for axis in axes]
+    return len(axes) > 1 and len({axis.of for axis in axes}) == 1 and places == [len(axes) - 1, *range(len(axes) - 1)]
+
+
+def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:
+    """Return the input or output axes of a linear layer with those of size 1, which no element tells, as stored."""
+    source = rule.layer.main[0]
+    hidden = {rule.split, *(axis for _, axis in rule.stacked)}
+    found = list(axes)
+    for axis, size in enumerate(source.layout.leaf_shape):
+        if size == 1 and axis not in hidden and (axis in source.contracted) == inward:
+            at = next((k for k, other in enumerate(found) if other.of > axis), len(found))
+            found.insert(at, Axis(axis, 0, 1))
+    return found
+
+
+def _ones_of_bias(rule: PatternRule) -> int:
+    """Return how many axes of size 1 the bias has."""
+    bias = dict(rule.layer.sources).get("bias")
+    return bias[0].layout.leaf_shape.count(1) if bias else 0
+
+
+def _opened(text: str, weight: str) -> str:
+    """Return the letters of an operand with the groups of the weight where they stand in its order."""
+    for group in re.findall(r"\([^()]*\)", weight):
+        text = text.replace(re.sub(r"[() ]", "", group), group)
+    return text
+
+
+def product_equation(rule: PatternRule, letters: Letters, stored: str) -> str:
+    """Return the equation of a weight that is the product of two leaves, whose axes are stored as ``DR,RE`` says."""
+    named = Named(letters)
+    left, right = (dict(rule.layer.sources)[key][0].layout.leaf_shape for key in ("from", "times"))
+    sizes = dict(zip(stored.replace(",", ""), (*left, *right), strict=True))
+    return _product(stored, *(named.take("rank" if axis == "R" else "width", sizes[axis]) for axis in "DRE"))
+
+
+def added_equation(rule: PatternRule, letters: Letters, stored: str, equation: str) -> str:
+    """Return the equation of the product that is added to a weight with an equation.
+
+    Raises:
+        NoWordsError: the weight is no matrix.
+    """
+    found = re.fullmatch(r"\.\.\.(\w),\w\w->\.\.\.(\w)", equation)
+    if found is None:
+        raise NoWordsError("a product of two leaves is added to a weight with more than two axes")
+    left = dict(rule.layer.sources)["plus.from"][0].layout.leaf_shape
+    rank = letters.named("rank", left[stored.index("R")])
+    return _product(stored, found[1], rank, found[2])
+
+
+def _product(stored: str, x: str, rank: str, y: str) -> str:
+    weights = "".join({"D": x, "R": rank, "E": y}.get(letter, letter) for letter in stored)
+    return f"...{x},{weights}->...{y}"
+
+
+def head_by_head(equation: str, turns: str, layout: Layout) -> str:
+    """Return the axes of a target whose leaves lie head by head: ``(N (1 + 1 + 1) H)D``.
+
+    Raises:
+        NoWordsError: the leaves have other axes.
+    """
+    count, head = map(int, turns.split())
+    found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", equation)
+    groups = layout.groups or ()
+    if found is None or not groups or not groups[0] or groups[0][-1].size != head:
+        raise NoWordsError("its leaves lie in the rows in turns, and not head by head")
+    x, heads, last = found.groups()
+    inward = x if len(x) == 1 else f"({' '.join(x)})"
+    return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}"

@@ -1,0 +1,62 @@
+"""The letters of a leaf that no equation describes: a table, a norm's scale, a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from convert.inference.rule_file.joining.patterns import PatternRule
+from convert.inference.rule_file.layers.rule import BESIDE, NORMS, NoWordsError
+from convert.inference.rule_file.printing.letters import Named, leaf_letters, target_axes
+
+
+def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
+    """Return the letters of a leaf without an equation, as stored and, where they differ, in the target.
+
+    Both are empty for a parameter that is kept as stored.
+    """
+    layer = rule.layer
+    layout = layer.main[0].layout
+    stacked = [axis for _, axis in rule.stacked]
+    kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
+    ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
+    beside = int(dict(layer.target_keys).get(BESIDE, "1"))
+    moved = any(axis.parts for axis in layout.axes)
+    if rule.split is not None or rule.parts is not None:
+        if layer.kind_name != "parameter" or rule.at >= 0 or not ordered:
+            raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
+        return _in_pieces(rule, named, stacked), ""
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1 and not moved:
+        return "", ""
+    for k, axis in enumerate(layout.axes):
+        role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
+        named.of[axis.of, axis.place] = named.take(role, axis.size)
+    stored = leaf_letters(layout, named, stacked)
+    if layer.kind_name == "embedding" and len(stored) == 2 and "." in stored:  # a width of 1 has a letter, too
+        stored = stored.replace(".", named.take("width", 1))
+    if beside > 1:
+        axes = target_axes(layout, named)
+        if not axes[-1].isalpha():
+            raise NoWordsError("leaves that stand side by side have no axis of their own there")
+        return stored, f"{axes[:-1]}({' + '.join(axes[-1] * beside)})"
+    if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
+        return stored, ""
+    if layer.kind_name in (*NORMS, "embedding"):
+        if not ordered:
+            raise NoWordsError("its axes are permuted, and no equation describes it")
+        return stored, ""
+    if len(layer.main) > 1:
+        raise NoWordsError("several leaves lie along a further axis of it")
+    return stored, target_axes(layout, named)
+
+
+def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> str:
+    """Return the letters of a leaf whose parts, or the elements of one axis, are tensors: ``(1 + 1 + 1 + 1)NH``."""
+    layout = rule.layer.main[0].layout
+    for axis in layout.axes:
+        named.of[axis.of, axis.place] = named.take("width", axis.size)
+    if rule.split is not None:
+        ones = f"({' + '.join('1' * layout.leaf_shape[rule.split])})"
+        return leaf_letters(layout, named, stacked, (rule.split, ones))
+    assert rule.parts is not None, "it has elements of an axis, or parts of one"
+    letter = named.of[rule.parts[0], 0]
+    return leaf_letters(layout, named, stacked).replace(letter, named.sum(rule.parts[1], letter))
