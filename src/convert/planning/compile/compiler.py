@@ -21,7 +21,7 @@ from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
-from convert.planning.compile.axes import arranged
+from convert.planning.compile.arrange import arranged
 from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name, uniform
 from convert.planning.compile.named_leaf import NamedLeaf, check_names, read_leaf
 from convert.planning.compile.pieces import Piece, in_columns, row_by_row, rule_of_part, rules_of_rows

@@ -17,7 +17,8 @@ from convert.layers.transforms.rope import rope_permutation
 from convert.layers.transforms.weight_normalization import features
 from convert.layers.transforms.weight_transforms import unflattened
 from convert.layers.weight_keys import BIAS_U, V
-from convert.planning.compile.axes import arranged, movement, taken_out
+from convert.planning.compile.arrange import arranged
+from convert.planning.compile.axes import movement, taken_out
 from convert.planning.compile.named_leaf import NamedLeaf
 
 
