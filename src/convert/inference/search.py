@@ -157,11 +157,6 @@ class Search:
             self._take(choice)
         self.replay.values.update(solution.values)
 
-    def give(self, segment: Segment) -> None:
-        """Give the target what a segment begins with, instead of its own value."""
-        assert segment.given is not None
-        self.replay.values[self._order[segment.begin].data[0]] = segment.given.array
-
     def leave(self, solution: Solution) -> None:
         """Give back what a solution assigned."""
         for choice in reversed(solution.choices):

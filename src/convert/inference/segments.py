@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from convert.inference.candidates import Choice
-from convert.inference.sites import Meeting
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,18 +52,21 @@ class Given:
     """A value of the source that takes the place of one of the target, where the programs differ.
 
     Attributes:
-        meeting: the operation of the source that is given the value.
-        array: the value, laid out as the target's.
+        value: the target's, which is replaced.
+        index, side: an operation of the source, and which operand of it takes the place.
+        array: this operand, laid out as the target's value.
         order: of its axes, in which they have the target's order.
     """
 
-    meeting: Meeting
+    value: Value
+    index: int
+    side: int
     array: Array
     order: tuple[int, ...]
 
     def again(self, program: Program) -> Array:
         """Return the value of another run of the source, laid out in the same way."""
-        array = program.operations[self.meeting.index].data[0].array
+        array = program.operations[self.index].operands[self.side].array
         return array.transpose(self.order).reshape(self.array.shape)
 
 

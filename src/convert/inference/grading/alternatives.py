@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.grading.given import give
 from convert.inference.search import Search
 from convert.inference.segments import LEVELS, Level, Segment, Solution
 from convert.programs.program import Value
@@ -81,7 +82,7 @@ def _followed(
     finally:
         for segment in behind:
             if segment.given is not None:
-                search.give(segment)
+                give(search, segment.given, segment.begin)
             search.enter(segment.solution)
 
 

@@ -174,27 +174,24 @@ def _values(search: Search, state: dict[str, Array], source: Program) -> dict[Va
             replay.assign([(name, known := np.flatnonzero(~np.isnan(flat)), flat[known])])
     for name, value in search.target.inputs.items():
         replay.values[value] = source.inputs[name].array.astype(value.array.dtype)
-    given = {segment.begin: segment.given for segment in search.segments if segment.given is not None}
-    for index, operation in enumerate(search.target.operations):
+    given = {s.given.value: s.given.again(source) for s in search.segments if s.given is not None}
+    replay.values.update((x, array) for x, array in given.items() if x in replay.values)
+    for operation in search.target.operations:
         if not operation.data:
             continue
-        if index in given:
-            replay.values[operation.data[0]] = given[index].again(source)
         try:
             results = replay.run(operation)
         except REFUSALS:
             results = [np.full(x.array.shape, np.nan) for x in operation.results]
         replay.keep(operation, results)
+        replay.values.update((x, given[x]) for x in operation.results if x in given)
     return replay.values
 
 
 def _behind_given(search: Search) -> set[Value]:
     """Return the values of the target that are computed of one that was given."""
-    found: set[Value] = set()
-    given = {segment.begin for segment in search.segments if segment.given is not None}
-    for index, operation in enumerate(search.target.operations):
-        if index in given:
-            found.add(operation.data[0])
+    found = {segment.given.value for segment in search.segments if segment.given is not None}
+    for operation in search.target.operations:
         if any(operand in found for operand in operation.operands):
             found.update(operation.results)
     return found
