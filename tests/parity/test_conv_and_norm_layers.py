@@ -572,6 +572,18 @@ def test_a_dense_that_makes_a_map() -> None:
     same(last(got), np.asarray(layer.apply({"params": params}, x)).reshape(2, 3, 4, 5))
 
 
+def test_a_batch_norm_over_a_flattened_map() -> None:
+    """All of its tensors are in torch's order: channels first."""
+    x = draw(4, 3, 2, 5)
+    layer = linen.BatchNorm(use_running_average=True, param_dtype=jnp.float64, dtype=jnp.float64)
+    variables = drawn(layer.init(jax.random.key(0), x.reshape(4, -1)))
+    head = "model: m\ntitle: M\ntargets: {torch: {loads: T}}\naxes: {H: {is: rows, equals: 3}, W: {is: columns, equals: 2}, D: {is: channels, equals: 5}}\n"
+    rules = BATCH.format(**FLAX).replace("axes: C\n", "axes: C\n  flattened: {C: HWD}\n")
+    state = converted(rules, names(variables), head)
+    got = loaded(torch.nn.BatchNorm1d(30), state)(first(x).flatten(1)).reshape(4, 5, 3, 2)
+    same(last(got), layer.apply(variables, x.reshape(4, -1)).reshape(x.shape))
+
+
 LEAVES: dict[str, Callable[[], Tree]] = {"dense": lambda: {"kernel": draw(60, 7)}}
 
 

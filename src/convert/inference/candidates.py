@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
 MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
+MAX_BEFORE_MAP = 16  # operations between a product and the map that is made of its result, as those of a norm
+MAX_BEFORE_CONVOLUTION = 32  # operations on the map
 EQUAL = 1e-7  # relative: two values of parameters that are computed in different orders
 
 COMPUTE: dict[Arithmetic, Callable[[Array], Array]] = {
@@ -357,6 +360,34 @@ class Context:
         found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
         return found if len(found) > 1 else ()
 
+    def map_of(self, value: Value) -> tuple[int, ...]:
+        """Return the axes of the map that the target makes of the last axis of a value, or of each element, in front of a convolution; none if it makes none."""
+        size, level, seen = value.array.shape[-1], [value], {value}
+        for _ in range(MAX_BEFORE_MAP):
+            made = []
+            for at, user in ((of, user) for of in level for user in self._users.get(of, [])):
+                result = user.results[0]
+                axes = _split_off(at.array.shape, result.array.shape) if user.name in VIEWS else ()
+                if axes and self._is_convolved(result):
+                    return axes
+                if result.array.shape[-1:] == (size,) and result not in seen:
+                    made.append(result)
+                    seen.add(result)
+            level = made
+        return ()
+
+    def _is_convolved(self, value: Value) -> bool:
+        """Whether a convolution takes a value before any product does."""
+        level, seen = [value], {value}
+        for _ in range(MAX_BEFORE_CONVOLUTION):
+            users = [user for at in level for user in self._users.get(at, [])]
+            if any(role_of(user) is Role.CONVOLUTION for user in users):
+                return True
+            results = (user.results[0] for user in users if user.results and role_of(user) is not Role.PRODUCT)
+            level = [result for result in results if result not in seen]
+            seen.update(level)
+        return False
+
     def free(self, numbers: Array, target: Array | None = None) -> bool:
         """Whether no element is used yet, but where it is the target's element already, or all may be used again."""
         used = (numbers >= 0) & (self.used[numbers] > 0)
@@ -469,6 +500,14 @@ class Context:
     def near_first(self, found: Sequence[Meeting]) -> list[Meeting]:
         """Return meetings, those nearest to the operation that was matched last first."""
         return sorted(found, key=lambda meeting: abs(meeting.index - self.near))
+
+
+def _split_off(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes longer than 1 that a view makes of the last axis; none if it makes one, or moves others."""
+    rows = math.prod(before[:-1])
+    heads = [k for k in range(len(after)) if math.prod(after[:k]) == rows]
+    axes = tuple(size for size in after[heads[0] :] if size > 1) if heads else ()
+    return axes if len(axes) > 1 and math.prod(axes) == before[-1] else ()
 
 
 def siblings(operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""The layers level runs layers whose parts have another order in the target: right ones pass, and a wrong order differs."""
+"""The layers level runs layers whose parts or maps have another order in the target: right ones pass, and a wrong order differs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
+from convert.verify.mistakes.catalogue import known_mistakes
 from convert.verify.report.report import Verdict
 from convert.writing.written import open_written
 from support.memory_source import HEAD, MemorySource, rule_file
@@ -78,3 +79,33 @@ def test_a_layer_with_parts_in_another_order(case: str, tmp_path: Path) -> None:
     tensors[wrong] = np.roll(tensors[wrong], A, axis)  # the source's order
     save_file(tensors, file, header)
     assert check_layers(plan, open_written(file)).verdict is Verdict.FAILED
+
+
+NORMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "layer_norm": ("- from: w\n  bias: b\n  axes: D\n  multiplies_by: 1+scale\n  epsilon: 1e-6\n  flattened: {D: HWC}\n  layer_norm: m\n", ("w", "b")),
+    "rms_norm": ("- from: w\n  axes: D\n  multiplies_by: scale\n  epsilon: 1e-6\n  flattened: {D: HWC}\n  rms_norm: m\n", ("w",)),
+    "batch_norm": ("- from: w\n  mean: u\n  var: v\n  axes: D\n  multiplies_by: scale\n  epsilon: 1e-5\n  flattened: {D: HWC}\n  batch_norm: m\n", ("w", "u", "v")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_a_norm_over_a_flattened_map(case: str, tmp_path: Path) -> None:
+    (text, leaves), (h, w, c) = NORMS[case], (2, 3, 4)
+    rng, file = np.random.default_rng(0), tmp_path / "out.safetensors"
+    source = MemorySource({name: rng.uniform(0.5, 2, h * w * c).astype(np.float32) for name in leaves})
+    axes = ", ".join(f"{name}: {{is: s, equals: {size}}}" for name, size in (("H", h), ("W", w), ("C", c)))
+    rules = rule_file(text, f"{HEAD}axes: {{{axes}}}\n")
+    plan = make_plan(rules, source)
+    convert.convert(rules, source, file)
+    assert check_layers(plan, open_written(file)).verdict is Verdict.PASSED
+    with safe_open(file, "np") as opened:
+        header = opened.metadata()
+    tensors = load_file(file)
+    added = case == "layer_norm"
+    right = np.moveaxis(source.read("w").reshape(h, w, c), -1, 0).ravel() + added
+    assert np.array_equal(tensors["m.weight"], right)
+    tensors["m.weight"] = source.read("w") + added
+    save_file(tensors, file, header)
+    assert check_layers(plan, open_written(file)).verdict is Verdict.FAILED
+    names = [m.name for m in known_mistakes(plan.steps[0], plan) if np.array_equal(m.make(), tensors["m.weight"])]
+    assert names[0] == "flattened in the source's order"

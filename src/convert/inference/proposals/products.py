@@ -88,8 +88,7 @@ def _lacks(context: Context, operation: Operation, side: int, group: int, groups
 def _matrix(context: Context, operation: Operation, side: int, group: int, target: Product) -> Iterator[Candidate]:
     size, out = target.numbers[0].shape[0], math.prod(target.numbers[0].shape[1:])
     numbers = [n.reshape(size, out) for n in target.numbers]
-    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
-    atoms = list(_atoms(context, target, out, operation, cuts))
+    atoms = list(_atoms(context, target, out, operation))
 
     def read(part: slice | Array) -> Array:
         return _weight(context, operation, side, group).reshape(size, out)[:, part]
@@ -162,14 +161,13 @@ def _number(module: str) -> int:
     return int(([word for word in module.split(".") if word.isdecimal()] or ["0"])[-1])
 
 
-def _atoms(context: Context, target: Product, out: int, operation: Operation, cuts: Sequence[int]) -> Iterator[_Atom]:
+def _atoms(context: Context, target: Product, out: int, operation: Operation) -> Iterator[_Atom]:
     """Yield the matrices that may be the target's or a part of it, whole ones first.
 
     Those come first that are parts of the matrix that the same layer for another head was found in.
 
     Args:
         operation: of the target; of a stack, the matrix comes first that has the number of its module.
-        cuts: lengths of the parts that the target takes of the result.
     """
     paired = []
     for product, meeting in context.source.same_rows(target.rows, context.tolerance):
@@ -183,10 +181,15 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation, cu
         same = None
     paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
     number = _number(operation.module)
+    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
+    map_ = context.map_of(operation.results[0])
     seen = set()
     for product, meeting, pairing in paired:
+        size = math.prod(product.value.shape[1:])
         orders = _orders(product.value.shape[1:], out, context.level, number)
-        for order, columns, rope in itertools.chain(orders, _by_leaf(context, product), _as_cut(product, cuts)):
+        for order, columns, rope in itertools.chain(
+            _as_map(size, map_), orders, _by_leaf(context, product), _as_cut(size, cuts)
+        ):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
             key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
@@ -236,9 +239,21 @@ def _by_leaf(context: Context, product: Product) -> Iterator[tuple[tuple[Any, ..
             yield ("leaf", len(columns)), columns, ""
 
 
-def _as_cut(product: Product, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+def _as_map(size: int, axes: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix whose results the source makes a map of, with the channels last where the target has them first.
+
+    Every value behind it has the same elements in both orders, up to the convolution; so both are tried at any level.
+    """
+    if math.prod(axes) != size or len(axes) < 2:
+        return
+    (channels, *space), (*others, last) = axes, axes
+    yield ("map", "channels last"), np.moveaxis(np.arange(size).reshape(*space, channels), -1, 0).ravel(), ""
+    yield ("map", "channels first"), np.moveaxis(np.arange(size).reshape(last, *others), 0, -1).ravel(), ""
+
+
+def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     """Yield the columns of a matrix whose parts the source takes in another order than the target."""
-    for order, columns in orders_of_parts(math.prod(product.value.shape[1:]), cuts):
+    for order, columns in orders_of_parts(size, cuts):
         yield ("parts", *order), columns, ""
 
 

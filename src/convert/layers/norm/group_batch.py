@@ -17,6 +17,8 @@ from convert.layers.norm.probe import POSITIONS, batch_norm, group_norm, normal_
 from convert.layers.probe import BATCH, Probe, probe_of_sum
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, PATTERN, module_target
 from convert.layers.target import Constant, TargetLayer
+from convert.layers.transforms.probe import with_target_map
+from convert.layers.weight_keys import FLATTENED, TARGET_FLATTENED
 
 
 def _parse_count(value: int) -> int:
@@ -158,8 +160,9 @@ class BatchNorm(Norm):
         ),
         "bias": BIAS,
         "axes": AXES,
+        "flattened": FLATTENED,
     }
-    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, parameters=HAS)
+    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, flattened=TARGET_FLATTENED, parameters=HAS)
     biased: ClassVar[bool] = True
     leaf_keys: ClassVar[Mapping[str, str]] = {"bias": "bias", "mean": "running_mean", "var": "running_var"}
 
@@ -178,7 +181,8 @@ class BatchNorm(Norm):
 
     def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
         """Run the whole layer, with all of its tensors."""
-        leaves = {role: sample.leaf(role).reshape(-1) for role in self.roles}
+        axes = (self.axes or "").replace(".", "")
+        leaves = {role: with_target_map(sample.leaf(role).reshape(-1), axes, sample) for role in self.roles}
         names = {role: sample.layer.names.get(role, role) for role in self.held(sample.layer)}
         names |= {role: role for role in STATISTICS}  # which torch reads by their names
         written = {role: sample.tensor(name).reshape(-1) for role, name in names.items()}
@@ -186,6 +190,3 @@ class BatchNorm(Norm):
         factors = (self.multiplies_by, sample.layer.multiplies_by)
         run = batch_norm(x, leaves, written, self._epsilon(sample), factors, sample.device)
         return probe_of_sum(run, leaf.size)
-
-    def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
-        yield from norm_mistakes(step, plan)

@@ -19,11 +19,12 @@ from convert.layers.mistake import Mistake
 from convert.layers.norm.draft import NamedNorm, draft_norm
 from convert.layers.norm.mistakes import norm_mistakes
 from convert.layers.norm.probe import probe_layer_or_rms_norm
-from convert.layers.probe import Probe, without_unit_axes
+from convert.layers.probe import Probe, probe_of_values, without_unit_axes
 from convert.layers.shared_keys import AXES, BIAS, EPSILON, module_target, named_axes
 from convert.layers.target import Constant, TargetLayer
-from convert.layers.transforms.mistakes import rope_mistakes
-from convert.layers.weight_keys import ROPE, TARGET_ROPE
+from convert.layers.transforms.mistakes import flattened_mistakes, rope_mistakes
+from convert.layers.transforms.probe import with_target_map
+from convert.layers.weight_keys import FLATTENED, ROPE, TARGET_FLATTENED, TARGET_ROPE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,8 +79,11 @@ class Norm(LayerKind):
         "bias": BIAS,
         "axes": AXES,
         "rope": ROPE,
+        "flattened": FLATTENED,
     }
-    target: ClassVar[Record] = module_target(multiplies_by=TARGET_FACTOR, rope=TARGET_ROPE, parameters=HAS)
+    target: ClassVar[Record] = module_target(
+        multiplies_by=TARGET_FACTOR, rope=TARGET_ROPE, flattened=TARGET_FLATTENED, parameters=HAS
+    )
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Norm:
@@ -209,9 +213,10 @@ class Norm(LayerKind):
 
     def probe(self, sample: ProbeSample) -> Probe:
         """Run the norm once, with the first tensor of the rule; the values of its other tensors are compared."""
+        stored = without_unit_axes(sample.stored, self.axes)
         if sample.step.role != sample.rule.lead:
-            return super().probe(sample)
-        return self._probe_norm(sample, without_unit_axes(sample.stored, self.axes))
+            return probe_of_values(sample.written, with_target_map(stored, (self.axes or "").replace(".", ""), sample))
+        return self._probe_norm(sample, stored)
 
     def _probe_norm(self, sample: ProbeSample, leaf: Array) -> Probe:
         axes, written, eps = (self.axes or "").replace(".", ""), self._affine(sample), self._epsilon(sample)
@@ -232,6 +237,7 @@ class Norm(LayerKind):
         yield from norm_mistakes(step, plan)
         if rule is not None:
             yield from rope_mistakes(step, rule, plan)
+            yield from flattened_mistakes(step, rule, plan)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from convert.inference.rule_file.layers.rule import (
 from convert.inference.rule_file.printing.convolutions import convolution_keys
 from convert.inference.rule_file.printing.equation import added_equation, equation_of, head_by_head, product_equation
 from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
-from convert.inference.rule_file.printing.stored import stored_axes
+from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.recurrent.equations import NO_LAYER
 
@@ -142,10 +142,11 @@ def _words(rule: PatternRule, named: Named) -> _Words:
         padding = [("padding", padded)] if padded else []
         head = [("dimension_numbers", numbers), ("axes", axes)]
         return _Words(head, [*more, *layer.keys], [*names, *padding], {})
+    flattened = flattened_features(rule, named)
     stored, of_target = stored_axes(rule, named)
     return _Words(
         [("from", plain(dict(rule.sources).get("from", "")))],
-        [*layer.keys, *([("axes", stored)] if stored else [])],
+        [*layer.keys, *([("axes", stored)] if stored else []), *([("flattened", flattened)] if flattened else [])],
         [*names, *([("axes", of_target)] if of_target else [])],
         {stored[-1]: layer.main[0].layout.shape[-1]} if stored.isalpha() else {},
     )

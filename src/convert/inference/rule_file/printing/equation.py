@@ -10,7 +10,7 @@ from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, Axis, Layout
 from convert.inference.rule_file.layers.rule import NoWordsError
-from convert.inference.rule_file.printing.letters import Named, leaf_letters, target_axes
+from convert.inference.rule_file.printing.letters import Named, in_stored_order, is_flattened, leaf_letters, target_axes
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     outward = [axis for group in groups for axis in group if axis.of not in contracted]
     inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
     split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None else ""
-    is_map = _is_map(inward) and tuple(inward) in groups
-    flattened = f"{{{named.flattened(inward[0].of, _in_stored_order(inward))}}}" if is_map else ""
+    is_map = is_flattened(inward) and tuple(inward) in groups
+    flattened = f"{{{named.flattened(inward[0].of, in_stored_order(inward))}}}" if is_map else ""
     if not is_map:
         named.name(inward)
     named.name(outward)
-    inward, outward = _in_stored_order(inward), _as_bias(rule, _in_stored_order(outward))
+    inward, outward = in_stored_order(inward), _as_bias(rule, outward)
     y = "".join(named.of[a.of, a.place] for a in outward)
     x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
     stacked = [axis for _, axis in rule.stacked]
@@ -97,25 +97,17 @@ def _axes_of_target(rule: PatternRule, named: Named) -> str:
     return axes
 
 
-def _in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
-    """Return axes with those of one leaf's axis next to each other, as the leaf has them."""
-    first = list(dict.fromkeys(axis.of for axis in axes))
-    return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
-
-
 def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:
-    """Return the output axes of a linear layer as a bias stores them, which is added to its result; `outward` is in the order of the rows."""
+    """Return the output axes of a linear layer as a bias stores them, which is added to its result; as the leaf does, where the bias does not tell.
+
+    Args:
+        outward: in the order of the rows.
+    """
     bias = dict(rule.layer.sources).get("bias")
     axes = bias[0].layout.axes if bias is not None else ()
     if [axis.size for axis in axes] != [axis.size for axis in outward]:
-        return outward
+        return in_stored_order(outward)
     return [outward[k] for k in sorted(range(len(axes)), key=lambda k: (axes[k].of, axes[k].place))]
-
-
-def _is_map(axes: Sequence[Axis]) -> bool:
-    """Whether the inputs are a map that the source flattens with the channels last, and the target with the channels first."""
-    places = [axis.place for axis in axes]
-    return len(axes) > 1 and len({axis.of for axis in axes}) == 1 and places == [len(axes) - 1, *range(len(axes) - 1)]
 
 
 def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:

@@ -77,6 +77,18 @@ class Named:
         return f"{self.whole[axis]}: {''.join(self.of[part.of, part.place] for part in parts)}"
 
 
+def in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
+    """Return axes with those of one leaf's axis next to each other, as the leaf has them."""
+    first = list(dict.fromkeys(axis.of for axis in axes))
+    return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
+
+
+def is_flattened(axes: Sequence[Axis]) -> bool:
+    """Whether axes are a map that the source flattens with the channels last, and the target with the channels first."""
+    places = [axis.place for axis in axes]
+    return len(axes) > 1 and len({axis.of for axis in axes}) == 1 and places == [len(axes) - 1, *range(len(axes) - 1)]
+
+
 def leaf_letters(
     layout: Layout, named: Named, stacked: Collection[int] = (), split: tuple[int, str] | None = None
 ) -> str:

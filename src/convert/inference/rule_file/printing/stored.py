@@ -6,17 +6,34 @@ from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.rule import BESIDE, NORMS, NoWordsError
-from convert.inference.rule_file.printing.letters import Named, leaf_letters, target_axes
+from convert.inference.rule_file.printing.letters import (
+    Named,
+    in_stored_order,
+    is_flattened,
+    leaf_letters,
+    target_axes,
+)
+from convert.layers import KINDS
+
+
+def flattened_features(rule: PatternRule, named: Named) -> str:
+    """Name the axes of a norm over a flattened map, and return the map as YAML; nothing where it is none."""
+    groups = rule.layer.main[0].layout.groups or ()
+    if "flattened" not in KINDS[rule.layer.kind_name].keys or len(groups) != 1 or not is_flattened(groups[0]):
+        return ""
+    return f"{{{named.flattened(groups[0][0].of, in_stored_order(groups[0]))}}}"
 
 
 def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     """Return the letters of a leaf without an equation, as stored and, where they differ, in the target.
 
-    Both are empty for a parameter that is kept as stored.
+    Both are empty for a parameter that is kept as stored. An axis that is a flattened map has its letter already.
     """
     layer = rule.layer
     layout = layer.main[0].layout
     stacked = [axis for _, axis in rule.stacked]
+    if named.whole:
+        return leaf_letters(layout, named, stacked), ""
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
     beside = int(dict(layer.target_keys).get(BESIDE, "1"))
