@@ -17,7 +17,7 @@ from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.commuted import commuted
 from convert.inference.forms.masks import visible_sums
-from convert.inference.forms.reordered import terms
+from convert.inference.forms.reordered import distributed, terms
 from convert.inference.replay import Replay
 from convert.inference.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
@@ -156,7 +156,7 @@ class Source:
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
-        for term in terms(program):
+        for term in (*terms(program), *distributed(program)):
             role = role_of(term.operation)
             self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
             self.table.add(term.result, term.index)

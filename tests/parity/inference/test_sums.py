@@ -80,3 +80,39 @@ def test_other_terms_are_a_difference(case: str) -> None:
     found = derived(*FAULTS[case])
     (difference,) = found.differences
     assert not found.complete and "test_sums.py" in difference.site.where, difference
+
+
+class Scaled(torch.nn.Module):
+    """A parameter that multiplies a sum of two branches, or each of them."""
+
+    def __init__(self, apart: bool, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.apart, self.t = apart, torch.nn.Parameter(torch.ones(shape))
+        self.a, self.b, self.out = (torch.nn.Linear(D, D, bias=False) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        a, b = torch.tanh(self.a(x)), torch.sigmoid(self.b(x))
+        return self.out(x + self.t * a - self.t * b if self.apart else x + self.t * (a - b))
+
+
+def scaled(apart: bool, wrong: bool = False) -> Any:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        a, b, t = jnp.tanh(x @ w["a"]), 1 / (1 + jnp.exp(-(x @ w["b"]))), w["t"]
+        return (x + t * a - (b if wrong else t * b) if apart else x + t * (a - b)) @ w["out"]
+
+    return function
+
+
+@pytest.mark.parametrize("shape", [(D,), (1,)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_parameter_that_multiplies_a_sum_or_each_of_its_terms(apart: bool, shape: tuple[int, ...]):
+    shapes = {"a": (D, D), "b": (D, D), "t": shape, "out": (D, D)}
+    found = derive(scaled(not apart), Scaled(apart, shape), shapes)
+    assert found.complete, found.differences
+    assert sources(found) == {"t": "t", "a.weight": "a", "b.weight": "b", "out.weight": "out"}
+
+
+@pytest.mark.slow
+def test_a_parameter_that_multiplies_one_term_alone_is_a_difference():
+    found = derive(scaled(True, wrong=True), Scaled(False, (D,)), {"a": (D, D), "b": (D, D), "t": (D,), "out": (D, D)})
+    assert not found.complete and found.differences

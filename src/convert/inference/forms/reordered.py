@@ -1,6 +1,7 @@
 """Sums and products of several terms in other orders: ``(x + y) + b`` has the value ``x + b`` as well, and meets `b` there.
 
-Models add biases before or behind a residual, and multiply by a scale before or behind a factor that is computed from data.
+Models add biases before or behind a residual, and multiply by a scale before or behind a factor that is computed from data. ``t (x + y)``
+has ``t x`` and ``t y``, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SUMS = ("add", "add_any", "sub")
 KINDS = {"add": np.add, "add_any": np.add, "mul": np.multiply}
 MAX_TERMS = 5  # in a longer sum, a parameter meets the term in front of it
 MAX_LONG = 32
@@ -24,13 +26,13 @@ MAX_LONG = 32
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A value of parameters in a sum or product of at least three terms.
+    """A value of parameters in a sum or product of at least three terms, or a factor of a sum.
 
     Attributes:
         index: of the operation that it is an operand of.
         operation: that operation.
         side: position among the operands.
-        data: what else may meet it: the sum (product) of some of the other terms.
+        data: what else may meet it: the sum (product) of some of the other terms; a term of the sum that it multiplies.
         result: what that gives.
     """
 
@@ -56,6 +58,33 @@ def terms(program: Program) -> Iterator[Term]:
             leaves = list(_flattened(program, index, inner, made))
             if 2 < len(leaves) <= MAX_LONG:
                 yield from _orders(program, leaves, KINDS[operation.name])
+
+
+def distributed(program: Program) -> Iterator[Term]:
+    """Yield the meetings of parameters with the terms of a sum that they multiply."""
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    for index, operation in enumerate(program.operations):
+        if operation.name != "mul" or len(operation.operands) != 2 or len(operation.data) != 1:
+            continue
+        side = 0 if operation.operands[1].data else 1
+        weight, total = operation.operands[side], operation.operands[1 - side]
+        for term in _summands(total, made_by) if weight.of_parameters else ():
+            data = np.broadcast_to(term, total.array.shape)
+            yield Term(index, operation, side, data, data * weight.array)
+
+
+def _summands(total: Value, made_by: dict[Value, Operation]) -> list[Array]:
+    """Return the terms of a sum or difference of data; none if it is none, or a long one."""
+    found: list[Array] = []
+    todo = [total]
+    while todo and len(found) <= MAX_TERMS:
+        value = todo.pop()
+        made = made_by.get(value)
+        if made is not None and made.name in SUMS and all(x.array.dtype.kind == "f" for x in made.operands):
+            todo += [x for x in made.operands if x.data]
+        else:
+            found.append(value.array)
+    return found if 1 < len(found) <= MAX_TERMS and not todo else []
 
 
 def _is_inner(program: Program, value: Value, by: Operation, uses: Counter[Value], made: dict[Value, int]) -> bool:
