@@ -9,6 +9,7 @@ show each block once with and once without what depends on a setting. `verify` t
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -19,14 +20,17 @@ from typing import Any
 import diffusers
 import torch
 
+from convert.planning.modules.blocks import blocks as blocks_of
+from convert.planning.modules.formulas import Keys
+
 OUT = Path(__file__).parents[2] / "rules" / "diffusers-classes.json"
-MID = "UNetMidBlock2DCrossAttn"
+MID, MID_KEY = "UNetMidBlock2DCrossAttn", "mid_block_type"
 DOWN = {"key": "down_block_types"}
 UP = {"key": "up_block_types", "backwards": True}
 # Where each class has blocks, and the keys that name their types.
 BLOCKS: Mapping[str, Mapping[str, dict[str, Any]]] = {
-    "UNet2DConditionModel": {"down_blocks": DOWN, "mid_block": {"key": "mid_block_type", "default": MID}, "up_blocks": UP},
-    "ControlNetModel": {"down_blocks": DOWN, "mid_block": {"key": "mid_block_type", "default": MID}},
+    "UNet2DConditionModel": {"down_blocks": DOWN, "mid_block": {"key": MID_KEY}, "up_blocks": UP},
+    "ControlNetModel": {"down_blocks": DOWN, "mid_block": {"key": MID_KEY}},
     "AutoencoderKL": {"encoder.down_blocks": DOWN, "decoder.up_blocks": UP},
 }  # fmt: skip
 DEPTH = {"attentions.#.transformer_blocks": "transformer_layers_per_block"}
@@ -56,6 +60,15 @@ EPSILONS = {r"(.*\.)?attentions\.[#\d]+\.norm": 1e-5}
 # Keys that change no output of the model, and keys of both classes of which the flax class reads one.
 HARMLESS = ("upcast_attention", "force_upcast", "latents_mean", "latents_std", "shift_factor", "sample_size", "dropout", "mid_block_only_cross_attention")  # fmt: skip
 UNREAD: Mapping[str, dict[str, Any]] = {"AutoencoderKL": {"act_fn": "silu"}}
+HEADS = {
+    "attention_head_dim": "block_out_channels"
+}  # of blocks with attention: heads, in spite of the name, and what they divide
+REFUSES = {
+    "num_attention_heads": [
+        {"other_than": []},
+        "the class takes the number of heads from attention_head_dim, and refuses this key",
+    ]
+}
 GELU = (
     "diffusers' PyTorch class computes GELU with erf and the norms before attention with an epsilon of 1e-6, the flax class with tanh and with 1e-5; "
     "no key of config.json says so, and the outputs differ by about 1e-3 (docs/models/flax-diffusers.md has the lines that make them equal)"
@@ -73,7 +86,7 @@ TYPES = {
 }
 UNETS = [
     {**SMALL, **ATTENTION, "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"]},
-    {**SMALL, **ATTENTION, **TYPES, **SDXL, LINEAR: True, "transformer_layers_per_block": [1, 3]},
+    {**SMALL, **ATTENTION, **TYPES, **SDXL, LINEAR: True, "transformer_layers_per_block": [1, 3], "only_cross_attention": [False, True]},
     {**SMALL, **ATTENTION, **TYPES, "block_out_channels": [32, 32], "mid_block_type": None},
 ]  # fmt: skip
 CONFIGS: Mapping[str, list[dict[str, Any]]] = {
@@ -84,6 +97,32 @@ CONFIGS: Mapping[str, list[dict[str, Any]]] = {
         for widths in ([32, 64], [32, 32])
     ],
 }  # fmt: skip
+
+
+# Sizes that no two keys share; of three blocks, so that each has another one before and after it.
+SIZES = [
+    {"block_out_channels": [32, 96, 160], "layers_per_block": 3, "in_channels": 5, "out_channels": 7, "latent_channels": 9, "cross_attention_dim": 22, "projection_class_embeddings_input_dim": 82, "conditioning_embedding_out_channels": [11, 13, 17]},
+    {"block_out_channels": [224, 64, 128], "layers_per_block": 1, "in_channels": 3, "out_channels": 6, "latent_channels": 10, "cross_attention_dim": 26, "projection_class_embeddings_input_dim": 86, "conditioning_embedding_out_channels": [12, 14, 18]},
+]  # fmt: skip
+FACTS = (
+    *SIZES[0],
+    *HEADS,
+    DOWN["key"],
+    UP["key"],
+    MID_KEY,
+    "transformer_layers_per_block",
+    "norm_num_groups",
+)  # keys whose defaults count
+# What sizes may follow, the likeliest first: keys and, with `#`, elements of lists.
+KEYS = (
+    "block_out_channels", "first", "block_out_channels.0", "block_out_channels.-1", "entering.#", "skipped.#", "in_channels", "out_channels", "latent_channels",
+    "cross_attention_dim", "projection_class_embeddings_input_dim", "conditioning_embedding_out_channels.0", "conditioning_embedding_out_channels.-1",
+)  # fmt: skip
+FORMULAS = (
+    *(text for key in KEYS for text in (key, f"2*{key}", f"4*{key}", f"8*{key}")),
+    *("+".join(two) for two in itertools.combinations(KEYS, 2)),
+)
+Sample = tuple[Keys, str, tuple[int, ...]]  # configuration, first number of the name, shape of the weight
 
 
 def build(name: str, config: Mapping[str, Any]) -> torch.nn.Module:
@@ -129,7 +168,7 @@ def entry(parts: Mapping[str, str], counts: Mapping[str, str], **more: Any) -> d
     """Return the entry of a class or a block.
 
     Args:
-        parts: name with the mark of its bias -> heading.
+        parts: name with the mark of its bias -> heading, with the formulas of its axes.
     """
     listed: dict[str, list[str]] = defaultdict(list)
     when = {}
@@ -155,10 +194,57 @@ def entry(parts: Mapping[str, str], counts: Mapping[str, str], **more: Any) -> d
     }
 
 
+def sized(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the configurations of a class, and each with the sizes of `SIZES`."""
+    taken = inspect.signature(getattr(diffusers, name).__init__).parameters
+    for config in CONFIGS[name]:
+        yield config
+        for sizes in SIZES:
+            more = {key: value for key, value in sizes.items() if key in taken}
+            longer = {key: [*value, value[-1]] for key, value in config.items() if isinstance(value, list) and key != "block_out_channels"}  # fmt: skip
+            yield {**config, **longer, **more}
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """Return the defaults of a class's keys."""
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+    return {key: json.loads(json.dumps(one.default)) for key, one in parameters.items() if key != "self"}
+
+
+def formulas(samples: list[Sample]) -> tuple[str, ...]:
+    """Return the formula of each axis of a module, which holds in all samples; empty where none does."""
+    made = []
+    for at in range(len(samples[0][2])):
+        sizes = {shape[at] for _, _, shape in samples}
+        holding = (text for text in FORMULAS if all(keys.count(text, number) == shape[at] for keys, number, shape in samples))  # fmt: skip
+        made.append(str(*sizes) if len(sizes) == 1 else next(holding, ""))
+    return tuple(made)
+
+
+def axes() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return class or block, and name of a module with its mark and heading -> the formulas of its axes."""
+    samples: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for name, config in ((of, config) for of in CONFIGS for config in sized(of)):
+        model, keys = build(name, config), Keys(config, defaults(name))
+        parts = dict(model.named_modules())
+        named = {".".join(place): (own, of) for part, block in BLOCKS[name].items() for place, of, own in blocks_of(keys, tuple(part.split(".")), **block)}  # fmt: skip
+        within = {place: name for place in named for name in parts if name.startswith(f"{place}.")}
+        assert within.keys() == named.keys()
+        for place, (own, of) in {"": (keys, name), **named}.items():
+            of_place = parts[place]
+            for inner, word, bias in modules(of_place, name):
+                if place or not inner.startswith(tuple(f"{one}." for one in named)):
+                    number = next((key for key in inner.split(".") if key.isdecimal()), "")
+                    shape = tuple(of_place.get_submodule(inner).weight.shape)
+                    samples[of, f"{counted(inner, counts_of(of), of_place)}{bias}|{word}"].append((own, number, shape))
+    return {key: formulas(found) for key, found in samples.items()}
+
+
 def entries() -> dict[str, Any]:
     """Return class or block -> its entry."""
     blocks: dict[str, dict[str, str]] = defaultdict(dict)
     found: dict[str, Any] = {}
+    sizes = {(of, name): f" [{','.join(texts)}]" if any(texts) else "" for (of, name), texts in axes().items()}
     for name, configs in CONFIGS.items():
         own: dict[str, str] = {}
         for config in configs:
@@ -168,15 +254,17 @@ def entries() -> dict[str, Any]:
                 if (at := dict(model.named_modules()).get(place)) is None:
                     continue
                 for where, block in (
-                    [(f"{place}.{k}", x) for k, x in enumerate(at)] if "default" not in of else [(place, at)]
+                    [(f"{place}.{k}", x) for k, x in enumerate(at)] if of["key"] != MID_KEY else [(place, at)]
                 ):
                     places[f"{where}."] = type(block).__name__
                     counts = counts_of(type(block).__name__)
                     for inner, word, bias in modules(block, name):
-                        blocks[type(block).__name__].setdefault(f"{counted(inner, counts, block)}{bias}|{word}", word)
+                        key = f"{counted(inner, counts, block)}{bias}|{word}"
+                        blocks[type(block).__name__].setdefault(key, f"{word}{sizes[type(block).__name__, key]}")
             for inner, word, bias in modules(model, name):
                 if not inner.startswith(tuple(places)):
-                    own.setdefault(f"{counted(inner, counts_of(name), model)}{bias}|{word}", word)
+                    key = f"{counted(inner, counts_of(name), model)}{bias}|{word}"
+                    own.setdefault(key, f"{word}{sizes[name, key]}")
         flax = getattr(diffusers, f"Flax{name}")
         mine = {key.partition("|")[0]: word for key, word in own.items()}
         unread = {
@@ -185,9 +273,11 @@ def entries() -> dict[str, Any]:
             if key != "self" and key not in flax.__dataclass_fields__ and key not in HARMLESS
         }
         notes = [] if name == "AutoencoderKL" else [GELU]
+        stated = {one: value for one, value in defaults(name).items() if one in FACTS}
+        refuses = REFUSES if "num_attention_heads" in defaults(name) else {}
         found[name] = entry(
-            mine, counts_of(name), blocks=BLOCKS[name], unread={**unread, **UNREAD.get(name, {})}, notes=notes
-        )
+            mine, counts_of(name), blocks=BLOCKS[name], unread={**unread, **UNREAD.get(name, {})}, notes=notes, facts=stated, refuses=refuses
+        )  # fmt: skip
     for block, parts in sorted(blocks.items()):
         found[block] = entry_of_block(block, parts)
     return found
@@ -195,7 +285,7 @@ def entries() -> dict[str, Any]:
 
 def entry_of_block(block: str, parts: Mapping[str, str]) -> dict[str, Any]:
     """Return the entry of a block; one module may have two types (`proj_in`)."""
-    merged = entry({}, {})
+    merged = entry({}, {}, **({"heads": HEADS} if any("attentions" in name for name in parts) else {}))
     for word in dict.fromkeys(parts.values()):
         one = entry({key.partition("|")[0]: word for key, other in parts.items() if other == word}, counts_of(block))
         for key in ("counts", "when", "modules"):
@@ -215,9 +305,10 @@ def verify(table: Mapping[str, Any]) -> None:
     """
     from convert.planning.modules.table import module_list
 
-    for name, configs in CONFIGS.items():
-        for config in configs:
-            actual = {path: (word, bias) for path, word, bias in modules(build(name, config), name)}
+    for name in CONFIGS:
+        for config in sized(name):
+            model = build(name, config)
+            actual = {path: (word, bias) for path, word, bias in modules(model, name)}
             listed: set[str] = set()
             for module in module_list(table, name, config).modules:
                 pattern = re.compile(r"\.".join(r"\d+" if key == "#" else re.escape(key) for key in module.name))
@@ -231,6 +322,9 @@ def verify(table: Mapping[str, Any]) -> None:
                         x for x in (module.type, module.epsilon, module.groups) if x is not None
                     ], (path, word, module)
                     assert module.bias is (bias == ""), path
+                    number = next((key for key in path.split(".")[module.keys.depth :] if key.isdecimal()), "")
+                    for formula, size in zip(module.axes, model.get_submodule(path).weight.shape, strict=True) if module.axes else ():  # fmt: skip
+                        assert not formula or module.keys.count(formula, number) == size, (path, formula, size)
             assert listed == set(actual), set(actual) - listed
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import convert
-from support import flax_families
+from support import config_numbers, flax_families
 from support.marks import slow_but
 
 FAMILY = "flax-transformers"
@@ -47,48 +42,6 @@ HAS_CLASSES = ("SequenceClassification", "TokenClassification", "ImageClassifica
 DEFAULTS = {"type_vocab_size": 2, "num_channels": 3, "n_layer": 2, "num_hidden_groups": 1, "adapter_kernel_size": 3, "num_codevector_groups": 2}  # fmt: skip
 
 
-def numbers(stated: Any, before: str = "") -> Iterator[str]:
-    """Yield the keys of all integers, those in parts and in lists too, and of the names of classes."""
-    for key, value in stated.items() if isinstance(stated, dict) else enumerate(stated):
-        if key in ("id2label", "label2id"):
-            yield from [f"{before}{key}"] if key == "id2label" else []
-        elif isinstance(value, dict | list):
-            yield from numbers(value, f"{before}{key}.")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield f"{before}{key}"
-
-
-def changed(stated: dict[str, Any], key: str, removed: bool) -> dict[str, Any]:
-    """Return a configuration with a number that is one larger, or without it."""
-    made = copy.deepcopy(stated)
-    *parts, last = key.split(".")
-    of: Any = made
-    for part in parts:
-        of = of[int(part)] if isinstance(of, list) else of[part]
-    if isinstance(of, list):
-        of[int(last)] += 1
-    elif removed:
-        del of[last]
-    elif last == "id2label":
-        of[last] = {**of[last], str(len(of[last])): "more"}
-    else:
-        of[last] += 1
-    return made
-
-
-def accepted(case: str, folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield each number that may be another one, or missing."""
-    stated, source = flax_families.config(case), flax_families.specs(case, folder)
-    for key in numbers(stated):
-        for removed in (False,) if key.rpartition(".")[2].isdecimal() else (False, True):
-            (folder / "config.json").write_text(json.dumps(changed(stated, key, removed)))
-            try:
-                convert.plan_conversion(FAMILY, source)
-            except convert.PlanError:
-                continue
-            yield key, removed
-
-
 def explained(case: str, key: str, removed: bool) -> bool:
     """Whether a number may be another one."""
     stated, last = flax_families.config(case), re.sub(r"(\.\d+)+$", "", key).rpartition(".")[2]
@@ -111,4 +64,5 @@ def explained(case: str, key: str, removed: bool) -> bool:
 
 @pytest.mark.parametrize("case", slow_but(QUICK, flax_families.GENERIC))
 def test_each_size_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
-    assert [(key, removed) for key, removed in accepted(case, tmp_path) if not explained(case, key, removed)] == []
+    found = config_numbers.accepted(FAMILY, flax_families.config(case), flax_families.specs(case, tmp_path))
+    assert [(key, removed) for key, removed in found if not explained(case, key, removed)] == []

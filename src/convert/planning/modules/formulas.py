@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     Of several names of a key (``num_hidden_layers|n_layer``), the first that is stated counts: in transformers, an alias.
     """
     *parts, names = key.split(".")
-    value: Any = config
-    for one in parts:
-        value = next((value[name] for name in one.split("|") if value.get(name) is not None), None) if isinstance(value, Mapping) else None  # fmt: skip
+    value = _part(config, parts)
     if isinstance(value, list | tuple) and names.removeprefix("-").isdecimal():
         return value[int(names)] if -len(value) <= int(names) < len(value) else None
     if not isinstance(value, Mapping):
@@ -26,6 +24,20 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     if names == LABELS and isinstance(value.get(NAMES_OF_LABELS), Mapping):
         return len(value[NAMES_OF_LABELS])
     return next((value[name] for name in names.split("|") if value.get(name) is not None), None)
+
+
+def states(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a configuration has a key, which may be null."""
+    *parts, names = key.split(".")
+    part = _part(config, parts)
+    return isinstance(part, Mapping) and any(name in part for name in names.split("|"))
+
+
+def _part(config: Mapping[str, Any], parts: Sequence[str]) -> Any:
+    value: Any = config
+    for one in parts:
+        value = next((value[name] for name in one.split("|") if value.get(name) is not None), None) if isinstance(value, Mapping) else None  # fmt: skip
+    return value
 
 
 @dataclass(frozen=True)
@@ -36,11 +48,15 @@ class Keys:
         config: a config.json, or a part of it.
         defaults: key -> the default of the class.
         before: name of the part, as text before a key.
+        depth: number of keys of the part's name.
+        names: key that is not in the file -> the key there that has its value.
     """
 
     config: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     before: str = ""
+    depth: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
         """Return what is stated for a key, or the default."""
@@ -81,12 +97,14 @@ class Keys:
         text = next((text for text in formula.split(";") if self.count(text, number) is not None), formula)
         keys = keys_of(text.replace("#", number))
         found = {key: value_of(self.config, key) for key in keys}
-        stated = " and ".join(f"{self.shown(key)} = {value}" for key, value in found.items() if value is not None)
-        absent = " and ".join(f"no {self.shown(key)}, which then is {self.default(key)}" for key, value in found.items() if value is None)  # fmt: skip
+        stated = " and ".join(dict.fromkeys(f"{self.shown(key)} = {value}" for key, value in found.items() if value is not None))  # fmt: skip
+        absent = " and ".join(dict.fromkeys(f"no {self.shown(key)}, which then is {self.default(key)}" for key, value in found.items() if value is None))  # fmt: skip
         return f"has {' and '.join(part for part in (stated, absent) if part)}"
 
     def shown(self, key: str) -> str:
         """Return the name of a key that its file states; of one that is missing, the last name."""
+        if key in self.names:
+            return self.before + self.names[key]
         *parts, names = key.split(".")
         stated = (one for one in names.split("|") if value_of(self.config, ".".join([*parts, one])) is not None)
         return self.before + ".".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from convert.checkpoints.source import Source
@@ -35,20 +35,24 @@ def compare_sizes(
         return (), ()
     assert rules.sidecar is not None
     file = rules.sidecar.file
-    return (*_other_sizes(listed, steps, file), *_other_heads(listed, file)), tuple(_assumed_heads(listed, file))
+    sizes, wrong = _other_sizes(listed, steps, file)
+    return (*sizes, *_other_heads(listed, file, wrong)), tuple(dict.fromkeys(_assumed_heads(listed, file)))
 
 
-def _other_sizes(listed: ModuleList, steps: Sequence[Step], file: str) -> Iterator[Finding]:
-    """Report sizes that the tree has and config.json contradicts: each formula once, and none whose key another one has shown to be wrong.
+def _other_sizes(listed: ModuleList, steps: Sequence[Step], file: str) -> tuple[list[Finding], set[str]]:
+    """Report sizes that the tree has and config.json contradicts: each key once, and none with a key that another has shown to be wrong.
 
     Args:
         file: name of the file that states the sizes.
+
+    Returns:
+        the findings, and the keys of the sizes that differ.
     """
     known: dict[Name, list[Module]] = defaultdict(list)
     for module in listed.modules:
         if module.axes:
             known[_template(module.name)].append(module)
-    conflicts: dict[tuple[str, str], list[_Conflict]] = defaultdict(list)
+    conflicts: dict[tuple[str, ...], list[_Conflict]] = defaultdict(list)
     sizes: dict[tuple[int, str, str], int | None] = {}
     for step in steps:
         of = _module(known, step.name)
@@ -62,20 +66,29 @@ def _other_sizes(listed: ModuleList, steps: Sequence[Step], file: str) -> Iterat
             expected = sizes[key]
             if expected is not None and step.spec.shape[axis] != expected:
                 said = of.keys.said(formula, number)
-                conflicts[of.keys.before, formula].append(_Conflict(step, axis, said, expected))
-    blamed: set[tuple[str, str]] = set()
-    for (before, formula), found in sorted(conflicts.items(), key=lambda one: len(keys_of(one[0][1]))):
-        keys = {(before, key) for text in formula.split(";") for key in keys_of(text)}
-        if not keys & blamed:
-            yield _finding(found, file)
-        blamed |= keys
+                texts = formula.replace(NUMBER, number).split(";")
+                shown = dict.fromkeys(of.keys.shown(one) for text in texts for one in keys_of(text))
+                conflicts[tuple(shown)].append(_Conflict(step, axis, said, expected))
+    findings: list[Finding] = []
+    blamed: set[str] = set()
+    for keys, found in sorted(conflicts.items(), key=lambda one: len(one[0])):
+        findings += [] if blamed & set(keys) else [_finding(found, file)]
+        blamed |= set(keys)
+    return findings, blamed
 
 
-def _other_heads(listed: ModuleList, file: str) -> Iterator[Finding]:
-    """Report numbers of heads that do not divide the width; no leaf shows them."""
+def _other_heads(listed: ModuleList, file: str, wrong: Collection[str]) -> Iterator[Finding]:
+    """Report numbers of heads that do not divide the width, each once; no leaf shows them.
+
+    Args:
+        wrong: keys that differ from the tree.
+    """
+    reported: set[str] = set()
     for heads, width, keys in listed.heads:
         count, size = keys.value(heads), keys.value(width)
-        if isinstance(count, int) and isinstance(size, int) and (count < 1 or size % count):
+        known = keys.shown(heads) in reported or keys.shown(width) in wrong
+        if isinstance(count, int) and isinstance(size, int) and (count < 1 or size % count) and not known:
+            reported.add(keys.shown(heads))
             yield Finding(
                 "config-conflict",
                 f"the {file} of the checkpoint {keys.said(heads)}, which does not divide {keys.shown(width)} = {size}",
@@ -129,8 +142,7 @@ def _module(known: Mapping[Name, Sequence[Module]], tensor: str) -> Module | Non
 
 def _number(tensor: str, module: Module) -> str:
     """Return the first number of a tensor's name, behind the part of the model."""
-    below = module.keys.before.count(".")
-    return next((key for key in tensor.split(".")[below:] if key.isdecimal()), "")
+    return next((key for key in tensor.split(".")[module.keys.depth :] if key.isdecimal()), "")
 
 
 def _template(name: Name) -> Name:

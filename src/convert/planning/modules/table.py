@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from convert.planning.modules.formulas import Keys, value_of
+from convert.planning.modules.blocks import blocks
+from convert.planning.modules.formulas import Keys, states, value_of
 
 NUMBER = "#"  # in a name: the number of a layer
 PARAMETER = "Parameter"  # type of a tensor that belongs to no module of a known type
@@ -154,7 +155,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
     """
     found = _Gathered()
     entry = _entry(table["classes"], name)
-    _gather(found, table, entry, config, ())
+    _gather(found, table, entry, Keys(config, entry["facts"]), ())
     return ModuleList(
         name,
         table["library"],
@@ -179,10 +180,8 @@ def _entry(entries: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def _gather(
-    found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], config: Mapping[str, Any], below: Name, part: str = ""
-) -> None:  # fmt: skip
-    keys = Keys(config, entry["facts"], part)
+def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any], keys: Keys, below: Name) -> None:
+    config = keys.config
     found.heads += [(heads, width, keys) for heads, width in entry.get("heads", {}).items()]
     for module, has in _modules(entry, keys, below):
         if has:
@@ -199,7 +198,7 @@ def _gather(
     if config.get(TIED) is False:
         found.untied |= set(tied)
     for place, text in entry["counts"].items():
-        if (count := _layers(entry, config, text)) is not None:
+        if (count := _layers(keys, text)) is not None:
             found.counts[(*below, *place.split("."))] = count
     for key, (values, because) in entry["refuses"].items():
         value = value_of(config, key)
@@ -211,54 +210,29 @@ def _gather(
         of = own.get("model_type")
         if not isinstance(of, str) or of not in table["parts"][role]:
             raise UnknownClassError(f"{key}: {of}")
-        _gather(found, table, _entry(table["classes"], table["parts"][role][of]), own, (*below, part), f"{key}.")
+        inner = _entry(table["classes"], table["parts"][role][of])
+        _gather(found, table, inner, Keys(own, inner["facts"], f"{key}.", 1), (*below, part))
     for part, block in entry.get("blocks", {}).items():
-        for number, of, own in _blocks(config, **block):
+        for name, of, inner_keys in blocks(keys, (*below, *part.split(".")), **block):
             if not isinstance(of, str) or of not in table["blocks"]:
                 raise UnknownClassError(f"{block['key']}: {of}")
-            _gather(found, table, table["blocks"][of], own, (*below, *part.split("."), *number))
-
-
-def _blocks(
-    config: Mapping[str, Any], key: str, default: str | None = None, backwards: bool = False
-) -> Iterator[tuple[Name, str, Mapping[str, Any]]]:
-    """Yield number, type and configuration of each block that a key names: of a list with a value for each block, its value.
-
-    Two keys are added: `last` (no block follows) and `widens` (the block before it has another width).
-    """
-    types = config.get(key, default)
-    if not isinstance(types, list):
-        own = {name: value[-1] if isinstance(value, list) and value else value for name, value in config.items()}
-        yield from [((), types, own)] if types is not None else ()
-        return
-    count, widths = len(types), config.get("block_out_channels")
-    widths = widths if isinstance(widths, list) else []
-    order = range(count)[::-1] if backwards else range(count)
-    for k, at in enumerate(order):
-        own = {
-            name: value[at] if isinstance(value, list) and len(value) == count else value
-            for name, value in config.items()
-        }
-        before = order[max(k - 1, 0)]
-        own |= {"last": k == count - 1, "widens": len(widths) == count and widths[at] != widths[before]}
-        yield (str(k),), types[k], own
+            _gather(found, table, table["blocks"][of], inner_keys, name)
 
 
 def _modules(entry: Mapping[str, Any], keys: Keys, below: Name) -> Iterator[tuple[Module, bool]]:
     """Yield each module of a class, and whether this configuration has it."""
-    config = keys.config
     for heading, names in entry["modules"].items():
         before, _, sizes = heading.partition(" [")
         word, *numbers = before.split(" ")
         axes = tuple(sizes.removesuffix("]").split(",")) if sizes else ()
-        epsilon, groups = (_number(entry, config, text) for text in (*numbers, "", "")[:2])
+        epsilon, groups = (_number(keys, text) for text in (*numbers, "", "")[:2])
         for text in names:
             name, _, bias = text.partition(" ")
             bare = name.removeprefix("?")
             conditions = entry["when"].get(f"{word} {bare}")
-            has = holds(conditions, entry, config)
+            has = holds(conditions, keys)
             spared = name.startswith("?") and (conditions is None or not has)  # the class has it, and a tree need not
-            has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), entry, config) if bias else None)  # fmt: skip
+            has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), keys) if bias else None)  # fmt: skip
             count = None if groups is None else int(groups)
             yield (
                 Module((*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias, axes, keys),
@@ -266,7 +240,7 @@ def _modules(entry: Mapping[str, Any], keys: Keys, below: Name) -> Iterator[tupl
             )
 
 
-def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> float | None:
+def _number(keys: Keys, text: str) -> float | None:
     """Return a number of a heading, or that of the key of config.json which it names.
 
     Raises:
@@ -275,51 +249,45 @@ def _number(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> f
     key = text.removeprefix("$")
     if not text or key == text:
         return float(text) if text else None
-    value = value_of(config, key)
-    value = value if isinstance(value, float | int) else entry["facts"].get(key)
-    if value is None:
+    value = value_of(keys.config, key) if states(keys.config, key) else keys.defaults.get(key)
+    if not isinstance(value, float | int):
         raise MissingKeyError(key)
     return float(value)
 
 
-def holds(conditions: Sequence[Any] | None, entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
+def holds(conditions: Sequence[Any] | None, keys: Keys) -> bool | None:
     """Whether one of the conditions holds; of a list of conditions, all. None if the configuration does not say."""
     if conditions is None:
         return True
-    found = [_all(one, entry, config) if isinstance(one[0], list) else _test(one, entry, config) for one in conditions]
+    found = [_all(one, keys) if isinstance(one[0], list) else _test(one, keys) for one in conditions]
     return True if True in found else None if None in found else False
 
 
-def _all(tests: Sequence[Sequence[Any]], entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
-    found = [_test(one, entry, config) for one in tests]
+def _all(tests: Sequence[Sequence[Any]], keys: Keys) -> bool | None:
+    found = [_test(one, keys) for one in tests]
     return False if False in found else None if None in found else True
 
 
-def _test(test: Sequence[Any], entry: Mapping[str, Any], config: Mapping[str, Any]) -> bool | None:
+def _test(test: Sequence[Any], keys: Keys) -> bool | None:
     """Whether a key, with this default, is on or off, is like a pattern, or differs from another key."""
     key, default, stated = test
-    value = value_of(config, key)
+    value = value_of(keys.config, key)
     value = default if value is None else value
     if isinstance(stated, bool):
         return bool(value) is stated
     ((operator, text),) = stated.items()
     if operator == "differs_from":
-        other = value_of(config, text)
-        other = entry["facts"].get(text) if other is None else other
+        other = value_of(keys.config, text)
+        other = keys.defaults.get(text) if other is None else other
         return None if value is None or other is None else bool(value != other)
     return fnmatchcase(str(value), text) is (operator == "is")
 
 
-def _layers(entry: Mapping[str, Any], config: Mapping[str, Any], text: str) -> LayerCount | None:
+def _layers(keys: Keys, text: str) -> LayerCount | None:
     """Return the number of layers that a key, or the class's default for it, states; of ``depths.#``, one for each number above."""
     key = text.removesuffix(".#")
-    default = entry["facts"].get(key)
     if key != text:
-        value = value_of(config, key)
-        counts = default if value is None else value
-        return None if counts is None else LayerCount(key, counts, value is not None)
-    count = Keys(config).count(key)
-    if count is not None:
-        return LayerCount(Keys(config).shown(key), count, True)
-    count = len(default) if isinstance(default, list) else default
-    return None if count is None else LayerCount(Keys(config).shown(key), count, False)
+        counts = keys.value(key)
+        return None if counts is None else LayerCount(keys.shown(key), counts, value_of(keys.config, key) is not None)
+    count = keys.count(key)
+    return None if count is None else LayerCount(keys.shown(key), count, Keys(keys.config).count(key) is not None)

@@ -1,0 +1,83 @@
+"""Sizes in the config.json of diffusers' flax models: one that the tree contradicts is refused by one error that names both sides."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import convert
+from support import config_numbers, diffusers_cases
+from support.goldens import SpecsOnly
+
+FAMILY = "flax-diffusers"
+# Keys of numbers of which another one, or none, is accepted -> why.
+NO_SIZE = {
+    r"sample_size|freq_shift|scaling_factor": "how the class computes: no leaf shows the number",
+    r"attention_head_dim(\.\d)?": "a number of heads: divides the width; no leaf shows it",
+    r"addition_embed_type_num_heads": "of a kind of embedding that no flax class has",
+    r"addition_time_embed_dim": "the pooled text has the rest of the width",
+    r"norm_num_groups": "divides the widths; no leaf shows it",
+    r"conditioning_embedding_out_channels\.[12]": "between the first and the last: not compared",
+}  # fmt: skip
+# The same of one case.
+OTHER_PART = {
+    "unet.sdxl": {
+        ("transformer_layers_per_block.0", False): "its block has no attention",
+        ("projection_class_embeddings_input_dim", True): "the class says that it needs one",
+    }
+}
+# Numbers that are the class's defaults, so that the key may be missing.
+DEFAULTS = ("in_channels", "out_channels", "latent_channels", "layers_per_block", "transformer_layers_per_block")
+
+
+def specs(case: str, folder: Path, **keys: Any) -> SpecsOnly:
+    """Write the config.json of a case, and return its leaves without values beside it."""
+    found = SpecsOnly({name: (shape, "float32") for name, shape in diffusers_cases.ALL.shapes(case).items()})
+    found.path = folder
+    (folder / "config.json").write_text(json.dumps(diffusers_cases.ALL.config(case) | keys))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", diffusers_cases.CASES)
+def test_each_size_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
+    stated = diffusers_cases.ALL.config(case)
+    found = config_numbers.accepted(FAMILY, stated, specs(case, tmp_path))
+    wrong = [
+        (key, removed)
+        for key, removed in found
+        if not any(re.fullmatch(one, key) for one in NO_SIZE)
+        and not (removed and key in DEFAULTS)
+        and (key, removed) not in OTHER_PART.get(case, {})
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "says"),
+    [
+        ("unet", {"block_out_channels": [32, 96]}, "has block_out_channels.1 = 96, and the tensor down_blocks.1.resnets.0.time_emb_proj.weight has 64 in axis 0"),
+        ("unet", {"cross_attention_dim": 13}, "has cross_attention_dim = 13, and the tensor down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight has 12 in axis 1"),
+        ("unet", {"attention_head_dim": 5}, "has attention_head_dim = 5, which does not divide block_out_channels.0 = 32"),
+        ("unet.linear", {"attention_head_dim": [2, 5]}, "has attention_head_dim.1 = 5, which does not divide block_out_channels.1 = 64"),
+        ("unet.sdxl", {"projection_class_embeddings_input_dim": 59}, "has projection_class_embeddings_input_dim = 59, and the tensor add_embedding.linear_1.weight has 58 in axis 1"),
+        ("vae", {"latent_channels": 5}, "has latent_channels = 5, and the tensor decoder.conv_in.weight has 4 in axis 1"),
+        ("controlnet", {"in_channels": 3}, "has in_channels = 3, and the tensor conv_in.weight has 4 in axis 1"),
+    ],
+)  # fmt: skip
+def test_one_error_names_both_sides(case: str, keys: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, specs(case, tmp_path, **keys))
+    (found,) = error.value.findings
+    assert found.code == "config-conflict" and says in found.problem
+
+
+def test_a_key_that_the_class_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, specs("unet", tmp_path, num_attention_heads=4))
+    (found,) = error.value.findings
+    assert found.code == "target-requirement" and "num_attention_heads" in str(found.path)
