@@ -142,7 +142,7 @@ WORDS: dict[str, dict[str, str]] = {
         "beta": "target applies softplus",
         "elu": "of what b gives, the target applies elu .*elu for softplus",
         "of waves": "target joins .*, and the JAX model the input x",
-        "first norm": "of what c gives, the JAX model multiplies",
+        "first norm": "of what c gives, the target takes the absolute value .*the JAX model has the square of that",
         "batch": "division by the L2 norm over axis 0 for division by the L2 norm over the last axis",
         "not normed": "JAX model computes division by the L2 norm over the last axis" + MISSING,
         "length": "JAX model multiplies by 3" + MISSING,
