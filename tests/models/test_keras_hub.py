@@ -81,6 +81,46 @@ def test_facts_are_those_of_the_preset(tmp_path: Path) -> None:
         planned("gemma2", tmp_path / "gemma2", "keras-gemma2")
 
 
+# Numbers of a preset that no leaf shows, or that are facts.
+NO_SIZE = {
+    "sliding_window",
+    "sliding_window_size",
+    "rope_max_wavelength",
+    "rope_pretraining_sequence_length",
+    "dropout",
+}
+
+
+@pytest.mark.parametrize("case", sorted(MODELS.keys() - {"vit"}))
+def test_each_size_of_a_preset_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
+    source = keras_hub.checkpoint(case, tmp_path)
+    specs = SpecsOnly({name: (leaf.spec.shape, leaf.spec.dtype) for name, leaf in planned(case, source).source.leaves.items()})  # fmt: skip
+    specs.path = source
+    preset = json.loads((source / "config.json").read_text())
+    for key, value in preset["config"].items():
+        if not isinstance(value, int) or isinstance(value, bool) or key in NO_SIZE:
+            continue
+        other = {**preset, "config": {**preset["config"], key: value + 1}}
+        (source / "config.json").write_text(json.dumps(other))
+        with pytest.raises(ConvertError) as refused:
+            planned(case, specs, MODELS[case])
+        (found,) = refused.value.findings
+        assert found.code == "config-conflict" and f"has {key} = {value + 1}, and the tree has" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_layers", 3), ("num_heads", 2), ("hidden_dim", 24), ("mlp_dim", 16), ("patch_size", 16)]
+)
+def test_the_configuration_of_a_backbone_beside_save_weights_is_compared(key: str, value: int, tmp_path: Path) -> None:
+    source = keras_hub.checkpoint("vit", tmp_path)
+    right = {"patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 16, "mlp_dim": 24}
+    (source / "config.json").write_text(json.dumps({"class_name": "ViTBackbone", "config": right}))
+    assert planned("vit", source).config is not None
+    (source / "config.json").write_text(json.dumps({"class_name": "ViTBackbone", "config": {**right, key: value}}))
+    with pytest.raises(ConvertError, match=f"has {key} = {value}, and the tree has"):
+        planned("vit", source)
+
+
 @pytest.mark.parametrize("case", ["gemma", "llama", "mistral"])
 def test_a_task_saved_by_save_weights_has_the_backbone_below_its_name(case: str, tmp_path: Path) -> None:
     """The paths are those that `save_weights` of keras-hub 0.32.0 wrote for the same models."""

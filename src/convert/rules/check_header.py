@@ -146,6 +146,10 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
                     yield _undeclared(one.at, key, name, facts=rules.facts, axes=rules.axes)
             if one.letter not in rules.axes:
                 yield _undeclared(one.at, key, one.letter, axes=rules.axes)
+    for size in rules.sidecar.sizes if rules.sidecar is not None else ():
+        for name in size.names:
+            if name not in rules.axes:
+                yield _undeclared(size.at, "`sizes`", name, axes=rules.axes)
 
 
 def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:

@@ -97,6 +97,7 @@ class SidecarConfig:
         below: key below which the file holds the facts of code with a configuration of its own, a few beside it; nothing of it is copied.
             Empty: the file has the target's keys.
         at: ``file:line`` of the declaration.
+        sizes: numbers of the file as formulas of letters; the letter of each is the key.
     """
 
     file: str
@@ -105,6 +106,7 @@ class SidecarConfig:
     adapted: Mapping[str, str]
     below: str
     at: str
+    sizes: tuple[SizeFormula, ...] = ()
 
 
 @dataclass(frozen=True)

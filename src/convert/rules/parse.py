@@ -179,7 +179,8 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     supported, ignored, adapted = (values.get(key, {}) for key in ("supported", "ignored", "adapted"))
-    return SidecarConfig(values["file"], supported, ignored, adapted, values.get("below", ""), node.at.line_only)
+    sizes = tuple(SizeFormula(text, parse_formula(text), key, node.value["sizes"].value[key].at) for key, text in values.get("sizes", {}).items())  # fmt: skip
+    return SidecarConfig(values["file"], supported, ignored, adapted, values.get("below", ""), node.at.line_only, sizes)
 
 
 def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:

@@ -592,6 +592,26 @@ def test_names_of_a_formula_are_declared() -> None:
         assert (error.value.code, error.value.findings[0].rule) == ("rule-unknown-name", "r.yaml:5:12")
 
 
+SIZES = "model: m\ntitle: M\naxes: {D: {is: model width}, F: {is: feed-forward width}}\nsidecar: {file: c.json, below: config, sizes: {width: 2*F, depth: F//D}}\ntargets: {torch: {loads: T}}\n"
+
+
+def test_a_sidecar_states_sizes_as_formulas_of_letters(tmp_path: Path) -> None:
+    rules, source = rule_file("- {from: w, axes: DF, parameter: w}", SIZES), MemorySource({"w": np.ones((10, 16), np.float32)})  # fmt: skip
+    source.path = tmp_path
+    for stated in ({}, {"width": 32}, {"width": None}, {"width": "wide"}, {"width": 32, "depth": 1}):
+        (tmp_path / "c.json").write_text(json.dumps({"config": stated}))
+        assert make_plan(rules, source).sizes == {"D": 10, "F": 16}
+    (tmp_path / "c.json").write_text(json.dumps({"config": {"width": 16}}))
+    with pytest.raises(ConvertError) as refused:
+        make_plan(rules, source)
+    (finding,) = refused.value.findings
+    assert finding.code == "config-conflict" and finding.problem == "the c.json of the checkpoint has width = 16, and the tree has 2*F = 32"  # fmt: skip
+    for old, new, code in (("2*F", "2*G", "rule-unknown-name"), ("2*F", "2**F", "rule-wrong-value")):
+        with pytest.raises(RuleError) as error:
+            rule_file("- {from: w, axes: DF, parameter: w}", SIZES.replace(old, new))
+        assert (error.value.code, error.value.findings[0].rule) == (code, "r.yaml:4:55")
+
+
 @pytest.mark.parametrize("digits", ["1" + 400 * "0", "-1" + 400 * "0", 3_999 * "9"])
 def test_a_number_beyond_all_measure_is_none(digits: str) -> None:
     text = f"model: m\ntitle: M\ntargets: {{torch: {{loads: x.M}}}}\nrules:\n- from: s\n  multiplies_by: scale\n  epsilon: {digits}\n  rms_norm: n\n"

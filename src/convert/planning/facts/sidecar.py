@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,18 +144,27 @@ def contradictions(
             )
     yield from _invalid_facts(rules, sidecar, settings)
     yield from _contradicted_by_the_tree(rules, target, sidecar)
-    for key, template in rules.targets[target].config.items():
-        reference = parse_reference(template)
-        if reference is None or reference[0] not in sizes:
-            continue
-        size = sizes[reference[0]] + reference[1]
+    for key, formula, size in _sizes_of_the_tree(rules, target, sizes):
         for text, stated in _stated_sizes(sidecar, key):
             if stated != size:
                 yield Finding(
                     "config-conflict",
-                    f"the {file} of the checkpoint has {text}, and the tree has {reference[0]} = {size}",
+                    f"the {file} of the checkpoint has {text}, and the tree has {formula} = {size}",
                     fix="one of the two is of another checkpoint",
                 )
+
+
+def _sizes_of_the_tree(rules: RuleFile, target: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, float]]:
+    """Yield key of the file, formula and size of each size that the file may state: in the target's words, or in its own."""
+    assert rules.sidecar is not None
+    for key, template in rules.targets[target].config.items():
+        reference = parse_reference(template)
+        if reference is not None and reference[0] in sizes:
+            yield key, reference[0], sizes[reference[0]] + reference[1]
+    for one in rules.sidecar.sizes:
+        if sizes.keys() >= set(one.names):
+            with suppress(ArithmeticError):  # a size of 0
+                yield one.letter, one.text, one.value(sizes)
 
 
 def _stated_sizes(sidecar: Sidecar, key: str) -> Iterator[tuple[str, float]]:

@@ -24,6 +24,7 @@ from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers.shared_keys import PATTERN, parse_fact
 from convert.rules.file import FORMATS, STEMS
+from convert.rules.formula import parse_formula
 from convert.rules.path_variants import VariantPath
 
 
@@ -191,6 +192,11 @@ class Targets(MapOf):
         return values
 
 
+def _formula(text: str) -> str:
+    parse_formula(text)
+    return text
+
+
 SIDECAR = Record(
     {
         "file": Key(TEXT, "File name, such as config.json.", required=True, example="config.json"),
@@ -209,6 +215,10 @@ SIDECAR = Record(
         "adapted": Key(
             MapOf(TEXT),
             "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",
+        ),
+        "sizes": Key(
+            MapOf(Scalar(str, "a formula of letters such as 2*F", _formula)),
+            "Mapping of a key to the formula of letters whose value it states, such as hidden_dim: D; another number is refused. Default: the keys that `config` of a target has.",
         ),
     },
     "a sidecar file",
