@@ -112,6 +112,7 @@ PREFIXES = {
     "CLIPVisionModel": "vision_model",
 }  # of the flax classes; their trees have it, and the names have not
 # Values of keys with which the class computes something else than the flax class.
+FROM_0 = [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]
 REFUSES = {
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
     "ElectraForMultipleChoice": {"summary_type": [{"other_than": ["first"]}, "the flax class takes the first token of each choice"]},
@@ -121,15 +122,26 @@ REFUSES = {
         "summary_activation": [{"other_than": []}, "the flax class has no activation before its classifier"],
     },
     "ViTModel": {"pooler_act": [{"other_than": ["tanh"]}, "the flax class has tanh in its pooler"]},
-    "VisionTextDualEncoderModel": {"text_config.model_type": [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]},
+    "EncoderDecoderModel": {"encoder.model_type": FROM_0, "decoder.model_type": FROM_0},
+    "SpeechEncoderDecoderModel": {"decoder.model_type": FROM_0},
+    "VisionEncoderDecoderModel": {"decoder.model_type": FROM_0},
+    "VisionTextDualEncoderModel": {"text_config.model_type": FROM_0},
 }  # fmt: skip
 # What flax's and torch's ACT2FN both have.
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "tanh")
 T5_REFUSES = {
     "feed_forward_proj": [{"other_than": [f"{gate}{name}" for gate in ("", "gated-") for name in ACTIVATIONS]}, "transformers' flax and PyTorch classes have no such activation in common"],
 }  # fmt: skip
+ROPE = {
+    "rope_theta": [{"other_than": [10000.0]}, "the flax class has 10000 in its code"],
+    "rope_scaling": [{"other_than": []}, "the flax class does not scale its positions"],
+    "sliding_window": [{"other_than": []}, "the flax class lets one token more through"],
+}  # fmt: skip
 REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     **dict.fromkeys(("t5", "mt5", "longt5"), T5_REFUSES),
+    # Parts of a composite: alone, these three have rules of their own, which write what the flax class computes.
+    "dinov2": {"layerscale_value": [{"other_than": [1.0]}, "the flax class multiplies by its square"]},
+    **dict.fromkeys(("llama", "mistral"), ROPE),
     "gpt2": {
         "scale_attn_weights": [[False], "the flax class scales the scores of its attention"],
         "scale_attn_by_inverse_layer_idx": [[True], "the flax class does not divide by the number of the layer"],
@@ -145,6 +157,7 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     "roformer": {"add_cross_attention": [[True], "the flax class has no cross-attention"]},
     "wav2vec2": {"adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"]},
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
+    "xglm": {"add_cross_attention": [[True], "the flax class cannot be built with cross-attention"]},
 }
 DERIVED = ("architectures", "id2label", "label2id", "torch_dtype", "dtype", "transformers_version")
 HEADS = re.compile(r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads")
