@@ -57,7 +57,15 @@ def same(y: Any) -> Any:
         (lambda y: jnp.where(y > -100, y, -y), same, ["`select_n` of the JAX function: every element takes the same side"]),
         (same, lambda y: y.masked_fill(y > 100, 0), ["`masked_fill` of the PyTorch module: every element takes"]),
         (same, lambda y: torch.where(torch.ones_like(y).bool(), y, -y), ["`where` of the PyTorch module: every element"]),
-        (jnp.exp, lambda y: y.exp().abs(), []),  # no input would
+        (jnp.exp, lambda y: y.exp().abs(), []),  # no input would, as in what follows
+        (lambda y: jnp.maximum(jax.nn.softmax(y), 0), lambda y: y.softmax(-1), []),
+        (lambda y: jnp.clip(jnp.tanh(y), -1, 1), torch.tanh, []),
+        (lambda y: jnp.minimum(jnp.tanh(y) * 2, 2.5), lambda y: 2 * y.tanh(), []),
+        (lambda y: jnp.minimum(jnp.tanh(y) * 3, 2.9999), lambda y: 3 * y.tanh(), ["`min` of the JAX function: no value is above 2.9999"]),
+        (lambda y: y / jnp.sqrt(jnp.maximum(jnp.var(y, -1, keepdims=True), 0) + 1e-6), lambda y: y / (y.var(-1, keepdim=True, correction=0) + 1e-6).sqrt(), []),
+        (lambda y: jnp.maximum(y * y + jnp.exp(y), 0), lambda y: y * y + y.exp(), []),
+        (lambda y: jnp.maximum(y * y, 1e-12), lambda y: y * y, ["`max` of the JAX function: no value is below 1e-12"]),
+        (lambda y: jnp.where(jnp.exp(y) > 0, jnp.exp(y), -y), torch.exp, []),
         (jax.nn.softplus, functional.softplus, []),  # the source guards against what is not a number
     ],
 )  # fmt: skip
@@ -83,8 +91,8 @@ def test_the_variance_of_a_norm_is_not_said_to_be_limited() -> None:
 def test_a_line_that_runs_again_has_one_note() -> None:
     def limited(y: Any) -> Any:
         for _ in range(3):
-            y = jnp.minimum(y / 2, 50)
+            y = jnp.minimum(y * 2, 5000)
         return y
 
-    found = derive(lambda w, x: 0.1 * limited(x @ w["a"]) @ w["b"], Model(lambda y: 0.1 * y / 8), SHAPES)
-    assert found.complete and len(found.notes) == 1 and ", 3 times: no value is above 50" in found.notes[0]
+    found = derive(lambda w, x: 0.1 * limited(x @ w["a"]) @ w["b"], Model(lambda y: 0.1 * y * 8), SHAPES)
+    assert found.complete and len(found.notes) == 1 and ", 3 times: no value is above 5000" in found.notes[0]

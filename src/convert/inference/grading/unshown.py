@@ -5,12 +5,13 @@ The outputs of two programs agree although only one of them has the limit, or ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from convert.inference.grading.reach import ANY, Interval, decided, reaches
 from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Operation, Program, Value
 
@@ -26,12 +27,6 @@ BENDS = {
 }
 CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
-SQUARES = {"square", "integer_pow"}
-POSITIVE = {"exp", "abs", "sqrt", "relu", "logistic", "sigmoid", "softplus", "var"}  # never below zero
-KEEP_SIGN = {  # of numbers that are not below zero
-    *("reduce_sum", "reduce_max", "sum", "mean", "amax", "broadcast_in_dim", "reshape", "squeeze", "expand", "view"),
-    *("add", "mul", "div", "sqrt", "stop_gradient", "transpose", "permute", "unsqueeze"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,22 +79,27 @@ def _same(one: Unshown, two: Unshown, tolerance: float) -> bool:
 
 
 def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
-    """Yield what no run shows."""
+    """Yield what no run shows, and other inputs could."""
     first = runs[0]
     names = [operation.name for operation in first.operations]
     runs = [run for run in runs if [operation.name for operation in run.operations] == names]
     made = {result: operation for operation in first.operations for result in operation.results}
+    reach = reaches(first)
     for index, operation in enumerate(first.operations):
         every = [run.operations[index] for run in runs]
         if operation.name in CHOICES:
-            yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made))
+            yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made), reach)
         elif operation.name in LIMITS or operation.name in BENDS:
-            yield from _limits(every, made)
+            yield from _limits(every, reach)
 
 
-def _choice(runs: Sequence[Operation], condition: Operation | None) -> Iterator[Unshown]:
+def _choice(
+    runs: Sequence[Operation], condition: Operation | None, reach: Mapping[Value, Interval]
+) -> Iterator[Unshown]:
     operation = runs[0]
     if operation.results[0].array.dtype.kind != "f" or operation.results[0].constant or _guards(condition):
+        return
+    if condition is not None and decided(condition, reach):
         return
     at = CHOICES[operation.name]
     conditions = [run.operands[at].array for run in runs if run.operands[at].array.size]
@@ -131,23 +131,20 @@ def _guards(condition: Operation | None) -> bool:
     return condition.name in NOT_A_NUMBER or infinite or any(other is one for other in others)
 
 
-def _limits(runs: Sequence[Operation], made: dict[Value, Operation]) -> Iterator[Unshown]:
+def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Iterator[Unshown]:
     operation = runs[0]
     limited = [k for k, x in enumerate(operation.operands) if not x.constant]
     if len(limited) != 1 or operation.operands[limited[0]].array.dtype.kind != "f":
         return
     (at,) = limited
     values = np.concatenate([run.operands[at].array.ravel() for run in runs])
+    low, high = reach.get(operation.operands[at], ANY)
     for number in (*_numbers(operation), *BENDS.get(operation.name, ())):
-        above, below = (values > number).any(), (values < number).any()
-        if (above and below) or _is_variance(made.get(operation.operands[at]), made, number):
-            continue
-        for is_above, reached in ((True, above), (False, below)):
-            if (
-                not reached
-                and (is_above or number > 0 or not _never_negative(operation.operands[at], made))
-                and (operation.name in BENDS or _flat(operation, at, number, is_above))
-            ):
+        for is_above, reached, ever in (
+            (True, (values > number).any(), high > number),
+            (False, (values < number).any(), low < number),
+        ):
+            if ever and not reached and (operation.name in BENDS or _flat(operation, at, number, is_above)):
                 span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
                 problem = (
                     f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
@@ -170,27 +167,3 @@ def _flat(operation: Operation, at: int, number: float, above: bool) -> bool:
     step = 1.0 if above else -1.0
     operands[at] = np.full(operands[at].shape, number + step)
     return bool((np.asarray(operation.again(operands)[0]) == number).all())
-
-
-def _never_negative(value: Value, made: dict[Value, Operation]) -> bool:
-    """Whether a value cannot be below zero, by the operations that give it: then no input shows a floor of zero."""
-    if value.constant:
-        return bool((value.array >= 0).all())
-    operation = made.get(value)
-    if operation is None or operation.name in POSITIVE or _is_square(operation):
-        return operation is not None
-    return operation.name in KEEP_SIGN and all(_never_negative(operand, made) for operand in operation.operands)
-
-
-def _is_square(operation: Operation) -> bool:
-    if operation.name in SQUARES:
-        return bool(operation.settings.get("y", 2) % 2 == 0)
-    return operation.name == "mul" and operation.operands[0] is operation.operands[1]
-
-
-def _is_variance(operation: Operation | None, made: dict[Value, Operation], number: float) -> bool:
-    """Whether a value is a mean of squares without the square of the mean, which is negative by rounding only."""
-    if operation is None or number != 0 or operation.name != "sub":
-        return False
-    square = made.get(operation.operands[1])
-    return square is not None and _is_square(square)
