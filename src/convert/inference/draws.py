@@ -16,7 +16,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 SMALLEST = 1 / 16
 
 
-def draw(shapes: Shapes, seed: int, positive: Collection[str] = (), size_of_all: float = 1.0) -> dict[str, Array]:
+def draw(
+    shapes: Shapes,
+    seed: int,
+    positive: Collection[str] = (),
+    size_of_all: float = 1.0,
+    complex_leaves: Collection[str] = (),
+) -> dict[str, Array]:
     """Return an array for each leaf; of matrices the elements are small, so that values keep their size through many layers."""
     drawn = {}
     for name, shape in shapes.items():
@@ -24,6 +30,9 @@ def draw(shapes: Shapes, seed: int, positive: Collection[str] = (), size_of_all:
         size = int(np.prod(shape))
         spread, middle = (1.3 * max(size, 1) ** -0.25, 0.0) if len(shape) > 1 else (0.6, 0.4)
         values = size_of_all * rng.normal(middle, spread, shape)
+        if name in complex_leaves:
+            drawn[name] = values + 1j * size_of_all * rng.normal(middle, spread, shape)
+            continue
         drawn[name] = np.abs(values) + 0.2 if name in positive else values
     return drawn
 
@@ -33,12 +42,14 @@ class Draws:
 
     Attributes:
         shapes: of the leaves.
+        complex_leaves: names of those that are complex.
         positive: names of the leaves that must be.
         size: what the weights are multiplied by: less than 1 where the outputs were infinite, as those of exponentials of sums.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(self, shapes: Shapes, complex_leaves: Collection[str] = ()) -> None:
         self.shapes = shapes
+        self.complex_leaves = complex_leaves
         self.positive: set[str] = set()
         self.size = 1.0
 
@@ -50,10 +61,14 @@ class Draws:
         """
         while True:
             try:
-                return function(draw(self.shapes, seed, self.positive, self.size))
+                return function(draw(self.shapes, seed, self.positive, self.size, self.complex_leaves))
             except ConvertError as error:
                 leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
-                more = {name for name in leaves if _is_vector(self.shapes[name])} - self.positive
+                more = (
+                    {name for name in leaves if _is_vector(self.shapes[name])}
+                    - self.positive
+                    - set(self.complex_leaves)
+                )
                 not_numbers = all(f.code == "output-not-a-number" for f in error.findings)
                 if not more and not (not_numbers and self.smaller()):
                     raise

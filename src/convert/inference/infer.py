@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ def infer(
     shapes: Shapes,
     *,
     masks: Masks = lambda inputs: {},
+    complex_leaves: Collection[str] = (),
     seed: int = 0,
 ) -> Derivation:
     """Derive which parameter of a JAX function becomes which of a PyTorch module.
@@ -76,6 +77,7 @@ def infer(
         shapes: of the function's parameters.
         masks: inputs -> name of an output -> true where it counts, as in a `Reference`. Rows of a batch that do not count as a whole,
             such as padded ones, are left out of the search; the proof has them, and compares what counts.
+        complex_leaves: names of the function's parameters that are complex.
         seed: of the weights and inputs; those of the proof follow.
 
     Raises:
@@ -88,7 +90,9 @@ def infer(
     attempts: list[Derivation] = []
     for attempt in range(ATTEMPTS):
         with few_threads(module):
-            found, again = _derived(function, module, run, inputs, shapes, masks, seed + attempt * (DRAWS + 1))
+            found, again = _derived(
+                function, module, run, inputs, shapes, masks, complex_leaves, seed + attempt * (DRAWS + 1)
+            )
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
         if not again or (
@@ -113,10 +117,12 @@ def _derived(
     inputs: Callable[[int], Mapping[str, Array]],
     shapes: Shapes,
     masks: Masks,
+    complex_leaves: Collection[str],
     seed: int,
 ) -> tuple[Derivation, bool]:
     """Derive with the weights and inputs of one seed; also return whether others may tell more columns apart."""
-    runs = _Runs(function, Draws(shapes))
+    runs = _Runs(function, Draws(shapes, complex_leaves))
+    shapes = {name: (*shape, 2) if name in complex_leaves else tuple(shape) for name, shape in shapes.items()}
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
     as_run = recorded(module, run, given)
@@ -178,7 +184,7 @@ def _derived(
         used.update(*(value.leaves for value in first.outputs.values()))
     made = Derivation(
         found,
-        {name: tuple(shape) for name, shape in shapes.items()},
+        shapes,
         tuple(name for name in shapes if name not in used),
         facts(search),
         differences,

@@ -49,9 +49,10 @@ def _drawn(
             return record_torch(module, run, given)
 
     drawn = module.state_dict().keys() - known.keys() - frozen(module)
-    shapes = {name: tuple(x.shape) for name, x in module.named_parameters() if name in drawn}
+    parameters = {name: x for name, x in module.named_parameters() if name in drawn}
+    shapes = {name: tuple(x.shape) for name, x in parameters.items()}
     try:
-        made: Program = Draws(shapes).run(seed, program)
+        made: Program = Draws(shapes, {name for name, x in parameters.items() if x.is_complex()}).run(seed, program)
     except ConvertError:
         return program({})
     return made

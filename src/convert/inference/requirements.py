@@ -13,6 +13,7 @@ from convert.programs.program import Program
 from convert.references.user_reference import require_inputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_KINDS = {False: "real numbers", True: "complex numbers"}
 
 
 def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int) -> None:
@@ -41,7 +42,7 @@ def require_outputs_of_both(source: Program, target: Program) -> None:
     """Check that the target computes every output of the source, and that there is one, with elements.
 
     Raises:
-        ConvertError: one is missing or empty; it would not be compared.
+        ConvertError: one is missing or empty, and would not be compared; or only one program has complex numbers there.
     """
     missing = [name for name in source.outputs if name not in target.outputs]
     if source.outputs and not missing:
@@ -49,6 +50,10 @@ def require_outputs_of_both(source: Program, target: Program) -> None:
             if not value.array.size:
                 got, fix = f"shape {list(value.array.shape)}", "give inputs that are not empty"
                 _refuse(f"the output {name!r}", "elements, to be compared", got, fix)
+            expected, got = (_KINDS[x.complex] for x in (value, target.outputs[name]))
+            if expected != got:
+                fix = "return complex numbers from both, or from both the parts that you compare"
+                _refuse(f"the output {name!r}", f"{expected}, as those of the JAX function", got, fix)
         if not target.operations:
             got, fix = "one that returns its inputs as they are", "give the module that computes the outputs"
             _refuse("the PyTorch module", "one that computes with its weights", got, fix)

@@ -11,6 +11,19 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+def as_real(array: Array) -> Array:
+    """Return an array with the two parts of complex numbers along a further last axis; another one as it is."""
+    if array.dtype.kind != "c":
+        return array
+    return np.stack([array.real, array.imag], axis=-1).astype(np.float64, copy=False)
+
+
+def as_complex(array: Array) -> Array:
+    """Return complex numbers whose two parts lie along the last axis of an array."""
+    made: Array = np.ascontiguousarray(array, np.float64).view(np.complex128)[..., 0]
+    return made
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """An array that a run was given or computed.
@@ -22,12 +35,20 @@ class Value:
         elements: for a value of parameters alone: arrays of its shape with the numbers of the parameters' elements that each of
             its elements is computed from, one array for each factor that mixes no elements (`Program.first_element` numbers them); -1 where an element
             is a constant. Empty where an operation mixes elements.
+        complex: of a parameter, an input or an output: whether the last axis of `array` has the two parts of complex numbers
+            (`complex_numbers`).
     """
 
     array: Array
     data: bool = False
     leaves: frozenset[str] = frozenset()
     elements: tuple[Array, ...] = ()
+    complex: bool = False
+
+    @property
+    def given(self) -> Array:
+        """The array as the model takes it."""
+        return as_complex(self.array) if self.complex else self.array
 
     @property
     def constant(self) -> bool:

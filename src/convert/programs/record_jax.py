@@ -19,9 +19,10 @@ from convert.numerics.jax_observer import Step
 from convert.numerics.jax_values import as_jax
 from convert.numerics.lift_jax import RefusedError, float64, lift, traced
 from convert.numerics.same_trace import traces_alike
-from convert.programs.jax_elements import elements_of
+from convert.programs.complex_numbers.rewriting import in_real_numbers
+from convert.programs.jax_elements import LAYOUT, elements_of
 from convert.programs.jax_modules import around_modules
-from convert.programs.program import Array, Operation, Program, Value, parameter_values
+from convert.programs.program import Array, Operation, Program, Value, as_real, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
 from convert.programs.where import model_line, stack
 
@@ -72,6 +73,7 @@ def record_jax(
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
         require_numbers(program)
+        program = in_real_numbers(program, LAYOUT)
     if not twice or traced(lambda: traces_alike(function, dict(parameters), dict(inputs))):
         return program
     with float64():
@@ -92,11 +94,15 @@ def outputs_jax(function: JaxFunction, parameters: Mapping[str, Any], inputs: Ma
     """
     with float64():
         made = _run(lift(function, observer=_Unheard(), repeats=True), _arrays(parameters, inputs))
-        outputs = {name: Value(np.asarray(value), data=True) for name, value in made.items()}
+        outputs = {name: _as_given(np.asarray(value)) for name, value in made.items()}
     if any(np.isnan(value.array).any() for value in outputs.values()):
         return record_jax(function, parameters, inputs, twice=False)  # which says where it comes from
-    own = parameter_values({name: _wide(value) for name, value in parameters.items()})
-    return Program(own, {name: Value(_wide(value), data=True) for name, value in inputs.items()}, (), outputs)
+    own = parameter_values({name: as_real(_wide(value)) for name, value in parameters.items()})
+    return Program(own, {name: _as_given(_wide(value)) for name, value in inputs.items()}, (), outputs)
+
+
+def _as_given(array: Array) -> Value:
+    return Value(as_real(array), data=True, complex=array.dtype.kind == "c")
 
 
 def _arrays(*given: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,11 +15,13 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.numerics.lift_torch import lifted
 from convert.numerics.precision import torch_pinned
+from convert.programs.complex_numbers.rewriting import in_real_numbers
 from convert.programs.program import Array, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
 from convert.programs.torch_aliases import array_of
 from convert.programs.torch_decompositions import attention_apart
-from convert.programs.torch_module_state import frozen, in_float64, state_of, tied_names
+from convert.programs.torch_elements import LAYOUT
+from convert.programs.torch_module_state import frozen, in_float64, state_of, tied_names, wide
 from convert.programs.torch_tape import Tape
 from convert.programs.where import model_line
 
@@ -51,7 +53,7 @@ def record_torch(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array])
         except ConvertError as error:
             require_same_outputs(plain, _arrays(_run(module, run, inputs)))
             raise RuntimeError("the recorded run computes something else than the module") from error
-    return program
+    return in_real_numbers(program, LAYOUT)
 
 
 def _run(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -117,7 +119,7 @@ def few_threads(module: torch.nn.Module) -> Iterator[None]:
 def _as_tensors(module: torch.nn.Module, inputs: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     device = next((x.device for x in module.parameters()), torch.device("cpu"))
     tensors = {name: torch.as_tensor(np.array(array), device=device) for name, array in inputs.items()}
-    return {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+    return {name: wide(x) for name, x in tensors.items()}
 
 
 def _tensors(outputs: Any) -> dict[str, torch.Tensor]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, as_real
 from convert.programs.run_checks import require_numbers
 
 
 def can_rerun(program: Program, inputs: Mapping[str, Array]) -> bool:
     """Whether the operations of a record are those of a run with these inputs: of the same shapes, and nothing hangs on values."""
     known = {name: value.array.shape for name, value in program.inputs.items()}
-    return not program.path_taken and known == {name: array.shape for name, array in inputs.items()}
+    return not program.path_taken and known == {name: as_real(array).shape for name, array in inputs.items()}
 
 
 def rerun(program: Program, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Program:
@@ -27,7 +27,9 @@ def rerun(program: Program, parameters: Mapping[str, Array], inputs: Mapping[str
     """
     new: dict[Value, Value] = {}
     for own, given in ((program.parameters, parameters), (program.inputs, inputs)):
-        new |= {value: replace(value, array=given[name].astype(value.array.dtype)) for name, value in own.items()}
+        new |= {
+            value: replace(value, array=as_real(given[name]).astype(value.array.dtype)) for name, value in own.items()
+        }
     operations: list[Operation] = []
     for operation in program.operations:
         if all(operand.constant for operand in operation.operands):

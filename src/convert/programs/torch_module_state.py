@@ -13,9 +13,21 @@ from convert.programs.torch_aliases import Geometry
 
 
 def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the floating parameters and buffers that the module saves, by name, in the order of its state_dict."""
+    """Return the floating and complex parameters and buffers that the module saves, by name, in the order of its state_dict."""
     own = _registered(module)
-    return {name: own[name] for name in module.state_dict() if name in own and own[name].is_floating_point()}
+    return {name: own[name] for name in module.state_dict() if name in own and is_inexact(own[name])}
+
+
+def is_inexact(x: torch.Tensor) -> bool:
+    """Whether a tensor has floating or complex numbers."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Return a floating tensor in float64 and a complex one of twice that; another one, or one that is, as it is."""
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.double() if x.is_floating_point() else x
 
 
 def tied_names(state: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -70,14 +82,21 @@ def with_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Iterato
     with in_float64(module), torch.no_grad():
         own = _registered(module)
         for name, array in weights.items():
-            own[name].data.copy_(torch.as_tensor(array))
+            own[name].data.copy_(as_tensor_of(own[name], array))
         yield
+
+
+def as_tensor_of(own: torch.Tensor, array: Any) -> torch.Tensor:
+    """Return numbers for a tensor of a module; for a complex one they may be given by their parts, along a further last axis."""
+    made = torch.as_tensor(array)
+    return torch.view_as_complex(made.contiguous()) if own.is_complex() and not made.is_complex() else made
 
 
 def _copy(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of the storage of a tensor, as one axis."""
     whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
-    return whole.double() if x.is_floating_point() and x.dtype != torch.float64 else whole.clone()
+    made = wide(whole)
+    return whole.clone() if made is whole else made
 
 
 def _registered(module: torch.nn.Module) -> dict[str, torch.Tensor]:

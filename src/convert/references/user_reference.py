@@ -94,7 +94,7 @@ def require_inputs(made: Any) -> Mapping[str, Array]:
             arrays[name] = np.asarray(value)
         except (TypeError, ValueError):  # of lists of unequal lengths
             arrays[name] = np.array(None)
-        if arrays[name].dtype.kind not in "biuf" and arrays[name].dtype.name != "bfloat16":
+        if arrays[name].dtype.kind not in "biufc" and arrays[name].dtype.name != "bfloat16":
             _wrong_value("inputs", f"a NumPy array of numbers for {name!r}", _kind(value))
     return arrays
 

@@ -29,7 +29,7 @@ def recorded(function: Callable[[Arrays, Arrays], Arrays], weights: Arrays = W, 
     program = record_jax(function, weights, inputs)
     expected = lift(function)(dict(weights), dict(inputs))
     for name, value in program.outputs.items():
-        np.testing.assert_allclose(value.array, np.asarray(expected[name]), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(value.given, np.asarray(expected[name]), rtol=1e-12, atol=1e-12)
     known = {id(value) for value in (*program.parameters.values(), *program.inputs.values())}
     for operation in program.operations:
         for operand in operation.operands:
@@ -289,7 +289,7 @@ def test_complex_values_are_lifted() -> None:
         return {"y": turned, "power": (turned * turned.conj()).real}
 
     program = recorded(function, {"turn": np.exp(1j * np.arange(4)).astype(np.complex64)})
-    assert program.parameters["turn"].array.dtype == program.outputs["y"].array.dtype == np.complex128
+    assert program.parameters["turn"].given.dtype == program.outputs["y"].given.dtype == np.complex128
 
 
 def test_gradients_within_a_function_are_recorded() -> None:

@@ -47,7 +47,7 @@ def explained(
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     state = {name: x for name, x in proof.weights(guessed, source).items() if not np.isnan(x).any()}
-    target = recorded(module, run, {name: value.array for name, value in source.inputs.items()}, state)
+    target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
     for name, value in source.outputs.items():
         want = value.array
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from convert.inference.candidates import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
-from convert.programs.program import Program
+from convert.programs.program import Program, as_real
 from convert.references.user_reference import require_masks
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def error_of(
         UserCodeError: a mask does not fit its output, or excludes all of it.
     """
     found = _outputs(module, run, state, source)
-    given = {name: value.array for name, value in source.inputs.items()}
+    given = {name: value.given for name, value in source.inputs.items()}
     shapes = {name: value.array.shape for name, value in source.outputs.items()}
     worst, counts = 0.0, dict(require_masks(masks(given), shapes))
     for name, value in source.outputs.items():
@@ -104,7 +104,7 @@ def outputs(
 ) -> Array:
     """Return the elements of the outputs that count, in one row, for weights of the module and the inputs of a run of the source."""
     found = _outputs(module, run, state, source)
-    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
+    counts = dict(require_masks(masks({name: v.given for name, v in source.inputs.items()}), {}))
     return np.concatenate([_counted(found[name], counts.get(name)).ravel() for name in source.outputs])
 
 
@@ -117,19 +117,22 @@ def _outputs(
     import torch
 
     from convert.numerics.lift_torch import lifted
+    from convert.programs.torch_aliases import array_of
 
     own = loaded(module, state)
     with lifted(), torch.no_grad():
-        return {name: value.double().numpy() for name, value in run(own, _tensors(source)).items()}
+        return {name: as_real(array_of(value)) for name, value in run(own, _tensors(source)).items()}
 
 
 def whole_numbers(module: torch.nn.Module) -> dict[str, Array]:
     """Return the integers and truth values that a module saves, which every proof leaves as they are; without counters of BatchNorm."""
+    from convert.programs.torch_module_state import is_inexact
+
     saved, buffers = module.state_dict(), dict(module.named_buffers(remove_duplicate=False))
     return {
         name: x.detach().cpu().numpy().copy()
         for name, x in buffers.items()
-        if name in saved and not (x.is_floating_point() or x.is_complex() or name.endswith(COUNTER))
+        if name in saved and not (is_inexact(x) or name.endswith(COUNTER))
     }
 
 
@@ -138,11 +141,12 @@ def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Modu
     import torch
 
     from convert.numerics.lift_torch import lifted
-    from convert.programs.torch_module_state import copy_of
+    from convert.programs.torch_module_state import as_tensor_of, copy_of, wide
 
-    own = copy_of(module).double().eval()  # lifting refuses to copy storages
+    own = copy_of(module)
+    own._apply(wide).eval()  # lifting refuses to copy storages
     with lifted(), torch.no_grad():
-        full = {name: torch.as_tensor(state[name]) if name in state else x for name, x in own.state_dict().items()}
+        full = {name: as_tensor_of(x, state[name]) if name in state else x for name, x in own.state_dict().items()}
         own.load_state_dict(full, strict=True)
     return own
 
@@ -150,7 +154,7 @@ def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Modu
 def _tensors(source: Program) -> dict[str, torch.Tensor]:
     import torch
 
-    return {name: torch.as_tensor(np.array(value.array)) for name, value in source.inputs.items()}
+    return {name: torch.as_tensor(np.array(value.given)) for name, value in source.inputs.items()}
 
 
 def _counted(array: Array, mask: Array | None) -> Array:

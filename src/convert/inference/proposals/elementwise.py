@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Candidate, Context
+from convert.inference.candidates import COMPUTE, Candidate, Context, Piece
 from convert.inference.columns import Columns, Pairing, columns_of_rows, matches, pair
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.proposals import others
 from convert.inference.sites import Meeting, columns_met, role_of
-from convert.programs.program import Operation
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
 PACKED = (3, 4)  # gates that a leaf may have
+MAX_FACTORS = 4  # of a value that several parameters make
 MAX_GATES = 4  # a recurrent layer has at most so many
 
 
@@ -66,6 +67,7 @@ def _by_columns(
     merged = []
     for meeting in context.near_first(context.source.same_data(role, met, context.tolerance)):
         source = meeting.weight
+        yield from _all_factors(context, weight, x, meeting, role)
         for t, s in itertools.product(context.lacking(weight), source.elements):
             one = columns_met([x], t)
             for pairing, order in _pairings(t, s, one, meeting.columns(s), context.tolerance):
@@ -94,6 +96,41 @@ def _by_columns(
                 if pieces is not None:
                     merged.append(Candidate(pieces, "columns of the data", ("computed", role, *order), tied))
     yield from merged
+
+
+def _all_factors(context: Context, weight: Value, x: Array, meeting: Meeting, role: Role) -> Iterator[Candidate]:
+    """Yield the source's operand where several parameters make it, element by element, as a decay: all of them at once."""
+    lacking, source = context.lacking(weight), meeting.weight
+    if not 1 < len(lacking) <= min(len(source.elements), MAX_FACTORS):
+        return
+    t = max(lacking, key=lambda numbers: len(np.unique(numbers)))
+    one = columns_met([x], t)
+    for s in source.elements:
+        for pairing, order in _pairings(t, s, one, meeting.columns(s), context.tolerance):
+            here, spots = _first(t, one.numbers), _first(s, pairing.numbers)
+            target = [np.broadcast_to(numbers, t.shape).ravel()[here] for numbers in lacking]
+            chosen = [np.broadcast_to(numbers, s.shape).ravel()[spots] for numbers in source.elements]
+            if not all(context.free(np.unique(numbers)) for numbers in chosen):
+                continue
+            operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
+            places = np.broadcast_to(np.arange(source.array.size).reshape(source.array.shape), s.shape).ravel()[spots]
+
+            def read(shape: tuple[int, ...] = t.shape, here: Array = here) -> Array:
+                value: Array = np.broadcast_to(context.replay.value(weight), shape).ravel()[here]
+                return value
+
+            pieces = context.fitted(target, chosen, operand, read, meeting, places)
+            if pieces is not None and not any(p.arithmetic is Arithmetic.COMPUTED for p in pieces):
+                tied = tuple(pairing.tied.tolist())
+                yield Candidate(
+                    tuple(map(_once, pieces)), "columns of the data; all factors", ("factors", role, *order), tied
+                )
+
+
+def _once(piece: Piece) -> Piece:
+    """Return a piece whose elements stand once each: a factor may be the same for a row."""
+    _, first = np.unique(piece.elements, return_index=True)
+    return piece if len(first) == len(piece.elements) else piece.only(np.sort(first))
 
 
 def _pairings(
