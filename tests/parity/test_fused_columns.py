@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +43,33 @@ RULES = """
 - from: thirds/{a,b,c}
   axes: FD
   parameter: {name: thirds, axes: "D(F (1 + 1 + 1))"}
+- from: tables/{a,b}
+  axes: FD
+  parameter: {name: tables, axes: (1 + 1)FD}
+- from: ends/{a,b}
+  axes: D.
+  parameter: {name: ends, axes: (D + D).}
+- from: row
+  axes: ..D
+  parameter: {name: tokens, axes: .D, part: 1 of 2}
+- from: rows
+  parameter: {name: tokens, part: 2 of 2}
+- from: both
+  axes: (D + D).
+  parameter: {name: "{left,right}", axes: .D}
 """
 SHAPES = {
     "experts/gate": (E, LAYERS, D, F),
     "experts/gate_bias": (E, LAYERS, F),
     "middle/gate": (E, LAYERS, D, F),
     "thirds/a": (F, D),
+    "tables/a": (F, D),
+    "tables/b": (F, D),
+    "ends/a": (D, 1),
+    "ends/b": (D, 1),
+    "row": (1, 1, D),
+    "rows": (F, D),
+    "both": (2 * D, 1),
 }
 
 
@@ -62,10 +84,10 @@ def leaves() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def plan(leaves: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    tree: dict[str, dict[str, np.ndarray]] = {}
+    tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        folder, _, key = name.partition("/")
-        tree.setdefault(folder, {})[key] = leaf
+        folder, _, key = name.rpartition("/")
+        (tree.setdefault(folder, {}) if folder else tree)[key] = leaf
     return plan_saved({"params": tree}, RULES, HEAD, tmp_path_factory.mktemp("columns"))
 
 
@@ -81,6 +103,10 @@ def test_elements_alternate_or_follow_each_other(plan: Plan, leaves: dict[str, n
         np.testing.assert_array_equal(made[f"layers.{i}.gate_up_bias"], np.concatenate(halves, -1))
     for k, x in enumerate("abc"):
         np.testing.assert_array_equal(made["thirds"][:, k::3], leaves[f"thirds/{x}"].T)
+    np.testing.assert_array_equal(made["tables"], np.stack([leaves["tables/a"], leaves["tables/b"]]))
+    np.testing.assert_array_equal(made["ends"], np.concatenate([leaves["ends/a"], leaves["ends/b"]]))
+    np.testing.assert_array_equal(made["tokens"], np.concatenate([leaves["row"][0], leaves["rows"]]))
+    np.testing.assert_array_equal(np.concatenate([made["left"], made["right"]], 1), leaves["both"].T)
     assert_levels_pass(plan, path)
 
 
@@ -100,6 +126,9 @@ def test_the_plan_says_where_each_leaf_goes(plan: Plan) -> None:
         ("layers.0.gate_up_bias", lambda x: np.roll(x, F, -1), "in another order"),
         ("layers.0.gate_up_bias", lambda x: x.reshape(E, 2, F).swapaxes(1, 2).reshape(x.shape), "a grid of 2 x 5"),
         ("thirds", lambda x: x.reshape(D, F, 3).swapaxes(1, 2).reshape(x.shape), "one after the other"),
+        ("tables", lambda x: x[::-1], "in another order"),
+        ("ends", lambda x: np.roll(x, D, 0), "in another order"),
+        ("tokens", lambda x: np.roll(x, 1, 0), "rows"),
     ],
 )  # fmt: skip
 def test_a_wrong_order_is_named(
@@ -131,7 +160,8 @@ def test_leaves_in_each_others_columns_are_found_without_the_plan(plan: Plan, tm
         ("ED(F (1 + 1))", "E(D (1 + 1))F", "alternate one by one along the last axis"),
         ("ED(F (1 + 1))", "E(F (1 + 1))", "have the letters E F for a part, and the leaf has E D F"),
         ("ED(F (1 + 1))", "E(D (F + F))", "alternate one by one"),
-        ("ED(F (1 + 1))", "(E (1 + 1))DF", "for a `linear` target"),
+        ("ED(F (1 + 1))", "(E (1 + 1))DF", "alternate one by one along the last axis"),
+        ("axes: .D}", "axes: .F}", "the target's `axes` name F, and the leaf has the axes D"),
         ("D(F (1 + 1 + 1))", "D(F G (1 + 1 + 1))", "have the letters D F G for a part"),
     ],
 )

@@ -61,6 +61,7 @@ class Declaration(ABC):
         named = values.get("axes")
         groups = named.groups if named is not None else {}
         letter, rows = next(((x, group) for x, group in groups.items() if group.letters is None), ("", None))
+        axis = None if named is None or rows is None else _axis_of(letter, named)
         return TargetLayer(
             path=values.get("module") or values["name"],
             names={
@@ -76,7 +77,7 @@ class Declaration(ABC):
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
             axes=named.opened if named is not None else None,
             rows=rows,
-            along=0 if named is None or rows is None else _axis_of(letter, named),
+            along=None if axis == 0 and cls.fuses else axis,
             has=values.get("parameters"),
             concatenated=values.get("concatenated", {}),
             zeros_before=values.get("zeros_before", {}),

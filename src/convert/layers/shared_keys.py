@@ -151,6 +151,12 @@ TARGET_CONCATENATED = Key(
 )
 
 
+PART = Key(
+    Scalar(str, "a part such as 1 of 2", parse_part),
+    "Part of the tensor's rows that this rule writes, such as `1 of 2`; other rules write the other parts. Default: the whole tensor.",
+)
+
+
 def module_target(**extra: Key) -> Record:
     """Return the keys of the long form of a target that is a module."""
     return Record(
@@ -160,10 +166,7 @@ def module_target(**extra: Key) -> Record:
             ),
             "weight": Key(Scalar(str, "a name"), "Name of the parameter in the module. Default: weight."),
             "bias": Key(Scalar(str, "a name"), "Name of the bias in the module. Default: bias."),
-            "part": Key(
-                Scalar(str, "a part such as 1 of 2", parse_part),
-                "Part of the tensor's rows that this rule writes, such as `1 of 2`; other rules write the other parts. Default: the whole tensor.",
-            ),
+            "part": PART,
             "concatenated": TARGET_CONCATENATED,
             **extra,
         },
@@ -173,7 +176,7 @@ def module_target(**extra: Key) -> Record:
 
 TARGET_AXES = Key(
     Scalar(str, "axis letters such as FD.. or .TD", parse_axis_names),
-    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Of a linear target, (N (1 + 1 + 1) H) are rows with several parts, such as queries, keys and values head by head; of a parameter, ED(F (1 + 1)) is a last axis in which the elements of two leaves alternate, and in E(F + F)D one leaf follows the other. Default: as the kind of layer has them.",
+    "Letters of the axes of the target's tensor, in its order: a dot is an axis of size 1, and (N H) is one axis made of two. Of a linear target, (N (1 + 1 + 1) H) are rows with several parts, such as queries, keys and values head by head; of a parameter, ED(F (1 + 1)) is a last axis in which the elements of two leaves alternate, and in E(F + F)D one leaf follows the other; (1 + 1 + 1)VD is a tensor with a leaf for each element of its first axis. Default: as the kind of layer has them.",
 )
 TENSOR_TARGET = Record({"name": Key(PATTERN, "Full name of the tensor in the state_dict.", required=True)}, "a target")
 

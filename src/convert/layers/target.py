@@ -45,7 +45,7 @@ class TargetLayer:
         tied: of an embedding: the other names of the table.
         axes: letters of each axis of the target's weight; none for an axis of size 1. None: as the kind of layer has them.
         rows: what the first axis is made of, where it has several parts, from several leaves or parts of one; or another axis.
-        along: the axis that `rows` is about; the last one is -1.
+        along: the axis along which leaves follow each other as a whole, or alternate; the last one is -1. None: `rows` are those of a matrix.
         piece: (k, n): of a layer that `of_part` gives: the k-th of n parts, counted from 0.
         has: which of weight and bias the target has, where it may have more than the source; None: the default.
         concatenated: letter of an axis -> its parts, in the order in which the target's code concatenates them.
@@ -66,7 +66,7 @@ class TargetLayer:
     axes: tuple[str, ...] | None = None
     has: str | None = None
     rows: AxisGroup | None = None
-    along: int = 0
+    along: int | None = None
     piece: tuple[int, int] | None = None
     concatenated: Mapping[str, AxisGroup] = field(default_factory=dict)
     zeros_before: Mapping[str, int] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class TargetLayer:
         """Return the layer of one part: of the rows, of one element of the axes around the parts; of another axis, of all."""
         if self.rows is None or self.axes is None:
             return self
-        if self.along:
+        if self.along is not None:
             at = self.along % len(self.axes)
             letters = (*self.axes[:at], self.rows.terms[k], *self.axes[at + 1 :])
-            return replace(self, axes=letters, rows=None, along=0, piece=(k, len(self.rows.parts)))
+            return replace(self, axes=letters, rows=None, along=None, piece=(k, len(self.rows.parts)))
         letters = (self.rows.parts[k] + self.rows.after, *self.axes[1:])
         return replace(self, axes=letters, rows=None, part=None, piece=(k, len(self.rows.parts)))
 

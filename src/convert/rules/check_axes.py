@@ -50,10 +50,11 @@ def check_target_axes(rule: Rule, layer: TargetLayer) -> None:
     named = "".join(layer.axes)
     split = "".join(rule.split_axes(layer))
     member = len(layer.path.groups) > len(rule.path.groups)
-    if layer.computes is not None or layer.parametrization is not None or rule.kind.parts or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
-        raise ValueError("a target with `axes:` holds one leaf, or one element of an axis; it is not fused, has no parts of a sum, and no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
-    for letters, outputs in rule.kind.weight_axes or [("", "")]:
-        own = [x for x in letters if x not in split and not (member and x == outputs[0])]
+    parts = [rule.kind.part(k) for k in range(rule.kind.parts)]
+    if layer.computes is not None or layer.parametrization is not None or (parts and not member) or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
+        raise ValueError("a target with `axes:` holds one leaf, one part of a sum, or one element of an axis; it is not fused, and has no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
+    for letters, outputs in [axes for kind in parts or [rule.kind] for axes in kind.weight_axes] or [("", "")]:
+        own = [x for x in letters if x not in split and not (member and not parts and x == outputs[0])]
         unknown = [x for x in named if x not in own]
         if unknown:
             raise ValueError(f"the target's `axes` name {unknown[0]}, and the leaf has the axes {' '.join(own) or '(unnamed; give the rule `axes`)'}")  # fmt: skip
@@ -68,8 +69,8 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
     Raises:
         ValueError: they do not.
     """
-    if layer.along:
-        _check_columns(rule, layer, rows)
+    if layer.along is not None:
+        _check_columns(rule, layer, rows, layer.along)
         return
     if rule.kind_name != "linear" or layer.computes is not None or layer.parametrization is not None or rule.normalized is not None or rule.flattened is not None:  # fmt: skip
         raise ValueError(f"{rows} of the target's first axis is a sum; that is for a `linear` target, without `einsum`, `flattened` or a norm of the weight")  # fmt: skip
@@ -92,15 +93,15 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
                 )
 
 
-def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
-    """Check that the leaves of a rule are the parts of an axis of the target that is not the first.
+def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup, along: int) -> None:
+    """Check that the leaves of a rule are the parts of an axis of a target that is no matrix of a linear layer.
 
     Raises:
         ValueError: they are not.
     """
     if rule.kind_name != "parameter" or rule.kind.parts:
         raise ValueError(f"{columns} of the target's axes is a sum; that is for a `parameter` whose leaves have no sum themselves{OTHER_ORDER}")  # fmt: skip
-    if columns.before and (layer.along != -1 or any(columns.parts) or columns.after):
+    if columns.before and (along != -1 or any(columns.parts) or columns.after):
         raise ValueError(f"{columns} of the target's axes: elements of leaves alternate one by one along the last axis, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
     leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
     if leaves != len(columns.parts):
@@ -108,7 +109,7 @@ def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup) -> None:
     for letters, _ in rule.kind.weight_axes or [("", "")]:
         for term in columns.terms:
             axes = list(layer.axes or ())
-            axes[layer.along] = term
+            axes[along] = term
             made = "".join(axes)
             if sorted(made) != sorted(letters):
                 raise ValueError(f"the target's `axes` have the letters {' '.join(made)} for a part, and the leaf has {' '.join(letters) or 'unnamed axes; give the rule `axes`'}")  # fmt: skip

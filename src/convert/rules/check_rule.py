@@ -127,7 +127,7 @@ def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
         source, target = _group_sizes(rule.path), _group_sizes(layer.path)
         fused = bool(source) and target == source[:-1]
         split = bool(target) and target[:-1] == source
-        if fused and not rule.kind.fuses and not layer.along:
+        if fused and not rule.kind.fuses and layer.along is None:
             yield Finding(
                 "rule-index-mismatch",
                 f"{rule.path} lists more leaves than {layer.path} has tensors{_of(name)}, and a `{rule.kind_name}` cannot be fused",

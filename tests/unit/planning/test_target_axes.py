@@ -121,7 +121,7 @@ def test_a_fused_target_whose_code_has_another_order(d: int, n: int, h: int) -> 
         ("- from: w\n  axes: D\n  parameter: {name: p, axes: .E}", (3,), "rule-layer-conflict", "name E, and the leaf has the axes D"),
         ("- from: w\n  axes: TD\n  parameter: {name: p, axes: .D}", (2, 3), "rule-layer-conflict", "leave out T"),
         ("- from: w\n  axes: TD\n  parameter: {name: p, axes: TDD}", (2, 3), "rule-wrong-value", "different letters"),
-        ("- from: w\n  axes: TD\n  parameter: {name: p, axes: (T + D)}", (2, 3), "rule-layer-conflict", "sum"),
+        ("- from: w\n  axes: TD\n  parameter: {name: p, axes: (T + D)}", (2, 3), "rule-layer-conflict", "has 2 parts, and the rule has 1 for it"),
         ("- from: w\n  axes: .D\n  parameter: {name: p, axes: D}", (2, 3), "shape-mismatch", "size 1 where there is a dot"),
         ("- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: w\n  conv: {module: m, axes: OI}", (1, 3, 5, 7), "shape-mismatch", "Q has 3 elements, and the target's axes O I leave it out"),
         ('- einsum: "...D,DF->...F"\n  from: "{w,v}"\n  linear: {module: m, axes: FD..}', (2, 3), "rule-layer-conflict", "it is not fused"),

@@ -19,6 +19,7 @@ from convert.layers.parameter.draft import draft_parameter
 from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
     AXES,
+    PART,
     TARGET_AXES,
     TARGET_CONCATENATED,
     TENSOR_TARGET,
@@ -77,6 +78,7 @@ class Parameter(LayerKind):
         {
             **TENSOR_TARGET.keys,
             "axes": TARGET_AXES,
+            "part": PART,
             "concatenated": TARGET_CONCATENATED,
             "zeros_before": Key(
                 MapOf(INTEGER, "a mapping of an axis letter to a number, such as {L: 1}"),

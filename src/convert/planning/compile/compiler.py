@@ -176,7 +176,7 @@ class Compiler:
             chosen = {axis: stack[axis] for axis in split_axes}
             pieces = [Piece(one, leaf, chosen) for one, leaf in zip(made_of, leaves, strict=True)]
             if layer.rows is not None:
-                arrange = in_columns if layer.along else row_by_row
+                arrange = row_by_row if layer.along is None else in_columns
                 pieces = arrange(pieces, layer.rows, layer.part, self.sizes)
             step = self._step(rule, role, layer, variant, pieces, stack, member, name, second)
             own = bool(second or step.notes)
@@ -218,7 +218,7 @@ class Compiler:
             one = self._part(rule, role, layer, variant, piece, stack, member, name, compute, one_leaf)
             rows = piece.rows or ((row, row + one.spec.shape[0]) if len(leaves) > 1 else None)
             row = max(piece.total, rows[1]) if rows else 0
-            made.append(replace(one, part=replace(one.part, rows=rows, axis=layer.along, every=piece.every)))
+            made.append(replace(one, part=replace(one.part, rows=rows, axis=layer.along or 0, every=piece.every)))
         arithmetic = list(dict.fromkeys(one.arithmetic for one in made if one.arithmetic))
         first = next((k for k, compute in enumerate(computed) if compute), None)
         if first is not None:
@@ -295,23 +295,24 @@ class Compiler:
         Raises:
             MisfitError: the parts differ in dtype, or in another axis.
         """
-        others = [without_axis(spec.shape, layer.along) for spec in specs]
+        along = layer.along or 0
+        others = [without_axis(spec.shape, along) for spec in specs]
         for leaf, spec, other in zip(leaves, specs, others, strict=True):
             if spec.dtype != specs[0].dtype or other != others[0]:
                 raise MisfitError(
                     Finding(
                         "dtype-mismatch" if spec.dtype != specs[0].dtype else "shape-mismatch",
-                        f"{leaves[0].name} and {leaf.name} become {'columns' if layer.along else 'rows'} of one tensor",
+                        f"{leaves[0].name} and {leaf.name} become {'columns' if along else 'rows'} of one tensor",
                         rule=rule.at.line_only,
                         path=name,
-                        expected=f"{specs[0]} but for the number of {'columns' if layer.along else 'rows'}",
+                        expected=f"{specs[0]} but for the number of {'columns' if along else 'rows'}",
                         got=str(spec),
                         fix="give them one dtype with `dtype:`, or write them as separate tensors",
                     )
                 )
         if not rows:
             return specs[0]
-        axis = layer.along % len(specs[0].shape)
+        axis = along % len(specs[0].shape)
         return TensorSpec((*others[0][:axis], rows, *others[0][axis:]), specs[0].dtype)
 
     def _compute(self, rule: Rule, role: str, layer: TargetLayer, fold: tuple[Op, ...], name: str) -> tuple[Op, ...]:

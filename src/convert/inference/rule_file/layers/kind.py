@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from convert.drafting.like.target import TargetModule
 from convert.inference.derivation import Role, Tensor
 from convert.inference.rule_file.layers.rule import ATTENTION
-from convert.inference.rule_file.layers.sources import Shapes, is_part_of_leaf, is_permuted
+from convert.inference.rule_file.layers.sources import (
+    Shapes,
+    is_joined,
+    is_part_of_leaf,
+    is_permuted,
+)
 from convert.layers.shared_keys import ASK
 
 WORDS = {
@@ -20,7 +27,12 @@ WORDS = {
 
 
 def kind_of(
-    module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any], first: Tensor, leaves: Shapes
+    module: TargetModule,
+    tensors: Mapping[str, Tensor],
+    said: Mapping[str, Any],
+    first: Tensor,
+    leaves: Shapes,
+    others: Sequence[Tensor],
 ) -> str:
     """Return the kind of a rule.
 
@@ -30,14 +42,27 @@ def kind_of(
         said: facts about them.
         first: the weight as the target has it.
         leaves: their shapes.
+        others: all tensors that leaves are the source of.
     """
     kind = _kind_by_use(module, tensors, said)
-    if kind == "embedding" and is_permuted(first, leaves):  # a table that is stored as width x entries
+    if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
-    if kind == "linear" and alone and is_part_of_leaf(first, leaves):
-        return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
+    if kind == "linear" and is_part_of_leaf(first, leaves, inputs=not alone):
+        return "parameter"  # a rule names the modules that have the parts of a leaf, which lie along an axis of the outputs
     return kind
+
+
+def _is_no_table(tensor: Tensor, leaves: Shapes, others: Sequence[Tensor]) -> bool:
+    """Whether a table is stored as width x entries, as several tables in one leaf, or as a part of such a leaf."""
+    if is_permuted(tensor, leaves) or is_joined(tensor, leaves):
+        return True
+    return is_part_of_leaf(tensor, leaves) and any(
+        part.leaf == own.leaf and not np.isin(part.positions, own.positions).any()
+        for other in others
+        for part in other.parts
+        for own in tensor.parts
+    )
 
 
 def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapping[str, Any]) -> str:

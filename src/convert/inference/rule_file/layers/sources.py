@@ -48,10 +48,19 @@ def _shape_of_rows(tensor: Tensor, elements: Array) -> tuple[int, ...] | None:
     return None if elements[0] % row or count % row else (count // row, *tensor.shape[1:])
 
 
-def is_part_of_leaf(tensor: Tensor, leaves: Shapes) -> bool:
-    """Whether a tensor has some elements of an axis of its one leaf."""
+def is_part_of_leaf(tensor: Tensor, leaves: Shapes, *, inputs: bool = False) -> bool:
+    """Whether a tensor has some elements of an axis of its one leaf; with `inputs`: of one that a product sums over."""
     found = _named(tensor, leaves)
-    return len(found) == 1 and any(axis.size < found[0].layout.leaf_shape[axis.of] for axis in found[0].layout.axes)
+    return len(found) == 1 and any(
+        len(of) == 1 and of[0].size < size and (not inputs or axis in found[0].contracted)
+        for axis, size in enumerate(found[0].layout.leaf_shape)
+        for of in [found[0].layout.made_of(axis)]
+    )
+
+
+def is_joined(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether several axes of its one leaf are one axis of a tensor."""
+    return any(len(group) > 1 for source in _named(tensor, leaves) for group in source.layout.groups or ())
 
 
 def is_permuted(tensor: Tensor, leaves: Shapes) -> bool:

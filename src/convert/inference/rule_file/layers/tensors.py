@@ -105,7 +105,7 @@ def describe_tensors(
         return [*describe_tensors(module, weight, facts, derivation), *bias]
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
-    kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves)
+    kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
     if kind == "parameter" and len(layer.tensors) > 1:  # no layer: a kernel that data multiplies, and a bias behind it
         alone = replace(module, kind_name=kind)
         each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
@@ -113,7 +113,7 @@ def describe_tensors(
     sources = _sources(kind, layer, facts, derivation.leaves)
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):
-            return _by_parts(module, layer, facts, derivation)
+            return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     if len(layer.factors) > 1 and kind == "linear" and len(layer.first.parts) > 1:
         return _by_parts(module, layer, facts, derivation)
     keys, target_keys = _keys(kind, module, layer, said, derivation)
@@ -212,7 +212,7 @@ def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shape
     if kind == "embedding":
         return len(shapes) > 1
     below = layer.product is None and layer.turns is None and not layer.beside
-    return kind == "linear" and below and len(set(shapes)) > 1
+    return kind in ("linear", "parameter") and below and len(set(shapes)) > 1
 
 
 def _by_parts(module: TargetModule, layer: _Layer, facts: Facts, derivation: Derivation) -> list[LayerRule]:

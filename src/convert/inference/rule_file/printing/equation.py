@@ -10,7 +10,14 @@ from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, Axis, Layout
 from convert.inference.rule_file.layers.rule import NoWordsError
-from convert.inference.rule_file.printing.letters import Named, in_stored_order, is_flattened, leaf_letters, target_axes
+from convert.inference.rule_file.printing.letters import (
+    Named,
+    in_stored_order,
+    is_flattened,
+    leaf_letters,
+    one_after_another,
+    target_axes,
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,7 @@ def _axes_of_target(rule: PatternRule, named: Named) -> str:
                 "its leaves follow each other along the first axis, over which the product sums; "
                 "in the rule language they follow each other along an axis of the outputs"
             )
-        end = axes.index(")") + 1 if axes.startswith("(") else 1
-        axes = f"({' + '.join([axes[:end].strip('()')] * len(rule.layer.main))}){axes[end:]}"
+        axes = one_after_another(axes, len(rule.layer.main))
     for axis in (axis for axis in source.layout.axes if axis.place):  # no other leaf need have it
         named.letters.fixed.add(named.of[axis.of, axis.place])
     return axes

@@ -108,6 +108,17 @@ def leaf_letters(
     return "".join(found)
 
 
+def one_after_another(axes: str, count: int) -> str:
+    """Return the letters of a tensor's axes, the first of which leaves follow each other along, or have one element each.
+
+    >>> one_after_another("(N H)D", 3), one_after_another(".VD", 2)
+    ('(N H + N H + N H)D', '(1 + 1)VD')
+    """
+    end = axes.index(")") + 1 if axes.startswith("(") else 1
+    first = axes[:end].strip("()")
+    return f"({' + '.join(['1' if first == '.' else first] * count)}){axes[end:]}"
+
+
 def target_axes(layout: Layout, named: Named) -> str:
     """Return the letters of the axes of the target's tensor; a dot is an axis of size 1."""
     texts = ["".join(named.of[axis.of, axis.place] for axis in group) for group in layout.groups or ()]

@@ -11,6 +11,7 @@ from convert.inference.rule_file.printing.letters import (
     in_stored_order,
     is_flattened,
     leaf_letters,
+    one_after_another,
     target_axes,
 )
 from convert.layers import KINDS
@@ -39,10 +40,11 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     beside = int(dict(layer.target_keys).get(BESIDE, "1"))
     moved = any(axis.parts for axis in layout.axes)
     if rule.split is not None or rule.parts is not None:
-        if layer.kind_name != "parameter" or rule.at >= 0 or not ordered:
+        if layer.kind_name != "parameter" or rule.at >= 0:
             raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
-        return _in_pieces(rule, named, stacked), ""
-    if layer.kind_name == "parameter" and ordered and kept == layout.shape and beside == 1 and not moved:
+        return _in_pieces(rule, named, stacked)
+    single = beside == 1 and len(layer.main) == 1
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
         return "", ""
     for k, axis in enumerate(layout.axes):
         role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
@@ -55,25 +57,30 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         if not axes[-1].isalpha():
             raise NoWordsError("leaves that stand side by side have no axis of their own there")
         return stored, f"{axes[:-1]}({' + '.join(axes[-1] * beside)})"
+    if layer.kind_name == "parameter" and len(layer.main) > 1:
+        return stored, one_after_another(target_axes(layout, named), len(layer.main))
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
         return stored, ""
     if layer.kind_name in (*NORMS, "embedding"):
         if not ordered:
             raise NoWordsError("its axes are permuted, and no equation describes it")
         return stored, ""
-    if len(layer.main) > 1:
-        raise NoWordsError("several leaves lie along a further axis of it")
     return stored, target_axes(layout, named)
 
 
-def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> str:
-    """Return the letters of a leaf whose parts, or the elements of one axis, are tensors: ``(1 + 1 + 1 + 1)NH``."""
+def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> tuple[str, str]:
+    """Return the letters of a leaf whose parts, or the elements of one axis, are tensors, ``(1 + 1 + 1 + 1)NH``; and those of a tensor, if they are others."""
     layout = rule.layer.main[0].layout
     for axis in layout.axes:
         named.of[axis.of, axis.place] = named.take("width", axis.size)
     if rule.split is not None:
         ones = f"({' + '.join('1' * layout.leaf_shape[rule.split])})"
-        return leaf_letters(layout, named, stacked, (rule.split, ones))
-    assert rule.parts is not None, "it has elements of an axis, or parts of one"
-    letter = named.of[rule.parts[0], 0]
-    return leaf_letters(layout, named, stacked).replace(letter, named.sum(rule.parts[1], letter))
+        whole = leaf_letters(layout, named, stacked, (rule.split, ""))
+        stored = leaf_letters(layout, named, stacked, (rule.split, ones))
+    else:
+        assert rule.parts is not None, "it has elements of an axis, or parts of one"
+        letter = named.of[rule.parts[0], 0]
+        whole = leaf_letters(layout, named, stacked)
+        stored = whole.replace(letter, named.sum(rule.parts[1], letter))
+    of_target = target_axes(layout, named)
+    return stored, of_target if of_target != whole.replace(".", "") else ""  # a dot of the leaf is removed
