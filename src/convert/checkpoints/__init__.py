@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from convert.checkpoints.access import Boundary, children
+from convert.checkpoints.access import Boundary, children, head
 from convert.checkpoints.divided import divided
 from convert.checkpoints.errors import (
     MOST_KEYS,
@@ -31,6 +31,7 @@ from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, na
 from convert.core.errors import CheckpointError
 from convert.stores import located
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _OPTION_NOUNS = {"step": "steps", "item": "items", "skeleton": "need of a skeleton"}
 
 
@@ -105,7 +106,12 @@ def _unknown(path: Path, formats: Sequence[Format]) -> CheckpointError:
         return missing(path)
     if pickle := pickle_guard.find_pickle(path):
         return pickle_refused(pickle)
-    names = ", ".join(child.name for child in children(path)[:6])
+    inside = children(path)
+    for file in inside or [path]:
+        if head(file).startswith(_LFS_POINTER):
+            got = "a pointer of Git LFS, which a clone has in place of the data"
+            return unknown_format(file, expected="a checkpoint", got=got, fix="fetch the data with `git lfs pull`")
+    names = ", ".join(child.name for child in inside[:6])
     got = f"a directory with {names}" if names else "an empty directory" if path.is_dir() else "another file"
     return unknown_format(
         path,

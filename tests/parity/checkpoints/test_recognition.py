@@ -51,6 +51,19 @@ def test_formats_are_told_by_content_whatever_the_name(tmp_path: Path) -> None:
     assert open_source(made["T5X"]).format == "T5X, version 3"
 
 
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path) -> None:
+    """What `git clone` of a repository of the Hub leaves where Git LFS is not installed."""
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "flax_model.msgpack"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 498\n")
+    for given in (tmp_path, file):
+        with pytest.raises(CheckpointError) as caught:
+            open_source(given)
+        (finding,) = caught.value.findings
+        assert finding.code == "checkpoint-unknown-format" and finding.path == str(file)
+        assert "Git LFS" in finding.got and "git lfs pull" in finding.fix
+
+
 def test_several_checkpoints_in_a_folder_must_be_named(tmp_path: Path) -> None:
     writers.msgpack(tmp_path / "flax_model.msgpack", {"w": np.ones(2)})
     assert list(open_source(tmp_path).leaves) == ["w"]
