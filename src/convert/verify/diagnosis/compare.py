@@ -60,7 +60,7 @@ def compare_variants(site: Site, variants: Sequence[Variant], rule: str, name_mi
     target = f"none of the {len(variants)} functions that were tried" if torch is None else torch.name
     explanation = Explanation(
         name_mistake(torch, jax) if torch is not None else f"{UNKNOWN} for {jax.name}",
-        f"in the target: {target}; in the JAX model: {jax.name}",
+        f"{_where(site)}, the target has {target}, and the JAX model {jax.name}",
         rule,
         f"{_fix(variants[0], torch, jax, site)}, or correct the reference if the JAX model does not",
         site.error(jax.make(site.seen)),
@@ -92,5 +92,8 @@ def _fix(meant: Variant, torch: Variant | None, jax: Variant, site: Site) -> str
     """Say what to change in the target, in the words of its configuration where they are known."""
     if torch is not None and torch.fix and jax is meant:
         return torch.fix
-    where = f"in front of {site.name}" if site.boundary.endswith(INPUT) else f"in {site.name}"
-    return f"make the target compute {jax.name} {where}"
+    return f"make the target compute {jax.name} {_where(site)}"
+
+
+def _where(site: Site) -> str:
+    return f"in front of {site.name}" if site.boundary.endswith(INPUT) else f"in {site.name}"
