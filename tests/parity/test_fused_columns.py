@@ -54,6 +54,12 @@ RULES = """
   parameter: {name: tokens, axes: .D, part: 1 of 2}
 - from: rows
   parameter: {name: tokens, part: 2 of 2}
+- from: wide
+  axes: FD
+  parameter: {name: unequal, axes: D(F + E), part: 1 of 2}
+- from: short
+  axes: ED
+  parameter: {name: unequal, axes: D(F + E), part: 2 of 2}
 - from: both
   axes: (D + D).
   parameter: {name: "{left,right}", axes: .D}
@@ -69,6 +75,8 @@ SHAPES = {
     "ends/b": (D, 1),
     "row": (1, 1, D),
     "rows": (F, D),
+    "wide": (F, D),
+    "short": (E, D),
     "both": (2 * D, 1),
 }
 
@@ -106,6 +114,7 @@ def test_elements_alternate_or_follow_each_other(plan: Plan, leaves: dict[str, n
     np.testing.assert_array_equal(made["tables"], np.stack([leaves["tables/a"], leaves["tables/b"]]))
     np.testing.assert_array_equal(made["ends"], np.concatenate([leaves["ends/a"], leaves["ends/b"]]))
     np.testing.assert_array_equal(made["tokens"], np.concatenate([leaves["row"][0], leaves["rows"]]))
+    np.testing.assert_array_equal(made["unequal"], np.concatenate([leaves["wide"], leaves["short"]]).T)
     np.testing.assert_array_equal(np.concatenate([made["left"], made["right"]], 1), leaves["both"].T)
     assert_levels_pass(plan, path)
 
@@ -128,6 +137,7 @@ def test_the_plan_says_where_each_leaf_goes(plan: Plan) -> None:
         ("thirds", lambda x: x.reshape(D, F, 3).swapaxes(1, 2).reshape(x.shape), "one after the other"),
         ("tables", lambda x: x[::-1], "in another order"),
         ("ends", lambda x: np.roll(x, D, 0), "in another order"),
+        ("unequal", lambda x: np.roll(x, F, 1), "unequal"),
         ("tokens", lambda x: np.roll(x, 1, 0), "rows"),
     ],
 )  # fmt: skip

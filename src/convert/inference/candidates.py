@@ -16,6 +16,7 @@ from convert.inference.columns import Columns
 from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.commuted import commuted
+from convert.inference.forms.joined import of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.replay import Replay
@@ -163,6 +164,10 @@ class Source:
         for other in commuted(program):
             self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
             self.table.add(other.operation.results[0].array, other.index)
+        for one in of_each_value(program):
+            role = role_of(one.operation)
+            self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))
+            self.table.add(one.result, one.index)
         for part in visible_sums(program):
             self.meetings[Role.SHIFT].append(Meeting(part.index, (part.operation,), part.side, Role.SHIFT))
             self.table.add(part.operation.results[0].array, part.index)

@@ -81,7 +81,9 @@ def join(steps: list[Step]) -> tuple[list[Step], list[Finding]]:
 def _interleaved(step: Step) -> bool:
     """Whether the rows of a step are some of those of its whole tensor."""
     rows = [part.rows for part in step.parts if part.rows is not None]
-    return len(rows) == len(step.parts) and sum(stop - start for start, stop in rows) < step.spec.shape[0]
+    return (
+        len(rows) == len(step.parts) and sum(stop - start for start, stop in rows) < step.spec.shape[step.parts[0].axis]
+    )
 
 
 def made_twice(steps: Sequence[Step]) -> Iterator[Finding]:

@@ -104,10 +104,10 @@ def _check_columns(rule: Rule, layer: TargetLayer, columns: AxisGroup, along: in
     if columns.before and (along != -1 or any(columns.parts) or columns.after):
         raise ValueError(f"{columns} of the target's axes: elements of leaves alternate one by one along the last axis, as in (F (1 + 1)), or leaves follow each other, as in (F + F)")  # fmt: skip
     leaves = len(rule.path.groups[-1].words) if len(layer.path.groups) < len(rule.path.groups) else 1
-    if leaves != len(columns.parts):
+    if (layer.part[1] if layer.part and leaves == 1 else leaves) != len(columns.parts):
         raise ValueError(f"{columns} of the target's axes has {len(columns.parts)} parts, and the rule has {leaves} for it: list them in `from`, as {{a,b}}")  # fmt: skip
     for letters, _ in rule.kind.weight_axes or [("", "")]:
-        for term in columns.terms:
+        for term in columns.terms if layer.part is None else columns.terms[layer.part[0] - 1 : layer.part[0]]:
             axes = list(layer.axes or ())
             axes[along] = term
             made = "".join(axes)

@@ -42,7 +42,9 @@ def propose(context: Context, data: Value, target: Product, read: Callable[[slic
     for chosen in itertools.islice(itertools.product(*ways), MAX_WAYS):
         values = [_matrix(product.value)[order] for product, _, order in chosen]
         made = np.sum([rows[:, place] @ value for place, value in zip(places, values, strict=True)], 0)
-        if len({product.numbers[0].min() for product, _, _ in chosen}) < len(chosen) or not is_value(context, made):
+        if len({product.numbers[0].min() for product, _, _ in chosen}) < len(chosen):
+            continue
+        if context.level == 0 and not is_value(context, made):  # the source may add a bias to one of them
             continue
         pieces = [
             context.fitted(

@@ -106,7 +106,8 @@ def write_rules(
         except (NoWordsError, NoLetterError) as error:
             unwritten[rule.module or _own_tensor(rule)] = str(error) or "the rule file has no more letters"
     letters.fix_sums()
-    buffers = describe_buffers(derivation, letters)
+    lacking = [t for t in derivation.tensors if t.name in layers.lacking]
+    buffers = describe_buffers(derivation, letters, lacking)
     entries += buffers.entries
     unwritten |= buffers.open
     gone = {*derivation.dropped, *numbers}

@@ -62,7 +62,7 @@ def in_columns(
     Raises:
         MisfitError: a size is unknown.
     """
-    runs = _runs(columns, range(len(pieces)), sizes, pieces[0])
+    runs = _runs(columns, [part[0] - 1] if part else range(len(pieces)), sizes, pieces[0])
     total = math.prod(sizes[letter] for letter in columns.before) * runs[0][0]
     return [
         replace(

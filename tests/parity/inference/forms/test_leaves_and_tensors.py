@@ -125,7 +125,7 @@ def attention(one: bool) -> Any:
     [
         (False, "both", 'axes: D.\n  parameter: {name: a, axes: "(D + D)."}'),
         (True, "vectors", 'axes: (D + D).\n  parameter: {name: "{s,t}", axes: D.}'),
-        (True, "layers", 'axes: (D + D).\n  parameter: {name: "{s,t}.weight", axes: .D}'),
+        (True, "layers", 'einsum: "...(D + D),(D + D)E->...E"\n  from: a\n  linear: "{s,t}"'),
     ],
 )
 def test_the_vectors_of_graph_attention(one: bool, target: str, written: str):

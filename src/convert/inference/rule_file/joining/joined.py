@@ -106,12 +106,7 @@ def _part(source: Source) -> Axis | None:
 def _parts_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the parts of one axis have in common."""
     part = _part(rule.layer.main[0])
-    inputs = part is not None and part.of in rule.layer.main[0].contracted
-    if (
-        part is None
-        or rule.layer.kind_name not in ("linear", "parameter")
-        or (rule.layer.kind_name == "linear" and inputs)
-    ):
+    if part is None or rule.layer.kind_name not in ("linear", "parameter"):
         return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
     return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of

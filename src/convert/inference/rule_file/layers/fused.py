@@ -57,6 +57,23 @@ def _beside(tensor: Tensor, blocks: list[Array]) -> int:
     return count if all(np.array_equal(np.sort(x), y.ravel()) for x, y in zip(blocks, wanted, strict=True)) else 0
 
 
+def in_columns(tensor: Tensor) -> list[Tensor]:
+    """Return the columns of a matrix that each of several leaves is, if they stand side by side; none if they do not."""
+    if len(tensor.shape) != 2 or len({part.leaf for part in tensor.parts}) < max(len(tensor.parts), 2):
+        return []
+    rows, width = tensor.shape
+    found, start = [], 0
+    for part in sorted(tensor.parts, key=lambda part: int(part.elements.min())):
+        count = len(part.elements) // rows
+        places = np.arange(rows * width).reshape(rows, width)[:, start : start + count]
+        if not np.array_equal(np.sort(part.elements), places.ravel()):
+            return []
+        elements = part.elements // width * count + part.elements % width - start
+        found.append(replace(tensor, shape=(rows, count), parts=(replace(part, elements=elements),)))
+        start += count
+    return found if start == width else []
+
+
 def one_below_another(tensor: Tensor, count: int) -> Tensor:
     """Return a tensor whose leaves stand side by side with its leaves below each other."""
     first, *between, width = tensor.shape

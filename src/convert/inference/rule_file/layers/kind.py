@@ -48,8 +48,8 @@ def kind_of(
     if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
-    if kind == "linear" and is_part_of_leaf(first, leaves, inputs=not alone):
-        return "parameter"  # a rule names the modules that have the parts of a leaf, which lie along an axis of the outputs
+    if kind == "linear" and alone and is_part_of_leaf(first, leaves):
+        return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
     return kind
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
 from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
-from convert.inference.rule_file.layers.fused import side_by_side
+from convert.inference.rule_file.layers.fused import in_columns, side_by_side
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
 from convert.inference.rule_file.layers.rule import ATTENTION, PARAMETERS, LayerRule, NoWordsError, Source
 from convert.inference.rule_file.layers.tensors import NO_CONSTANT, ROLES, Facts, describe_tensors, evidence_of
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
+UNSURE = (Grade.OPEN, Grade.BEHIND, Grade.IN_FRONT)
 PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
 
 
@@ -26,10 +27,12 @@ class Layers:
     Attributes:
         found: the rules.
         open: tensors that no rule makes, with the reason.
+        lacking: tensors of one number, which the source does without and no rule writes.
     """
 
     found: tuple[LayerRule, ...]
     open: Mapping[str, str]
+    lacking: Collection[str] = ()
 
 
 def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
@@ -52,7 +55,12 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
         }
         root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
         alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
-        if root or alone or not is_norm_of_rows(own) or any(side_by_side(tensor) for tensor in own.values()):
+        if (
+            root
+            or alone
+            or not is_norm_of_rows(own)
+            or any(side_by_side(tensor) or in_columns(tensor) for tensor in own.values())
+        ):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for kind_name, group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
@@ -65,7 +73,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             found += rules
             if not any(key == PARAMETERS for rule in rules for key, _ in rule.target_keys):
                 unknown |= {tensor.name: NO_CONSTANT for tensor in group.values() if tensor.is_constant}
-    return Layers(tuple(found), unknown)
+    lacking = {name for name in unknown if known[name].is_constant and known[name].grade not in UNSURE}
+    return Layers(tuple(found), {name: why for name, why in unknown.items() if name not in lacking}, lacking)
 
 
 def _cells(

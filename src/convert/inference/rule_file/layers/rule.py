@@ -16,6 +16,7 @@ PRESCALED = "prescaled_by"
 PARAMETERS = "parameters"
 IN_TURNS = "in turns"  # no key: how many leaves lie in the rows head by head, and the rows of a head
 BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
+COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 

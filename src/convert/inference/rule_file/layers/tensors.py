@@ -14,6 +14,7 @@ from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
 from convert.inference.rule_file.layers.fused import (
     below_each_other,
     by_parts,
+    in_columns,
     in_turns,
     one_below_another,
     side_by_side,
@@ -24,6 +25,7 @@ from convert.inference.rule_file.layers.parametrized import LowRankWords, low_ra
 from convert.inference.rule_file.layers.rule import (
     ATTENTION,
     BESIDE,
+    COLUMNS,
     CONVOLUTIONS,
     IN_TURNS,
     LOW_RANK,
@@ -34,7 +36,7 @@ from convert.inference.rule_file.layers.rule import (
     NoWordsError,
     Source,
 )
-from convert.inference.rule_file.layers.sources import Shapes, matrix, sources_of
+from convert.inference.rule_file.layers.sources import Shapes, is_part_of_leaf, matrix, sources_of
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -99,10 +101,11 @@ def describe_tensors(
         NoWordsError: the tensors are not known, or the rule language has no words for them.
     """
     tensors = _known(group)
-    if module.kind_name in ("linear", "conv", "") and _has_bias_of_another_shape(tensors, derivation.leaves):
+    if module.kind_name in ("linear", "conv", "") and _has_bias_apart(module, tensors, group, derivation.leaves):
         weight = {role: tensor for role, tensor in group.items() if role != "bias"}
-        bias = describe_tensors(replace(module, kind_name="parameter"), {"weight": group["bias"]}, facts, derivation)
-        return [*describe_tensors(module, weight, facts, derivation), *bias]
+        bias = {} if group["bias"].is_constant else {"weight": group["bias"]}
+        apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
+        return [*describe_tensors(module, weight, facts, derivation), *apart]
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
@@ -110,6 +113,11 @@ def describe_tensors(
         alone = replace(module, kind_name=kind)
         each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
         return [rule for of in each for rule in of]
+    if kind == "parameter" and not layer.beside and (columns := in_columns(layer.first)):
+        widths = (COLUMNS, " ".join(str(tensor.shape[1]) for tensor in columns))
+        found = [describe_tensors(module, {"weight": tensor}, facts, derivation) for tensor in columns]
+        parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
+        return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
     sources = _sources(kind, layer, facts, derivation.leaves)
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):
@@ -146,9 +154,18 @@ def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _has_bias_of_another_shape(tensors: Mapping[str, Tensor], leaves: Shapes) -> bool:
-    """Whether the bias' leaf has axes of size 1 behind its numbers: it is added along another axis than the last."""
+def _has_bias_apart(
+    module: TargetModule, tensors: Mapping[str, Tensor], group: Mapping[str, Tensor], leaves: Shapes
+) -> bool:
+    """Whether the bias has a rule of its own.
+
+    Its leaf may have axes of size 1 behind its numbers, as it is added along another axis than the last. Or the weight has a part of the
+    inputs of a leaf, and another module has the rest.
+    """
     bias = tensors.get("bias")
+    apart = module.kind_name == "linear" and "bias" in group and "weight" in tensors
+    if apart and is_part_of_leaf(tensors["weight"], leaves, inputs=True):
+        return True
     if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
         return False
     shape = leaves.get(bias.parts[0].leaf, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.drafting.axis_letters import Letters
 from convert.inference.derivation import Derivation, Tensor
-from convert.inference.rule_file.printing.constants import constant, equal_ones, pattern_of
+from convert.inference.rule_file.printing.constants import LACKING, OWN, constant, equal_ones, pattern_of
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
 
@@ -52,8 +52,12 @@ class Buffers:
     open: Mapping[str, str]
 
 
-def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
-    """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales."""
+def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collection[Tensor] = ()) -> Buffers:
+    """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales.
+
+    Args:
+        lacking: tensors of one number, which the source does without and the rule of their layer does not write.
+    """
     entries: list[DraftEntry] = []
     unknown: dict[str, str] = {}
     scales: tuple[float, float] | None = None
@@ -80,13 +84,15 @@ def describe_buffers(derivation: Derivation, letters: Letters) -> Buffers:
             entry.say(key, value)
         entry.say(Timescales.kind_name, plain(tensor.name))
         entries.append(entry)
-    for names, values in equal_ones(numbers):
-        fixed = constant(values, letters)
-        if fixed is None:
-            unknown |= dict.fromkeys(names, NO_WORDS)
-        else:
-            fixed.say("constant", plain(names[0] if len(names) == 1 else pattern_of(names)))
-            entries.append(fixed)
+    ones = {name: np.full(t.shape, t.parts[0].factor) for t in lacking for name in (t.name, *t.also)}
+    for of, remark, because in ((numbers, "derived: numbers of the module", OWN), (ones, "derived", LACKING)):
+        for names, values in equal_ones(of):
+            fixed = constant(values, letters, remark, because)
+            if fixed is None:
+                unknown |= dict.fromkeys(names, NO_WORDS)
+            else:
+                fixed.say("constant", plain(names[0] if len(names) == 1 else pattern_of(names)))
+                entries.append(fixed)
     facts = {} if scales is None else {name: f"{scale:g}" for name, scale in zip(FACTS, scales, strict=True)}
     return Buffers(tuple(entries), facts, unknown)
 

@@ -16,6 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = re.compile(r"[0-9]+")
 MOST = 4096  # so many numbers may stand in a file
 SHORT = 8  # numbers of this side are written as they are, also a triangle
+LACKING = "the source has no such parameter"
 OWN = "the module computes it itself, and the source has no such leaf"
 
 
@@ -40,7 +41,7 @@ def pattern_of(names: Sequence[str]) -> str:
     return "".join(word + number for word, number in zip(words, numbers, strict=True))
 
 
-def constant(values: Array, letters: Letters) -> DraftEntry | None:
+def constant(values: Array, letters: Letters, remark: str, because: str) -> DraftEntry | None:
     """Return the rule of such numbers, without its target; None if they are too many."""
     axes: list[str] = []
     rows = values
@@ -58,11 +59,11 @@ def constant(values: Array, letters: Letters) -> DraftEntry | None:
     if text is None:
         return None
     entry = DraftEntry()
-    entry.say("value", text, "derived: numbers of the module")
+    entry.say("value", text, remark)
     entry.say("axes", plain("".join(axes)))
     if values.dtype.kind != "f":
         entry.say("dtype", str(values.dtype))
-    entry.say("because", OWN)
+    entry.say("because", because)
     return entry
 
 

@@ -17,6 +17,7 @@ from convert.inference.rule_file.layers.layout import REVERSED, Layout
 from convert.inference.rule_file.layers.rule import (
     ATTENTION,
     BESIDE,
+    COLUMNS,
     CONVOLUTIONS,
     IN_TURNS,
     LOW_RANK,
@@ -74,7 +75,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         for of, side in ((words.source, 0), (words.target, 1)):
             of.append((CONCATENATED, f"{{{', '.join(f'{axis}: {parts[side]}' for axis, parts in orders.items())}}}"))
     entry = _entry_of_source(rule, words)
-    words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE)]
+    words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE, COLUMNS)]
     if turns := dict(layer.target_keys).get(IN_TURNS):
         words.target.append(("axes", head_by_head(words.equation, turns, main)))
     if layer.kind_name == "embedding" and (tied := tied_head(rule, target)):

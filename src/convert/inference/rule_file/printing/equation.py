@@ -63,11 +63,11 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
     stacked = [axis for _, axis in rule.stacked]
     weight = leaf_letters(layout, named, stacked, (rule.split, split) if rule.split is not None else None)
-    grouped = _opened(y, weight)
+    x, grouped = _opened(x, weight), _opened(y, weight)
     if rule.parts is not None:
         letter = named.of[rule.parts[0], 0]
         parted = named.sum(rule.parts[1], letter)
-        weight, grouped = weight.replace(letter, parted), grouped.replace(letter, parted)
+        x, weight, grouped = (text.replace(letter, parted) for text in (x, weight, grouped))
     rows = "..."
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
@@ -75,7 +75,7 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
     as_linear = is_map or [tuple(group) for group in groups] == wanted
     return Equation(
-        f"{rows}{_opened(x, weight)},{weight}->{made}{grouped}",
+        f"{rows}{x},{weight}->{made}{grouped}",
         "" if as_linear else _axes_of_target(rule, named),
         {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)},
         flattened,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
-from convert.inference.rule_file.layers.rule import BESIDE, NORMS, NoWordsError
+from convert.inference.rule_file.layers.rule import BESIDE, COLUMNS, NORMS, NoWordsError
 from convert.inference.rule_file.printing.letters import (
     Named,
     in_stored_order,
@@ -43,7 +43,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         if layer.kind_name != "parameter" or rule.at >= 0:
             raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
         return _in_pieces(rule, named, stacked)
-    single = beside == 1 and len(layer.main) == 1
+    columns = dict(layer.target_keys).get(COLUMNS, "")
+    single = beside == 1 and len(layer.main) == 1 and not columns
     if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
         return "", ""
     for k, axis in enumerate(layout.axes):
@@ -57,6 +58,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         if not axes[-1].isalpha():
             raise NoWordsError("leaves that stand side by side have no axis of their own there")
         return stored, f"{axes[:-1]}({' + '.join(axes[-1] * beside)})"
+    if columns:
+        return stored, _side_by_side(target_axes(layout, named), layout.shape, list(map(int, columns.split())), named)
     if layer.kind_name == "parameter" and len(layer.main) > 1:
         return stored, one_after_another(target_axes(layout, named), len(layer.main))
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
@@ -66,6 +69,13 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
             raise NoWordsError("its axes are permuted, and no equation describes it")
         return stored, ""
     return stored, target_axes(layout, named)
+
+
+def _side_by_side(axes: str, shape: Sequence[int], widths: Sequence[int], named: Named) -> str:
+    """Return the letters of a matrix of which a leaf is some columns: ``C(E + F)``."""
+    again = {width: int(width == shape[0]) for width in widths}  # the rows have the first letter of this size
+    of = {width: named.letters.named("width", width, again[width]) for width in widths}
+    return f"{axes[:-1]}({' + '.join(of[width] for width in widths)})"
 
 
 def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> tuple[str, str]:

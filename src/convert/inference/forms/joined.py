@@ -1,0 +1,132 @@
+"""Products of values that stand side by side, one for each: ``[x, y] W`` is ``x V + y U``, where V and U are the rows of W.
+
+The source's record has the product of all; those of the single values are computed here, and what biases meet in the sum of some.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.forms.reordered import terms
+from convert.inference.sites import axes_of, role_of
+from convert.programs.program import Array, Operation, Program, Value
+
+SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")
+MAX_VALUES = 6  # side by side
+MAX_DEPTH = 4  # layouts between the values and the product
+
+
+@dataclass(frozen=True, eq=False)
+class OfOne:
+    """A product of one of several values, or a bias that is added to the products of some.
+
+    Attributes:
+        index: of the source's operation.
+        operation: the product with a part of its operands; the sum as it is.
+        side: position of the parameter.
+        data: what the bias meets; None for a product.
+        result: what the operation gives.
+    """
+
+    index: int
+    operation: Operation
+    side: int
+    data: Array | None
+    result: Array
+
+
+def of_each_value(program: Program) -> Iterator[OfOne]:
+    """Yield the products of each value that a product takes side by side with others, and the biases of their sums."""
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    places = {operation: index for index, operation in enumerate(program.operations)}
+    operations: list[Operation] = []
+    for index, operation in enumerate(program.operations):
+        side = 0 if operation.operands and not operation.operands[0].data else 1
+        parts = list(_products(operation, side, made_by))
+        for part in map(partial(_of_distinct_rows, side), parts):
+            yield OfOne(index, part, side, None, part.results[0].array)
+        operations += [*parts, *_added(operation, parts)] if parts else [operation]
+    if len(operations) > len(program.operations):
+        for term in terms(replace(program, operations=tuple(operations))):
+            yield OfOne(places[term.operation], term.operation, term.side, term.data, term.result)
+
+
+def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) -> Iterator[Operation]:
+    """Yield the product of each value, with the rows of the weight that it meets."""
+    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 else None
+    if axes is None or len(operation.operands) != 2:
+        return
+    data, weight = operation.operands[1 - side], operation.operands[side]
+    if not weight.of_parameters or not weight.elements or axes[0][0] or len(axes[0][1]) != 1:
+        return
+    (_, (axis,)), (_, (summed,)) = axes
+    ends = np.cumsum(_widths(data, axis, made_by))
+    for start, end in itertools.pairwise([0, *map(int, ends)]):
+        x, elements = (_cut(data.array, axis, start, end), tuple(_cut(n, summed, start, end) for n in weight.elements))
+        one = Value(x, data=True, leaves=data.leaves)
+        part = Value(_cut(weight.array, summed, start, end), leaves=weight.leaves, elements=elements)
+        operands = (one, part) if side else (part, one)
+        with np.errstate(all="ignore"):
+            made = np.asarray(operation.again([operand.array for operand in operands])[0])
+        yield replace(
+            operation, operands=operands, results=(Value(made, data=True, leaves=operation.results[0].leaves),)
+        )
+
+
+def _of_distinct_rows(side: int, product: Operation) -> Operation:
+    """Return a product with each row of its data once, if all rows are repeated: the nodes of all pairs of nodes."""
+    axes = axes_of(product, side)
+    assert axes is not None, "`_products` has asked for them"
+    (_, (axis,)), (_, (summed,)) = axes
+    data, weight = product.operands[1 - side], product.operands[side]
+    rows = np.moveaxis(data.array, axis, -1).reshape(-1, data.array.shape[axis])
+    _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
+    if not len(counts) or counts[0] < 2 or np.ptp(counts):
+        return product
+    one = Value(rows[np.sort(first)], data=True, leaves=data.leaves)
+
+    def again(arrays: Sequence[Array]) -> list[Array]:
+        return [np.tensordot(arrays[1 - side], arrays[side], (1, summed))]
+
+    made = Value(again([one.array, weight.array] if side else [weight.array, one.array])[0], True, data.leaves)
+    numbers = ((1,), (summed,)) if side else ((summed,), (1,))
+    operands = (one, weight) if side else (weight, one)
+    settings = {"dimension_numbers": (numbers, ((), ()))}
+    return replace(product, name="dot_general", operands=operands, results=(made,), settings=settings, again=again)
+
+
+def _cut(array: Array, axis: int, start: int, end: int) -> Array:
+    return np.take(array, np.arange(start, end), axis)
+
+
+def _widths(value: Value, axis: int, made_by: dict[Value, Operation]) -> list[int]:
+    """Return the widths of the values of data that stand side by side along an axis; none if it is one."""
+    last, size = axis == value.array.ndim - 1, value.array.shape[axis]
+    for _ in range(MAX_DEPTH):
+        made = made_by.get(value)
+        if made is None or not made.operands:
+            return []
+        if made.name == "concatenate":
+            alone = made.settings.get("dimension") == axis and all(x.data for x in made.operands)
+            return [x.array.shape[axis] for x in made.operands] if alone and len(made.operands) <= MAX_VALUES else []
+        (value, *others), before = made.operands, value
+        same = made.name in SAME_ELEMENTS and not others and value.array.ndim > 0
+        if not same or (value.array.shape != before.array.shape and not (last and value.array.shape[-1] == size)):
+            return []
+        axis = value.array.ndim - 1 if last else axis
+    return []
+
+
+def _added(operation: Operation, products: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield the sums that make the product of them all of those of each value."""
+    (total, *rest), (result,) = [product.results[0] for product in products], operation.results
+    for number, value in enumerate(rest, 1):
+        made = result if number == len(rest) else Value(total.array + value.array, data=True, leaves=result.leaves)
+        yield Operation("add", (total, value), (made,), {}, lambda x: [reduce(np.add, x)], operation.where)
+        total = made

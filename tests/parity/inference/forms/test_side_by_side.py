@@ -1,0 +1,143 @@
+"""One matrix for values side by side in one program, and a matrix for each of them in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+from support.inferred import WIDTH, derive, floats, rules
+
+A, B, OUT = 5, 8, 6
+SHAPES = {"e": (WIDTH, A), "f": (WIDTH, B), "c": (OUT,), "o": (OUT, 3)}
+
+
+class Two(nn.Module):
+    """Two values, and a layer for both or for each; `biases`: which of the two layers have one."""
+
+    def __init__(self, joined: bool, biases: str = "a") -> None:
+        super().__init__()
+        self.e, self.f, self.o = (
+            nn.Linear(WIDTH, A, bias=False),
+            nn.Linear(WIDTH, B, bias=False),
+            nn.Linear(OUT, 3, bias=False),
+        )
+        self.joined = joined
+        if joined:
+            self.both = nn.Linear(A + B, OUT)
+        else:
+            self.a, self.b = nn.Linear(A, OUT, bias="a" in biases), nn.Linear(B, OUT, bias="b" in biases)
+
+    def forward(self, x: Any) -> Any:
+        a, b = torch.tanh(self.e(x)), torch.sigmoid(self.f(x))
+        return self.o(torch.relu(self.both(torch.cat([a, b], -1)) if self.joined else self.a(a) + self.b(b)))
+
+
+def two(joined: bool) -> Any:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        a, b = jnp.tanh(x @ w["e"]), jax.nn.sigmoid(x @ w["f"])
+        y = jnp.concatenate([a, b], -1) @ w["l"] + w["c"] if joined else a @ w["a"] + b @ w["b"] + w["c"]
+        return jax.nn.relu(y) @ w["o"]
+
+    return function
+
+
+@pytest.mark.parametrize("biases", ["a", "b", "ab"])
+def test_a_layer_for_each_value(biases: str):
+    module = Two(False, biases)
+    found = derive(two(True), module, {**SHAPES, "l": (A + B, OUT)})
+    written = rules(found, module)
+    assert '- einsum: "...(C + E),(C + E)F->...F"\n  from: l\n  linear: "{a,b}"' in written
+    assert any(f"from: c\n  parameter: {biases[0]}.bias" in rule for rule in written)
+    assert ("constant: b.bias" in written[-1]) == (biases == "ab")
+
+
+def test_a_layer_for_both_values():
+    module = Two(True)
+    found = derive(two(False), module, {**SHAPES, "a": (A, OUT), "b": (B, OUT)})
+    written = [rule for rule in rules(found, module) if "both.weight" in rule]
+    assert [rule.split("\n  ", 1)[1] for rule in written] == [
+        'axes: CF\n  parameter: {name: both.weight, axes: "F(C + E)", part: "1 of 2"}',
+        'axes: EF\n  parameter: {name: both.weight, axes: "F(C + E)", part: "2 of 2"}',
+    ]
+
+
+class Pairs(nn.Module):
+    """Additive attention: a layer for the pair, or one for each of the two."""
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.joined, self.v, self.o = joined, nn.Linear(OUT, 1, bias=False), nn.Linear(B, 3)
+        if joined:
+            self.w = nn.Linear(2 * B, OUT)
+        else:
+            self.q, self.k = nn.Linear(B, OUT, bias=False), nn.Linear(B, OUT)
+
+    def forward(self, x: Any) -> Any:
+        count = x.shape[1]
+        if self.joined:
+            pair = [x[:, :, None].expand(-1, -1, count, -1), x[:, None].expand(-1, count, -1, -1)]
+            h = self.w(torch.cat(pair, -1))
+        else:
+            h = self.q(x)[:, :, None] + self.k(x)[:, None]
+        return self.o(self.v(torch.tanh(h))[..., 0].softmax(-1) @ x)
+
+
+def pairs(joined: bool) -> Any:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        count = x.shape[1]
+        if joined:
+            pair = [jnp.repeat(x[:, :, None], count, 2), jnp.repeat(x[:, None], count, 1)]
+            h = jnp.concatenate(pair, -1) @ w["w"] + w["b"]
+        else:
+            h = (x @ w["q"])[:, :, None] + (x @ w["k"] + w["b"])[:, None]
+        return jax.nn.softmax((jnp.tanh(h) @ w["v"])[..., 0], -1) @ x @ w["o"] + w["c"]
+
+    return function
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_pairs_of_rows(joined: bool):
+    """The rows that stand side by side are repeated, and the layer for each has them once."""
+    module = Pairs(not joined)
+    own = {"w": (2 * B, OUT)} if joined else {"q": (B, OUT), "k": (B, OUT)}
+    shapes = {"v": (OUT, 1), "o": (B, 3), "c": (3,), "b": (OUT,), **own}
+    assert rules(derive(pairs(joined), module, shapes, floats(3, 5, B)), module)
+
+
+@pytest.mark.slow
+def test_pairs_of_columns_are_a_difference():
+    """Scores that are given to the softmax along the other node."""
+    shapes = {"v": (OUT, 1), "o": (B, 3), "c": (3,), "b": (OUT,), "w": (2 * B, OUT)}
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        count = x.shape[1]
+        pair = [jnp.repeat(x[:, :, None], count, 2), jnp.repeat(x[:, None], count, 1)]
+        scores = (jnp.tanh(jnp.concatenate(pair, -1) @ w["w"] + w["b"]) @ w["v"])[..., 0]
+        return jax.nn.softmax(scores, -2) @ x @ w["o"] + w["c"]
+
+    found = derive(function, Pairs(False), shapes, floats(3, 5, B))
+    assert not found.complete and found.differences
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = nn.Conv1d(A, A, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        return self.c(x)
+
+
+def test_a_bias_that_the_source_of_a_convolution_lacks():
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w["k"], (1,), "SAME", dimension_numbers=("NCW", "WIO", "NCW"))
+
+    module = Convolved()
+    written = rules(derive(function, module, {"k": (3, A, A)}, floats(3, A, 7)), module)
+    assert written[-1].startswith("- value: 0") and written[-1].endswith("constant: c.bias")
