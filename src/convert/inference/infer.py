@@ -174,7 +174,8 @@ def _derived(
                 ran += [_target_run(target, found, other) for other in fresh if can_rerun(target, _given(other))]
                 unseen = unshown.notes([first, *fresh], ran, allowed)
         if evidence is not None and any(t.ties for t in found):
-            found = told_apart(found, target, fresh, partial(proof.outputs, module, run, masks))
+            outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
+            found = told_apart(found, target, fresh, outputs, slopes)
     if differences:
         rows = [(k, whole_rows(require_inputs(inputs(k)), masks)) for k in further]
         same = [parameters_as_data(runs.program(k, x), learned[0]) for k, x in rows if can_rerun(target, x)]

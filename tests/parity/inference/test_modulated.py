@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from torch.nn.functional import conv2d
 
@@ -18,23 +19,23 @@ D = 4
 class Modulated(torch.nn.Module):
     """A learned constant, and a convolution with a kernel of its own for each row of the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.const = torch.nn.Parameter(torch.zeros(D, 5, 5))
-        self.weight = torch.nn.Parameter(torch.zeros(D, D, 3, 3))
-        self.style = torch.nn.Linear(D, D)
+        self.const = torch.nn.Parameter(torch.zeros(channels, 5, 5))
+        self.weight = torch.nn.Parameter(torch.zeros(channels, channels, 3, 3))
+        self.style = torch.nn.Linear(channels, channels)
 
     def forward(self, x: Any) -> Any:
-        w = self.weight * self.style(x).reshape(-1, 1, D, 1, 1)
+        w = self.weight * self.style(x)[:, None, :, None, None]
         w = w * (w.square().sum((2, 3, 4), keepdim=True) + 1e-8).rsqrt()
         start = self.const[None].repeat(len(x), 1, 1, 1).reshape(1, -1, 5, 5)
-        return conv2d(start, w.reshape(-1, D, 3, 3), padding=1, groups=len(x)).reshape(-1, D, 5, 5)
+        return conv2d(start, w.flatten(0, 1), padding=1, groups=len(x)).reshape(len(x), -1, 5, 5)
 
 
 def modulated(w: Any, x: Any) -> Any:
     kernel = w["kernel"] * (x @ w["s/w"] + w["s/b"])[:, None, None, :, None]
     kernel = kernel / jnp.sqrt((kernel**2).sum((1, 2, 3), keepdims=True) + 1e-8)
-    start = jnp.broadcast_to(w["const"], (len(x), 5, 5, D))
+    start = jnp.broadcast_to(w["const"], (len(x), *w["const"].shape))
 
     def one(x: Any, kernel: Any) -> Any:
         return jax.lax.conv_general_dilated(
@@ -44,10 +45,13 @@ def modulated(w: Any, x: Any) -> Any:
     return jax.vmap(one)(start, kernel).transpose(0, 3, 1, 2)
 
 
-def test_a_modulated_convolution():
-    shapes = {"const": (5, 5, D), "kernel": (3, 3, D, D), "s/w": (D, D), "s/b": (D,)}
-    module = Modulated()
-    found = derive(modulated, module, shapes, floats(3, D))
+@pytest.mark.parametrize("channels", [D, 8])
+def test_a_modulated_convolution(channels: int):
+    """One number of the style meets all elements of a channel: of eight channels, more than are moved one by one."""
+    c = channels
+    shapes = {"const": (5, 5, c), "kernel": (3, 3, c, c), "s/w": (c, c), "s/b": (c,)}
+    module = Modulated(c)
+    found = derive(modulated, module, shapes, floats(3, c))
     assert sources(found) == {"const": "const", "weight": "kernel", "style.weight": "s/w", "style.bias": "s/b"}
     assert found.complete and any("parameter: {name: weight" in rule for rule in rules(found, module))
 

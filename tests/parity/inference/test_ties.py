@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from convert.inference.grading import proof
+from convert.inference.grading import proof, ties
 from support.inferred import WIDTH, derive, floats
 
 D, N = WIDTH, 4
@@ -138,3 +138,40 @@ def test_an_input_is_named_only_where_one_would_help(repeated: bool) -> None:
 
     (tensor,) = derive(function, Net(), {"out": (D, D)}, inputs).tensors
     assert tensor.grade is Grade.TIED and all(bool(tie.told_by) is repeated for tie in tensor.ties)
+
+
+MANY = 300  # more than are moved one by one
+
+
+class Repeated(torch.nn.Module):
+    """A number that many elements of a parameter multiply, and what follows."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.a, self.d = way, torch.nn.Parameter(torch.zeros(MANY)), torch.nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.d(x) * self.a
+        if self.way == "places":
+            return (torch.tanh(y) * torch.arange(1.0, MANY + 1)).sum(-1)
+        return torch.tanh(y).sum(-1) if self.way == "sum" else (y.sort(-1)[0] * torch.arange(1.0, MANY + 1)).sum(-1)
+
+
+@pytest.mark.parametrize("way", ["places", "sum", "sorted"])
+def test_many_columns_are_told_apart_by_their_derivatives(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of sorted equal numbers differ, although their order is free: runs show that they are no derivatives."""
+
+    def function(w: Any, x: Any) -> Any:
+        y = (x @ w["w"] + w["b"]) * w["a"]
+        if way == "places":
+            return (jnp.tanh(y) * jnp.arange(1.0, MANY + 1)).sum(-1)
+        return jnp.tanh(y).sum(-1) if way == "sum" else (jnp.sort(y, -1) * jnp.arange(1.0, MANY + 1)).sum(-1)
+
+    def grade() -> Grade:
+        found = derive(function, Repeated(way), {"a": (MANY,), "w": (WIDTH, 1), "b": (1,)}, floats(6, WIDTH))
+        return found.tensor("a").grade
+
+    assert grade() is (Grade.DERIVED if way == "places" else Grade.TIED)
+    if way == "sorted":
+        monkeypatch.setattr(ties, "SAMPLE", 0)
+        assert grade() is Grade.DERIVED

@@ -101,3 +101,26 @@ def test_zeros_that_other_inputs_change_leave_it_open() -> None:
 def test_other_numbers_than_zero_show_it() -> None:
     """Equal columns show the sum of a row: the values are no longer free."""
     assert not derived(start=0.5).complete
+
+
+class Added(nn.Module):
+    """A bias of many elements is added to zeros; what it gives has their places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.d = nn.Parameter(torch.zeros(D)), nn.Linear(D, D)
+
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(functional.relu(x - 100) + self.b) * self.d(x)
+
+
+def test_a_bias_of_many_elements_that_is_added_to_zeros() -> None:
+    """Numbers that the source adds to zeros are no gates of it; 16 of them have more orders than can be listed."""
+
+    def function(w: Any, x: Any) -> Any:
+        zeros = jax.nn.relu(x - 100)
+        one = zeros[..., :1] + w["one"]
+        return one * jnp.tanh(zeros + w["b"]) * (x @ w["w"] + w["c"])
+
+    found = derive(function, Added(), {"b": (D,), "w": (D, D), "c": (D,), "one": (1,)})
+    assert not found.complete

@@ -108,6 +108,38 @@ def outputs(
     return np.concatenate([_counted(found[name], counts.get(name)).ravel() for name in source.outputs])
 
 
+def slopes(
+    module: torch.nn.Module,
+    run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
+    masks: Masks,
+    state: Mapping[str, Array],
+    source: Program,
+    direction: Array,
+) -> Mapping[str, Array] | None:
+    """Return how `outputs`, projected on a direction, change with each element of the weights; None where PyTorch does not say it."""
+    import torch
+
+    from convert.numerics.lift_torch import lifted
+
+    own = loaded(module, state)
+    tensors = {name: x for name, x in own.state_dict(keep_vars=True).items() if x.is_floating_point()}
+    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
+    try:
+        with lifted(), torch.enable_grad():
+            for x in tensors.values():
+                x.requires_grad_(True)
+            made = run(own, _tensors(source))
+            rows = [_counted(made[name], counts.get(name)).reshape(-1) for name in source.outputs]
+            total = torch.cat(rows) @ torch.as_tensor(direction)
+            found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
+    except RuntimeError:  # no graph, or an operation without a derivative
+        return None
+    zeros = (np.zeros(tuple(x.shape)) for x in tensors.values())
+    return {
+        name: zero if slope is None else slope.numpy() for name, slope, zero in zip(tensors, found, zeros, strict=True)
+    }
+
+
 def _outputs(
     module: torch.nn.Module,
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
@@ -157,9 +189,8 @@ def _tensors(source: Program) -> dict[str, torch.Tensor]:
     return {name: torch.as_tensor(np.array(value.given)) for name, value in source.inputs.items()}
 
 
-def _counted(array: Array, mask: Array | None) -> Array:
-    """Return the elements that count; `mask` has the leading axes of the array."""
+def _counted(array: Any, mask: Array | None) -> Any:
+    """Return the elements that count, of an array or a tensor; `mask` has the leading axes of the array."""
     if mask is None:
         return array
-    counted: Array = array[np.broadcast_to(mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)), array.shape)]
-    return counted
+    return array[np.broadcast_to(mask.reshape(*mask.shape, *[1] * (array.ndim - mask.ndim)), array.shape).copy()]

@@ -5,15 +5,15 @@ elements of a parameter, as the steps of Mamba for the elements of ``A_log``, no
 elements apart.
 
 The columns are made equal, and one of them is moved. If an order of them gave the same outputs, the outputs would be the same whichever of
-those that change places is moved. Where any two of them give different outputs, in one draw or another, there is no such order.
+those that change places is moved. Where any two of them give different outputs, in one draw or another, there is no such order. Of many
+columns the derivatives are compared, which one run gives for all.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,10 @@ from convert.inference.sites import parameter_operands, products, role_of
 from convert.programs.program import Operation, Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_COLUMNS = 256  # of a tie; each of them is one run of the module
+MAX_COLUMNS = 256  # of a tie; each of them is one run of the module. The derivatives of more are compared
+SAMPLE = 8  # columns whose derivatives are compared with runs: that of a maximum of equal numbers is not unique
+SMALL = 1e-4  # step of such a run, relative
+AGREES = 1e-2  # difference of a derivative and a run, relative to the largest derivative
 DISTINCT = 1e-9  # difference of two changes, relative to the largest
 ROUNDING = 1e-13  # of the outputs: a smaller change is none
 
@@ -36,6 +39,7 @@ def told_apart(
     target: Program,
     fresh: Sequence[Program],
     outputs: Callable[[Mapping[str, Array], Program], Array],
+    slopes: Callable[[Mapping[str, Array], Program, Array], Mapping[str, Array] | None],
 ) -> tuple[Tensor, ...]:
     """Return the tensors; those whose ties the fresh draws resolve are derived.
 
@@ -44,6 +48,7 @@ def told_apart(
         target: the record of the first run.
         fresh: runs of the source with other weights and inputs.
         outputs: that weights of the target give for the inputs of a run (`proof.outputs`), in one row.
+        slopes: their derivatives along a direction (`proof.slopes`).
     """
     known: dict[Any, bool] = {}
     found = []
@@ -51,9 +56,9 @@ def told_apart(
         for tie in tensor.ties:
             if (key := _key(tie)) not in known:
                 columns = _elements(target, tie)
-                changes = partial(_changes, tensors, target, columns, outputs)
+                moved = _Moved(tensors, target, columns, outputs, slopes)
                 as_one = _meet_one(tensor, columns[:2], target, tensors, fresh)
-                known[key] = not as_one and _all_differ(columns, changes, fresh)
+                known[key] = not as_one and _all_differ(moved, fresh)
         resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
         grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
         found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
@@ -182,14 +187,20 @@ def _meets_one(leaf: str, positions: Array, source: Program) -> bool:
     return True
 
 
-def _all_differ(columns: Sequence[Array], changes: Callable[[Array, Program], Array], fresh: Sequence[Program]) -> bool:
+def _all_differ(moved: _Moved, fresh: Sequence[Program]) -> bool:
     """Whether any two of the columns change the outputs differently in one of the runs."""
-    if not 1 < len(columns) <= MAX_COLUMNS or len({len(column) for column in columns}) > 1:
+    total = len(moved.columns)
+    if total < 2 or len({len(column) for column in moved.columns}) > 1:
         return False
-    for count in (2, len(columns)):  # most that no run tells apart are all equal, and two of them show it
+    for count in (
+        (2, total) if total <= MAX_COLUMNS else (total,)
+    ):  # most that no run tells apart are all equal, and two of them show it
         together = [np.arange(count)]
         for source in fresh:
-            together = [part for group in together for part in _equal_changes(group, changes(group, source))]
+            found = [(group, moved.changes(group, source)) for group in together]
+            if any(change is None for _, change in found):
+                return False
+            together = [part for group, change in found if change is not None for part in _equal_changes(group, change)]
         if together:
             return False
     return True
@@ -202,36 +213,67 @@ def _equal_changes(group: Array, change: Array) -> Iterator[Array]:
     yield from (part for part in np.split(group[order], borders) if len(part) > 1)
 
 
-def _changes(
-    tensors: Sequence[Tensor],
-    target: Program,
-    columns: Sequence[Array],
-    outputs: Callable[[Mapping[str, Array], Program], Array],
-    group: Array,
-    source: Program,
-) -> Array:
-    """Return how much the outputs change, projected on one direction, if one column of a group is moved where all are equal."""
-    numbers = np.stack(columns)  # [column, element]
-    first, state = target.first_element, weights(tensors, source)
-    flat = np.concatenate([state[name].ravel() for name in first])
-    flat[numbers] = flat[numbers].mean(0)
-    rng = np.random.default_rng(0)
-    step = rng.normal(size=numbers.shape[1]) * np.abs(flat[numbers[0]]).mean()
+@dataclass(frozen=True)
+class _Moved:
+    """The columns of a tie, of which one at a time is moved where all are equal.
 
-    def made(moved: Array) -> Array:
-        for name, start in first.items():
-            state[name] = moved[start : start + state[name].size].reshape(state[name].shape)
-        for tensor in tensors:
+    Attributes:
+        tensors: of the derivation.
+        target: the record of the first run.
+        columns: numbers of the target's elements.
+        outputs, slopes: as in `told_apart`.
+    """
+
+    tensors: Sequence[Tensor]
+    target: Program
+    columns: Sequence[Array]
+    outputs: Callable[[Mapping[str, Array], Program], Array]
+    slopes: Callable[[Mapping[str, Array], Program, Array], Mapping[str, Array] | None]
+
+    def changes(self, group: Array, source: Program) -> Array | None:
+        """Return how much the outputs change, projected on one direction, for each column of a group; None where that is not known."""
+        numbers = np.stack(self.columns)  # [column, element]
+        flat = _flat(self.target, weights(self.tensors, source))
+        flat[numbers] = flat[numbers].mean(0)
+        rng = np.random.default_rng(0)
+        step = rng.normal(size=numbers.shape[1]) * np.abs(flat[numbers[0]]).mean()
+        before = self._made(flat, source)
+        direction: Array = np.asarray(rng.normal(size=before.shape))
+
+        def change(k: int, size: float = 1.0) -> float:
+            moved = flat.copy()
+            moved[numbers[k]] += size * step
+            return float(direction @ (self._made(moved, source) - before))
+
+        if len(self.columns) <= MAX_COLUMNS:
+            made: Array = np.nan_to_num(np.array([change(k) for k in group]), posinf=0, neginf=0)
+            made[np.abs(made) < ROUNDING * np.abs(direction) @ np.abs(before)] = 0
+            return made
+        slopes = self.slopes(self._state(flat), source, direction)
+        if slopes is None:
+            return None
+        found: Array = (_flat(self.target, slopes)[numbers[group]] * step).sum(1)
+        largest = np.abs(found).max()
+        found[np.abs(found) < ROUNDING * largest] = 0
+        some = rng.choice(len(group), min(SAMPLE, len(group)), replace=False)
+        agree = all(abs(change(group[k], SMALL) / SMALL - found[k]) <= AGREES * largest for k in some)
+        return found if agree and np.isfinite(found).all() else None
+
+    def _made(self, flat: Array, source: Program) -> Array:
+        return self.outputs(self._state(flat), source)
+
+    def _state(self, flat: Array) -> dict[str, Array]:
+        """Return the weights whose elements these are."""
+        shapes = {name: value.array.shape for name, value in self.target.parameters.items()}
+        state = {
+            name: flat[start : start + int(np.prod(shapes[name]))].reshape(shapes[name])
+            for name, start in self.target.first_element.items()
+        }
+        for tensor in self.tensors:
             state.update(dict.fromkeys(tensor.also, state[tensor.name]))
-        return outputs(state, source)
+        return state
 
-    before = made(flat)
-    direction = rng.normal(size=before.shape)
-    found = []
-    for k in group:
-        moved = flat.copy()
-        moved[numbers[k]] += step
-        found.append(direction @ (made(moved) - before))
-    change = np.nan_to_num(np.array(found), posinf=0, neginf=0)
-    change[np.abs(change) < ROUNDING * np.abs(direction) @ np.abs(before)] = 0
-    return change
+
+def _flat(target: Program, state: Mapping[str, Array]) -> Array:
+    """Return the elements of all parameters, in the order of their numbers."""
+    return np.concatenate([state[name].ravel() for name in target.first_element])

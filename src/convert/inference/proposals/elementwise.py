@@ -270,7 +270,8 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
             owners = np.searchsorted(context.source.starts, every, "right")
             for numbers in np.split(every, np.flatnonzero(np.diff(owners)) + 1):  # leaves that the source has joined
                 known = any(np.array_equal(numbers, other) for other, _ in blocks)
-                if len(names) % len(numbers) == 0 and context.free(numbers) and not known:
+                gates, rest = divmod(len(names), len(numbers))
+                if gates <= MAX_GATES and not rest and context.free(numbers) and not known:
                     blocks.append((numbers, meeting))
     blocks.sort(key=lambda block: abs(block[1].index - context.near))
     whole = [block for block in blocks if len(block[0]) == len(names)]
