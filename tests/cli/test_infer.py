@@ -154,6 +154,33 @@ class Nothing(nn.Module):
         return x
 
 
+class NoWeights(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.eye(D).to_sparse())
+
+    def forward(self, x):
+        return torch.tanh(torch.sparse.mm(self.first, x.T).T)
+
+
+class Exits(Net):
+    def forward(self, x):
+        raise SystemExit(3)
+
+
+class Kept(Net):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -425,6 +452,23 @@ def test_an_existing_file_stays(run: Run, folder: Path) -> None:
     assert Path("mine.yaml").read_text() == "mine"
 
 
+def test_an_existing_file_is_replaced_on_demand_and_stays_if_it_cannot_be(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    given = ("infer", "mine.yaml", *small(), "--overwrite")
+    Path("mine.yaml").write_text("mine")
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", full)
+        _, said = run(*given, code=2)
+        assert "error[output-not-writable]: mine.yaml: cannot be written: No space left on device" in said
+    assert Path("mine.yaml").read_text() == "mine" and not Path("mine.yaml.part").exists()
+    run(*given)
+    assert "linear: first" in Path("mine.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -447,7 +491,8 @@ def test_wrong_options_are_one_error(run: Run, folder: Path, options: tuple[str,
 
 def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> None:
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(inputs="trains"), code=2)
-    assert "error[" in said and "NaN" in said and "Traceback" not in said
+    assert "error[output-not-a-number]: the output 'output' has NaN, and so has the input 'x'" in said
+    assert "Traceback" not in said
 
 
 def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
@@ -473,6 +518,10 @@ INPUTS = f"{VALUES}--inputs small_models:"
         (small("nested"), "got those of the PyTorch module (output); return"),
         (small("nothing"), f"{VALUES}the outputs: expected an array of the JAX function, got none"),
         (small(torch="Nothing"), f"{VALUES}the PyTorch module: expected one that computes with its weights, got one that returns its inputs as they are"),
+        (small(torch="NoWeights"), "expected one that computes with its weights, got one without weights of floating-point numbers"),
+        (small(torch="Sparse"), "error[module-not-runnable]: the tensor first is sparse: expected dense weights, got torch.sparse_coo"),
+        (small(torch="Exits"), "error[module-not-runnable]: small_models.py:"),
+        (small(torch="Kept"), "error[run-not-deterministic]: the output 'output': expected the same values in two runs, got a relative difference of 1.0e+00; the module keeps a value from the first call"),
         (small(torch="Lazy"), "error[module-not-runnable]: the tensor first.weight has no elements: expected a module with weights, got a lazy module that has not run"),
         (small(torch="Exported"), "error[reference-invalid]: --torch small_models:Exported: expected a module with an eval mode, got one of torch.export, which has none"),
         (small(inputs="empty"), f"{VALUES}the output 'output': expected elements, to be compared, got shape [0, 6]; give inputs that are not empty"),

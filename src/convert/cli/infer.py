@@ -162,6 +162,8 @@ def infer(
         seed=seed,
     )
     derivation, written = rules.derivation, rules.written
+    if not overwrite:
+        _refuse_existing(file)  # it may have come in the meantime
     _write(file, written.text)
     complete = derivation.complete and not written.open
     confirmed, problem = None, ""
@@ -282,12 +284,13 @@ def _write(file: Path, text: str) -> None:
     from convert.core.errors import OutputError
     from convert.core.findings import Finding
 
+    part = file.with_name(f"{file.name}.part")  # an existing file stays until the new one is whole
     try:
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
     except OSError as error:
         with suppress(OSError):
-            file.unlink()
+            part.unlink()
         raise OutputError(
             Finding("output-not-writable", f"cannot be written: {error.strerror}", path=str(file))
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,10 @@ class Site:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the site as JSON values."""
-        return vars(self) | {"settings": dict(self.settings)}
+        settings = {
+            name: str(x) if isinstance(x, float) and not isfinite(x) else x for name, x in self.settings.items()
+        }
+        return vars(self) | {"settings": settings}
 
 
 @dataclass(frozen=True)

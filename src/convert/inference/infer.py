@@ -36,7 +36,7 @@ from convert.inference.grading.ties import told_apart, told_by_others, told_by_s
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
 from convert.inference.recorded import PATHS, recorded
-from convert.inference.requirements import require_outputs_of_both, require_same_inputs
+from convert.inference.requirements import require_outputs_of_both, require_same_again, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.sites import site_of
@@ -126,6 +126,7 @@ def _derived(
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
     as_run = recorded(module, run, given)
+    require_same_again(module, run, as_run)
     target = tables_as_data(first, _in_one_form(as_run, keep=False))
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -12,8 +12,12 @@ from convert.core.findings import Finding
 from convert.programs.program import Program
 from convert.references.user_reference import require_inputs
 
+if TYPE_CHECKING:
+    import torch
+
 Array = np.ndarray[Any, np.dtype[Any]]
 _KINDS = {False: "real numbers", True: "complex numbers"}
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
 
 def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int) -> None:
@@ -54,14 +58,32 @@ def require_outputs_of_both(source: Program, target: Program) -> None:
             if expected != got:
                 fix = "return complex numbers from both, or from both the parts that you compare"
                 _refuse(f"the output {name!r}", f"{expected}, as those of the JAX function", got, fix)
-        if not target.operations:
-            got, fix = "one that returns its inputs as they are", "give the module that computes the outputs"
+        if not target.operations or not target.parameters:
+            got = (
+                "one without weights of floating-point numbers"
+                if target.operations
+                else "one that returns its inputs as they are"
+            )
+            fix = "give the module that computes the outputs"
             _refuse("the PyTorch module", "one that computes with its weights", got, fix)
         return
     expected = f"those of the JAX function ({', '.join(source.outputs)})" if missing else "an array of the JAX function"
     got = f"those of the PyTorch module ({', '.join(target.outputs) or 'none'})" if missing else "none"
     fix = "return the same from both: an array is named output, those of a tuple output.0, output.1, and a dict has its own names"
     _refuse("the outputs", expected, got, fix)
+
+
+def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> None:
+    """Check that the module gives the same outputs when it is called again, with the weights and inputs of its record.
+
+    Raises:
+        ConvertError: it does not: it keeps a value from call to call.
+    """
+    from convert.programs.record_torch import require_same_when_called_again
+    from convert.programs.torch_module_state import with_weights
+
+    with with_weights(module, {name: value.array for name, value in recorded.parameters.items()}):
+        require_same_when_called_again(module, run, {name: value.array for name, value in recorded.inputs.items()})
 
 
 def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:

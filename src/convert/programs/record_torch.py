@@ -63,7 +63,7 @@ def _run(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> dict
             return _tensors(run(module, _as_tensors(module, inputs)))
         except ConvertError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frames = reversed(traceback.extract_tb(error.__traceback__))
             text = " ".join(str(error).split())[:300]
             raise _not_runnable(
@@ -71,6 +71,19 @@ def _run(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> dict
                 path=model_line((frame.filename, frame.lineno or 0) for frame in frames),
                 fix="correct the module, or give it inputs that fit, on a device that this machine has",
             ) from error
+
+
+def require_same_when_called_again(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> None:
+    """Check that a second call of a module, in float64, gives the outputs of the first.
+
+    Raises:
+        ConvertError: the module keeps something from call to call that changes them, such as a cache.
+    """
+    with _nothing_hidden(), in_float64(module), lifted():
+        first, again = (_arrays(_tensors(run(module, _as_tensors(module, inputs)))) for _ in range(2))
+    require_same_outputs(
+        first, again, fix="the module keeps a value from the first call: start each call from the first state"
+    )
 
 
 def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> Program:
@@ -144,9 +157,12 @@ def require_weights(module: torch.nn.Module) -> None:
     """Check that every tensor of the module has elements.
 
     Raises:
-        ConvertError: one is on the meta device, or waits for its shape.
+        ConvertError: one is on the meta device, waits for its shape, or is sparse.
     """
     for name, x in module.state_dict(keep_vars=True).items():
+        if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+            expected, fix = "dense weights", "give the module `to_dense()` of it"
+            raise _not_runnable(f"the tensor {name} is sparse", expected=expected, got=str(x.layout), fix=fix)
         if torch.nn.parameter.is_lazy(x) or (isinstance(x, torch.Tensor) and x.is_meta):
             raise _not_runnable(
                 f"the tensor {name} has no elements",

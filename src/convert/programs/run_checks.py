@@ -36,12 +36,21 @@ def require_numbers(program: Program) -> None:
                     data={"operation": operation.name, "module": operation.module, "leaves": leaves},
                 )
             )
+    given = [repr(name) for name, value in program.inputs.items() if np.isnan(value.array).any()]
+    problem = f"the output {bad!r} has NaN" + (f", and so has the input {', '.join(given)}" if given else "")
     fix = "use weights and inputs that are numbers"
-    raise ConvertError(Finding("output-not-a-number", f"the output {bad!r} has NaN", fix=fix, data={"leaves": []}))
+    raise ConvertError(Finding("output-not-a-number", problem, fix=fix, data={"leaves": []}))
 
 
-def require_same_outputs(one: Mapping[str, Array], other: Mapping[str, Array]) -> None:
+def require_same_outputs(
+    one: Mapping[str, Array],
+    other: Mapping[str, Array],
+    fix: str = "switch dropout off, and fix the seeds of random numbers",
+) -> None:
     """Check that two runs gave the same outputs.
+
+    Args:
+        fix: what to do where they are others.
 
     Raises:
         ConvertError: one differs.
@@ -60,7 +69,7 @@ def require_same_outputs(one: Mapping[str, Array], other: Mapping[str, Array]) -
                 f"the output {name!r}",
                 expected=expected,
                 got=got,
-                fix="switch dropout off, and fix the seeds of random numbers",
+                fix=fix,
             )
         )
 
