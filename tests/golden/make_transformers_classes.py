@@ -154,8 +154,15 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     "resnet": {
         "downsample_in_bottleneck": [[True], "the flax class has the stride in the second convolution of a block"]
     },
-    "roformer": {"add_cross_attention": [[True], "the flax class has no cross-attention"]},
-    "wav2vec2": {"adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"]},
+    "roformer": {
+        "add_cross_attention": [[True], "the flax class has no cross-attention"],
+        "is_decoder": [[True], "the flax class has no causal mask"],
+    },
+    "wav2vec2": {
+        "adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"],
+        "do_stable_layer_norm": [[False], "the flax class has its norms in front of the blocks"],
+        "feat_extract_norm": [["group"], "the flax class has a norm in each of its convolutions"],
+    },
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
     "xglm": {"add_cross_attention": [[True], "the flax class cannot be built with cross-attention"]},
 }
