@@ -20,6 +20,7 @@ from convert.inference.forms.as_data import (
     parameters_as_data,
     tables_as_data,
 )
+from convert.inference.forms.constant_parts import parts_apart
 from convert.inference.forms.contractions import sums_as_products
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
@@ -217,7 +218,8 @@ def _search_again(
 
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:
-    return constants_last(constants_as_data(sums_as_products(field_by_field(table_by_table(program)), keep=keep)))
+    program = parts_apart(field_by_field(table_by_table(program)))
+    return constants_last(constants_as_data(sums_as_products(program, keep=keep)))
 
 
 def _in_search(program: Program) -> Program:
