@@ -1,6 +1,6 @@
 """Writes rules/transformers-classes.json: the modules of the PyTorch classes of transformers 5 that have a flax class in transformers 4.
 
-    python tests/golden/make_transformers_classes.py     # in the test environment (transformers 5.23)
+    python tests/golden/make_transformers_classes.py [FAMILY ...]     # in the test environment (transformers 5.23)
 
 The classes are built on the meta device from the configurations of the golden cases in flax-families; what only some of them have is optional.
 Names are those that `save_pretrained` writes, which are not always those of the modules (transformers 5 renames as it loads).
@@ -12,6 +12,7 @@ import copy
 import json
 import logging
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -48,6 +49,7 @@ OWN = {
         "Parameter": ["logit_scale"],
     },
 }  # fmt: skip
+CROSS_ATTENTION = {"add_cross_attention": True, "is_decoder": True}
 # Keys that change which modules there are, beyond what the golden cases have.
 MORE: Mapping[str, list[dict[str, Any]]] = {
     "bart": [{"scale_embedding": True}],
@@ -56,7 +58,8 @@ MORE: Mapping[str, list[dict[str, Any]]] = {
     "vit": [{"qkv_bias": False}],
     "mt5": [{"feed_forward_proj": "relu"}],
     "whisper": [{"use_weighted_layer_sum": True}],
-    **{family: [{"add_cross_attention": True, "is_decoder": True}] for family in ("big_bird", "electra", "roberta_prelayernorm", "xlm_roberta")},
+    **{family: [CROSS_ATTENTION] for family in ("big_bird", "roberta_prelayernorm", "xglm", "xlm_roberta")},
+    "electra": [CROSS_ATTENTION, {"embedding_size": 12}],
     "dinov2": [{"qkv_bias": False}],
     "resnet": [{"layer_type": kind, "embedding_size": size, "hidden_sizes": [8, 12], "depths": [2, 2]} for kind in ("basic", "bottleneck") for size in (6, 8)],
     "regnet": [{"embedding_size": size, "hidden_sizes": [8, 12], "depths": [2, 2]} for size in (6, 8)],
@@ -73,7 +76,7 @@ GATED = {"is": "gated-*"}
 # A list of conditions holds where one of them does, a list of tests in it where all do.
 WHEN: Mapping[str, Any] = {
     r"Parameter (.*\.)?masked_spec_embed": [["mask_time_prob", 0.05, True], ["mask_feature_prob", 0.0, True]],
-    r".* (.*\.)?(crossattention\..*|ln_cross_attn)": CROSS,
+    r".* (.*\.)?(crossattention\..*|ln_cross_attn|encoder_attn\..*|encoder_attn_layer_norm)": CROSS,
     r".* (.*\.)?attention\.attention\.(query|key|value)\.bias": [["qkv_bias", True, True]],
     r"LayerNorm (.*\.)?(?<!pooler\.)layernorm": [["use_mean_pooling", True, False]],
     r"LayerNorm (.*\.)?pooler\.layernorm": [["use_mean_pooling", True, True]],
@@ -86,6 +89,7 @@ WHEN: Mapping[str, Any] = {
     r".* .*\.LocalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "local"}]],
     r".* .*\.TransientGlobalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "transient-global"}]],
     r"LayerNorm (.*\.)?decoder\.final_layer_norm": [[["do_layer_norm_before", True, True], ["_remove_final_layer_norm", False, False]]],
+    r"Linear (.*\.)?embeddings_project": [["embedding_size", None, {"differs_from": "hidden_size"}]],
     r"Linear (.*\.)?decoder\.project_(in|out)": [[["word_embed_proj_dim", None, True], ["word_embed_proj_dim", None, {"differs_from": "hidden_size"}]]],
     r".* (.*\.)?stages\.0\.layers\.0\.shortcut\..*": [["downsample_in_first_stage", False, True], ["hidden_sizes.0", 256, {"differs_from": "embedding_size"}]],
     r"Conv1d (.*\.)?adapter\.layers\.#\.conv": [["add_adapter", False, True]],
@@ -98,13 +102,17 @@ SINES = "SinusoidalPositionalEmbedding"
 LACKS: Mapping[str, str] = dict.fromkeys(("BigBirdForCausalLM", "BigBirdForMaskedLM", "BigBirdForTokenClassification"), r"bert\.pooler")  # fmt: skip
 SINES_WHEN = {"distilbert": [["sinusoidal_pos_embds", False, False]]}  # where a tree has an embedding in their place
 # Numbers of layers that no key of one number states, or that stand in a part; the end of a place -> key; of a list, its length.
-COUNTS: Mapping[str, Mapping[str, str]] = {
+COUNTS: Mapping[str, Mapping[str, str | list[str]]] = {
     "albert": {"encoder.albert_layer_groups": "num_hidden_groups", "encoder.albert_layer_groups.#.albert_layers": "inner_group_num"},
     "clip": {"text_model.encoder.layers": "text_config.num_hidden_layers", "vision_model.encoder.layers": "vision_config.num_hidden_layers"},
-    "gpt_neo": {"h": "num_hidden_layers|num_layers"},
+    "gpt_neo": {"h": ["num_hidden_layers|num_layers", "attention_types"]},
     "regnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
     "resnet": {"encoder.stages": "hidden_sizes", "encoder.stages.#.layers": "depths.#"},
     "wav2vec2": {"feature_extractor.conv_layers": "conv_dim"},
+}  # fmt: skip
+# Axes whose formula is none that `class_sizes` finds: module -> axis, formula. `where_they_hold` compares each with the configurations.
+AXES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "regnet": {r".*\.layers\.#\.layer\.1\.convolution": (1, "hidden_sizes.#//(hidden_sizes.#//groups_width);hidden_sizes.#")},
 }  # fmt: skip
 INSTEAD_OF = {"num_decoder_layers": "num_layers"}  # T5's decoder has as many layers as its encoder, unless it is stated
 PREFIXES = {
@@ -238,6 +246,12 @@ def leads(model: Any) -> Shapes:
     """Return module -> the shape of its weight."""
     roles = ("", "weight", "parametrizations.weight.original1")
     return {stem: shape for stem, role, _, _, shape in written(model) if role in roles}
+
+
+def expressed(model_type: str, pattern: str, formulas: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the formulas of a module, with those of `AXES`."""
+    own = {at: text for name, (at, text) in AXES.get(model_type, {}).items() if re.fullmatch(name, pattern)}
+    return tuple(own.get(at, text) for at, text in enumerate(formulas))
 
 
 def where_they_hold(formulas: tuple[str, ...], name: str, shape: tuple[int, ...], keys: Keys) -> tuple[str, ...]:
@@ -412,7 +426,7 @@ def sines_when(model_type: str, listed: Mapping[str, list[str]]) -> dict[str, An
     return {f"Embedding {x}": SINES_WHEN[model_type] for x in names if model_type in SINES_WHEN}
 
 
-def counts_elsewhere(model_type: str, patterns: Iterable[str]) -> dict[str, str]:
+def counts_elsewhere(model_type: str, patterns: Iterable[str]) -> dict[str, str | list[str]]:
     """Return the places of `COUNTS` that the modules have -> key."""
     places = {".".join(keys[:at]) for x in patterns for keys in [x.split(".")] for at, key in enumerate(keys) if key == "#"}  # fmt: skip
     return {
@@ -459,7 +473,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
             facts |= defaults
             for pattern in set(general.values()) - axes.keys():
                 of_pattern = {x: formulas[x] for x, of in general.items() if of == pattern and x in formulas}
-                axes[pattern] = common(pattern, of_pattern, config)
+                axes[pattern] = expressed(config.model_type, pattern, common(pattern, of_pattern, config))
         shapes = leads(model)
         stated = Keys(
             {**{key: value for key, value in config.to_dict().items() if key not in DERIVED}, LABELS: 2}, facts
@@ -498,21 +512,23 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         )
         listed[word].append(("?" if pattern in never else "") + pattern + mark)
     tied = getattr(build(cls, configs[0]), "all_tied_weights_keys", None) or {}
-    counts: dict[str, str] = {}
+    counts: dict[str, str | list[str]] = {}
     for config in configs:
         counts |= counts_of(cls, config)
     when = conditions(listed, names, never)
     counts |= counts_elsewhere(configs[0].model_type, seen)
     default = type(configs[0])()
     heads = heads_of(
-        configs[0], {key.partition("|")[0] for texts in axes.values() for text in texts for key in keys_of(text)}
+        configs[0],
+        {name for texts in axes.values() for text in texts for key in keys_of(text) for name in key.split("|")},
     )
-    for key in (*counts.values(), *heads, *(test[2]["differs_from"] for condition in when.values() for test in tests_of(condition) if "differs_from" in dict_of(test[2]))):  # fmt: skip
+    numbers = [text for texts in counts.values() for text in ([texts] if isinstance(texts, str) else texts)]
+    for key in (*numbers, *heads, *(test[2]["differs_from"] for condition in when.values() for test in tests_of(condition) if "differs_from" in dict_of(test[2]))):  # fmt: skip
         value = attribute(default, key.removesuffix(".#"))
         facts[key.removesuffix(".#")] = list(value) if isinstance(value, list | tuple) else value
     for key, condition in when.items():
         said = [(config, key.partition(" ")[2] in has) for config, has in names]
-        assert key.endswith(".bias") or all(holds(condition, {"facts": facts}, config.to_dict()) is has for config, has in said), (name, key)  # fmt: skip
+        assert key.endswith(".bias") or all(holds(condition, Keys(config.to_dict(), facts)) is has for config, has in said), (name, key)  # fmt: skip
     when |= (sines := sines_when(configs[0].model_type, listed))
     listed["Embedding"] = [f"?{x}" if f"Embedding {x}" in sines else x for x in listed["Embedding"]]
     return {
@@ -552,11 +568,13 @@ def with_axes(listed: Mapping[str, list[str]], axes: Mapping[str, tuple[str, ...
 
 
 def configurations() -> dict[str, tuple[list[str], list[Any]]]:
-    """Return family -> classes, and configurations."""
+    """Return family -> classes, and configurations: of the families of the command line, or of all."""
     out: dict[str, tuple[list[str], list[Any]]] = {}
     for path in sorted((HERE / "flax-families").glob("*.npz")):
         raw = json.loads(str(np.load(path)["config"]))
         family = path.name.partition(".")[0]
+        if sys.argv[1:] and family not in sys.argv[1:]:
+            continue
         classes, found = out.setdefault(family, ([], []))
         name = raw["architectures"][0]
         if name not in classes:
@@ -575,7 +593,7 @@ def entries() -> dict[str, Any]:
             part = "text_config" if "Text" in name else "vision_config"
             of = [config for config in configs if isinstance(config, wanted)]
             found[name] = described(name, of or [getattr(config, part) for config in configs if hasattr(config, part)])
-    for name, parts in COMPOSITES.items():
+    for name, parts in COMPOSITES.items() if not sys.argv[1:] else ():
         found[name] = {
             "model_type": "", "prefix": "", "facts": {"projection_dim": 512} if "Dual" in name else {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}),
             "when": {"Linear enc_to_dec_proj": PROJECTED} if OWN[name] is PROJECTION else {},
@@ -585,13 +603,44 @@ def entries() -> dict[str, Any]:
         stored = np.load(path)
         (name,) = json.loads(str(stored["config"]))["architectures"]
         outputs = [x.removeprefix("out/") for x in stored.files if x.startswith("out/")]
-        found[RENAMED.get(name, name)].setdefault("outputs", outputs)
+        found.get(RENAMED.get(name, name), {}).setdefault("outputs", outputs)
     return dict(sorted(found.items()))
+
+
+def nulls() -> dict[str, list[str]]:
+    """Return type of model -> the keys with a default that must not be null: no class of the type can be built then."""
+    found: dict[str, set[str]] = {}
+    for classes, configs in configurations().values():
+        for name in (RENAMED.get(name, name) for name in classes if name not in COMPOSITES):
+            cls = getattr(transformers, name)
+            for config in [one for one in configs if isinstance(one, cls.config_class)][:1]:
+                default, raw = (
+                    cls.config_class(),
+                    {key: value for key, value in config.to_dict().items() if key not in DERIVED},
+                )
+                refused = {
+                    key
+                    for key in raw
+                    if getattr(default, key, None) is not None and not builds(cls, {**raw, key: None})
+                }
+                found[config.model_type] = found.get(config.model_type, refused) & refused
+    return {of: sorted(keys) for of, keys in found.items()}
+
+
+def builds(cls: Any, raw: Mapping[str, Any]) -> bool:
+    """Whether a class can be built with a config.json."""
+    try:
+        with torch.device("meta"):
+            cls(cls.config_class.from_dict(dict(raw)))
+    except Exception:  # noqa: BLE001  # whatever a class raises
+        return False
+    return True
 
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    found = entries()
+    known = json.loads(OUT.read_text()) if sys.argv[1:] else {"classes": {}, "nulls": {}}
+    found = dict(sorted((known["classes"] | entries()).items()))
     whole = {name: entry["model_type"] for name, entry in found.items() if "parts" not in entry}
     base = {
         of: name
@@ -600,7 +649,12 @@ def main() -> None:
     }
     causal = {of: name for name, of in whole.items() if name.endswith(("ForCausalLM", "LMHeadModel"))}
     made_by = f"tests/golden/make_transformers_classes.py, transformers {transformers.__version__}"
-    head = {"made_by": made_by, "library": "transformers", "parts": {"base": base, "causal": causal}}
+    head = {
+        "made_by": made_by,
+        "library": "transformers",
+        "parts": {"base": base, "causal": causal},
+        "nulls": dict(sorted((known["nulls"] | nulls()).items())),
+    }
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items()]
     text = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
     OUT.write_text("{\n" + text + ',\n"classes": {\n' + ",\n".join(lines) + "\n}}\n")

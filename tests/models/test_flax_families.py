@@ -139,6 +139,9 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("bert.BertModel", {"vocab_size": None}, r"has no vocab_size, which then is 30522, and the tensor embeddings.word_embeddings.weight has 29 in axis 0"),
         ("bert.BertModel", {"num_attention_heads": 5}, "has num_attention_heads = 5, which does not divide hidden_size = 12"),
         ("bart.BartModel", {"num_hidden_layers": 3}, "has num_hidden_layers = 3, and the tree has 2 layers in encoder.layers"),  # it wins over encoder_layers
+        ("gpt_neo.GPTNeoModel", {"attention_types": [[["global"], 3]]}, "has attention_types = 3, and the tree has 2 layers in h"),
+        ("regnet.RegNetModel", {"groups_width": 8}, r"has hidden_sizes.\d = 8 and groups_width = 8, and the tensor \S+layer.1.convolution.weight has 4 in axis 1"),
+        ("clip.CLIPModel", {"text_config_dict": {"vocab_size": 30}}, "has text_config.vocab_size = 30, and the tensor"),
         ("gpt2.GPT2Model", {"hidden_size": 24}, "has hidden_size = 24, and the tensor"),
         ("encoder_decoder", {"encoder": {"vocab_size": 30}}, "has encoder.vocab_size = 30, and the tensor encoder.embeddings"),
         ("mt5.MT5Model", {"feed_forward_proj": "gated-nonsense"}, "no such activation in common"),
@@ -150,11 +153,53 @@ def test_keys_and_sizes_of_another_model_are_refused(
     case: str, keys: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     parts = {
-        key: {**flax_families.config(case)[key], **value} for key, value in keys.items() if isinstance(value, dict)
+        key: {**flax_families.config(case)[key.removesuffix("_dict")], **value}
+        for key, value in keys.items()
+        if isinstance(value, dict)
     }
     source = flax_families.specs(case, tmp_path / "source", **{**keys, **parts})
     with pytest.raises(convert.PlanError, match=told):
         convert.plan_conversion(FAMILY, source)
+
+
+def test_clips_older_key_of_a_part_counts(tmp_path: Path) -> None:
+    text = flax_families.config("clip.CLIPModel")["text_config"]
+    keys = {"text_config": {**text, "hidden_size": 768}, "text_config_dict": text, "vision_config_dict": None}
+    assert convert.plan_conversion(FAMILY, flax_families.specs("clip.CLIPModel", tmp_path, **keys)).steps
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "path"),
+    [
+        ("bert.BertModel", {"use_cache": None}, "use_cache"),
+        ("bert.BertModel", {"hidden_size": None}, "hidden_size"),
+        ("whisper.WhisperModel", {"decoder_start_token_id": None}, "decoder_start_token_id"),
+        ("encoder_decoder", {"encoder": {"hidden_act": None}}, "encoder.hidden_act"),
+        ("bert.BertModel", {"pad_token_id": None, "classifier_dropout": None, "some_key": None}, None),
+        ("gpt2.GPT2Model", {"n_inner": None, "pad_token_id": None}, None),
+    ],
+)
+def test_a_null_that_the_class_refuses_is_an_error(case: str, keys: dict[str, Any], path: str | None, tmp_path: Path) -> None:  # fmt: skip
+    source, stated = flax_families.specs(case, tmp_path), flax_families.config(case)
+    more = {key: {**stated[key], **value} if isinstance(value, dict) else value for key, value in keys.items()}
+    (tmp_path / "config.json").write_text(json.dumps({**stated, **more}))
+    if path is None:
+        config = convert.plan_conversion(FAMILY, source).config
+        assert config is not None and all(config[key] is None for key in keys)
+        return
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(FAMILY, source)
+    assert [one.path for one in refused.value.findings if one.got == "null"] == [path]
+
+
+def test_the_nulls_that_are_refused_are_those_that_transformers_refuses() -> None:
+    import transformers
+
+    table = json.loads((shipped_rules_dir() / "transformers-classes.json").read_text())["nulls"]
+    for key in table["bert"]:
+        with pytest.raises(Exception, match=f"Validation error for field '{key}'"):
+            transformers.BertConfig.from_dict({key: None})
+    assert transformers.BertConfig.from_dict({"pad_token_id": None}).pad_token_id is None
 
 
 def test_t5s_siblings_take_the_activations_that_t5_takes() -> None:

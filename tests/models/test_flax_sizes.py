@@ -16,7 +16,7 @@ QUICK = ("bert.BertForSequenceClassification", "clip.CLIPModel", "resnet.ResNetM
 NO_SIZE = {
     r".*_token_id|mask_\w+|num_negatives|semantic_loss\w+|\w+_dropout_prob": "of tokens and of training",
     r"(min|max)_length|num_beams|num_beam_groups|\w*no_repeat_ngram_size|top_k|num_return_sequences": "of generation",
-    r"chunk_size_feed_forward|pretraining_tp|relative_attention_max_distance|rotary_dim|local_radius|\w*block_size|num_random_blocks|window_size|attention_types.*|(conv|adapter)_stride.*|encoder_stride|median_filter_width|groups_width": "how the class computes: no leaf shows the number",
+    r"chunk_size_feed_forward|pretraining_tp|relative_attention_max_distance|rotary_dim|local_radius|\w*block_size|num_random_blocks|window_size|(conv|adapter)_stride.*|encoder_stride|median_filter_width": "how the class computes: no leaf shows the number",
     r"(num_|encoder_|decoder_)?attention_heads|n_heads?|num_heads": "divides the width: no leaf shows the number",
     r"tdnn_.*|xvector_output_dim|out_indices.*|pool_scales.*|auxiliary_\w+|num_feat_extract_layers|decoder_vocab_size": "of what no flax class has",
 }  # fmt: skip

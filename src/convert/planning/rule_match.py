@@ -27,6 +27,7 @@ from convert.planning.facts.values import (
 )
 from convert.planning.match import Coverage, cover
 from convert.planning.modules.expand import for_class
+from convert.planning.modules.nulls import refused_nulls
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import TargetFormat
@@ -159,6 +160,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
     findings += class_conflict(rules, match.target, sidecar)
     findings += contradictions(rules, match.target, sidecar, sizes, settings)
+    findings += refused_nulls(rules, match.target, sidecar)
     findings += unmet_requirements(rules, match.target, facts, sizes)
     findings += contradicted
     places = stated_places(rules, facts, sidecar, settings)

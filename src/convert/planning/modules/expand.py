@@ -364,7 +364,7 @@ def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
 
 def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> Iterator[Finding]:
     """Report that the tree has another number of layers than the sidecar states."""
-    for places, layers in listed.counts.items():
+    for places, layers in ((places, layers) for places, each in listed.counts.items() for layers in each):
         needed = any(module.name[: len(places)] == places and not module.optional for module in listed.modules)
         for place in _every(places, patterns, listed.counts.keys()):
             count = max(map(int, patterns.numbers.get(place, ())), default=-1) + 1

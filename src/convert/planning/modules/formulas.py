@@ -1,7 +1,11 @@
-"""Numbers of a model, as formulas of the keys of its config.json: ``2*n_embd|hidden_size``, ``image_size//patch_size``, ``depths.#``."""
+"""Numbers of a model, as formulas of the keys of its config.json: ``2*n_embd|hidden_size``, ``image_size//patch_size``, ``depths.#``.
+
+``a//(b//c)`` has one quotient in another.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,12 +118,21 @@ class Keys:
     def _number(self, key: str) -> int | None:
         if key.removeprefix("-").isdecimal():
             return int(key)
+        if key.startswith("("):
+            return self.count(key[1:-1])
         value = self.value(key)
-        value = len(value) if isinstance(value, list) else value
+        value = _layers(value) if isinstance(value, list) else value
         return value if isinstance(value, int) else None
+
+
+def _layers(listed: Sequence[Any]) -> int:
+    """Return the length of a list; of patterns of layers with how often each is repeated (GPT-Neo's `attention_types`), the layers."""
+    if listed and all(isinstance(one, list) and [type(part) for part in one] == [list, int] for one in listed):
+        return sum(len(layers) * times for layers, times in listed)
+    return len(listed)
 
 
 def keys_of(formula: str) -> tuple[str, ...]:
     """Return the keys of a formula."""
-    factors = (part for term in formula.split("+") for factor in term.split("*") for part in factor.split("//"))
+    factors = (part.strip("()") for part in re.split(r"[;+*]|//", formula))
     return tuple(dict.fromkeys(part for part in factors if not part.removeprefix("-").isdecimal()))

@@ -66,8 +66,7 @@ def _other_sizes(listed: ModuleList, steps: Sequence[Step], file: str) -> tuple[
             expected = sizes[key]
             if expected is not None and step.spec.shape[axis] != expected:
                 said = of.keys.said(formula, number)
-                texts = formula.replace(NUMBER, number).split(";")
-                shown = dict.fromkeys(of.keys.shown(one) for text in texts for one in keys_of(text))
+                shown = dict.fromkeys(of.keys.shown(one) for one in keys_of(formula.replace(NUMBER, number)))
                 conflicts[tuple(shown)].append(_Conflict(step, axis, said, expected))
     findings: list[Finding] = []
     blamed: set[str] = set()

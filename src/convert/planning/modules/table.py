@@ -88,7 +88,7 @@ class ModuleList:
         below: part -> the key that flax's tree has before the paths of the part, and the names have not.
         tied: tensor -> the tensor that it is the same as, unless config.json says otherwise.
         untied: those of `tied` that config.json unties.
-        counts: name before a number -> the number of layers there.
+        counts: name before a number -> the number of layers there, by each key that states it.
         heads: numbers of heads that no leaf shows.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
         unread: key of config.json that the source's code does not read -> the value that it computes with.
@@ -103,7 +103,7 @@ class ModuleList:
     below: Mapping[Name, str]
     tied: Mapping[str, str]
     untied: frozenset[str]
-    counts: Mapping[Name, LayerCount]
+    counts: Mapping[Name, Sequence[LayerCount]]
     heads: tuple[Heads, ...]
     refused: Mapping[str, tuple[Any, str]]
     unread: Mapping[str, Any]
@@ -134,7 +134,7 @@ class _Gathered:
     below: dict[Name, str] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     untied: set[str] = field(default_factory=set)
-    counts: dict[Name, LayerCount] = field(default_factory=dict)
+    counts: dict[Name, list[LayerCount]] = field(default_factory=dict)
     heads: list[Heads] = field(default_factory=list)
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         UnknownClassError: the table lacks the class, or the class of a part.
         MissingKeyError: the configuration lacks a number.
     """
-    found = _Gathered()
+    found, config = _Gathered(), _with_parts(config)
     entry = _entry(table["classes"], name)
     _gather(found, table, entry, Keys(config, entry["facts"]), ())
     return ModuleList(
@@ -171,6 +171,14 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         entry.get("unread", {}),
         tuple(entry.get("notes", ())),
     )
+
+
+def _with_parts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration whose parts are those that count: transformers reads CLIP's `text_config_dict` instead of `text_config`, where it has both."""
+    instead = {
+        key: value for key, value in config.items() if key.endswith("_config_dict") and isinstance(value, Mapping)
+    }
+    return {**config, **{key.removesuffix("_dict"): value for key, value in instead.items()}}
 
 
 def _entry(entries: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -197,9 +205,10 @@ def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any]
     found.tied |= tied
     if config.get(TIED) is False:
         found.untied |= set(tied)
-    for place, text in entry["counts"].items():
-        if (count := _layers(keys, text)) is not None:
-            found.counts[(*below, *place.split("."))] = count
+    for place, texts in entry["counts"].items():
+        counts = [_layers(keys, text) for text in ([texts] if isinstance(texts, str) else texts)]
+        if known := [count for count in counts if count is not None]:
+            found.counts[(*below, *place.split("."))] = known
     for key, (values, because) in entry["refuses"].items():
         value = value_of(config, key)
         if value not in values["other_than"] and value is not None if isinstance(values, dict) else value in values:
