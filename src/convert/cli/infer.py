@@ -17,6 +17,7 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.checkpoints.source import Source
+    from convert.core.tensor_spec import TensorSpec
     from convert.drafting.like.target import TargetModel
     from convert.inference.derivation import Derivation, Tensor
     from convert.inference.pair import Pair
@@ -144,9 +145,9 @@ def infer(
         with user_code_errors(reference or "", SHRINK_OPTION):  # models refuse sizes that do not go together
             other = _pair(reference, to, None, None, None, small[1][1], small[1][0])
             first = _pair(reference, to, None, None, None, given, source)
-    leaves = {} if source is None else leaf_shapes(source)
+    leaves = {} if source is None else leaf_specs(source)
     pair = first or _pair(reference, to, jax, torch, inputs, given, source)
-    found = shapes_of(shapes, leaves, root)
+    found = specs_of(shapes, leaves, root)
     option = REFERENCE_OPTION if reference else JAX_OPTION
     outside = len(found) < len(leaves)
     names = (file.stem, root.strip("/"))
@@ -169,9 +170,8 @@ def infer(
     confirmed, problem = None, ""
     if other is not None and derivation.proof is not None and not written.open:
         try:
-            confirmed = confirm(
-                written.text, other, shapes_of(None, leaf_shapes(small[1][0]), root), root.strip("/"), seed
-            )
+            sizes = {name: spec.shape for name, spec in specs_of(None, leaf_specs(small[1][0]), root).items()}
+            confirmed = confirm(written.text, other, sizes, root.strip("/"), seed)
             problem = "" if confirmed <= derivation.proof.allowed else "the rules make other weights, "
         except ConvertError as error:
             problem = str(error)
@@ -222,24 +222,24 @@ def _source(checkpoint: Path, step: int | None, item: str | None, skeleton: Path
     return open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
 
 
-def leaf_shapes(source: Source) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's leaves, without flax nnx's ``/value``."""
+def leaf_specs(source: Source) -> dict[str, TensorSpec]:
+    """Return the shapes and dtypes of a checkpoint's leaves, without flax nnx's ``/value``."""
     from convert.core.nnx_names import without_value
 
     names = without_value(source.leaves)
-    return {names[name]: leaf.spec.shape for name, leaf in source.leaves.items()}
+    return {names[name]: leaf.spec for name, leaf in source.leaves.items()}
 
 
-def shapes_of(factory: str | None, leaves: Mapping[str, tuple[int, ...]], root: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the model's parameters, by their names below `root`."""
+def specs_of(factory: str | None, leaves: Mapping[str, TensorSpec], root: str) -> dict[str, TensorSpec]:
+    """Return the shapes and dtypes of the model's parameters, by their names below `root`."""
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding
-    from convert.inference.pair import shapes_of_function
+    from convert.inference.pair import specs_of_function
 
     if factory is not None:
-        return shapes_of_function(factory)
+        return specs_of_function(factory)
     prefix = f"{root.strip('/')}/" if root.strip("/") else ""
-    found = {name.removeprefix(prefix): shape for name, shape in leaves.items() if name.startswith(prefix)}
+    found = {name.removeprefix(prefix): spec for name, spec in leaves.items() if name.startswith(prefix)}
     if not found:
         tops = ", ".join(sorted({name.partition("/")[0] for name in leaves})[:LISTED])
         raise ConvertError(

@@ -175,7 +175,7 @@ def _answered(
     source: Source, name: str, root: str, reference: str, settings: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
     """Return a draft with the rules that two programs show, and what was found; the rest is drafted for the rest of the module."""
-    from convert.cli.infer import counted, described, leaf_shapes, shapes_of, summary
+    from convert.cli.infer import counted, described, leaf_specs, specs_of, summary
     from convert.core.user_code import REFERENCE_OPTION
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules
@@ -183,9 +183,9 @@ def _answered(
     from convert.inference.rule_file.from_pair import infer_rules
 
     pair = pair_of_reference(reference, settings, source)
-    shapes = shapes_of(None, leaf_shapes(source), root)
+    leaves = specs_of(None, leaf_specs(source), root)
     numbers = whole_numbers(source, root)
-    rules = infer_rules(pair, described(pair), shapes, name, root, option=REFERENCE_OPTION, numbers=numbers)
+    rules = infer_rules(pair, described(pair), leaves, name, root, option=REFERENCE_OPTION, numbers=numbers)
     written = rules.written
     known = KnownRules(reference, written.sure, written.left, written.letters)
     text = draft_rules(source, name, root, rules.open_target, known)

@@ -353,6 +353,8 @@ class Derivation:
         notes: what limits the result: a branch taken by its values, opaque operations.
         weights: the random leaves that it was derived with.
         buffers: the integers and truth values that the module saves, such as indices and masks: it computes them itself.
+        complex_leaves, complex_tensors: names of those that are complex. Their shapes and positions count the real and the
+            imaginary parts along a further last axis.
     """
 
     tensors: tuple[Tensor, ...]
@@ -365,6 +367,8 @@ class Derivation:
     notes: tuple[str, ...] = ()
     weights: Mapping[str, Array] = field(default_factory=dict, repr=False)
     buffers: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    complex_leaves: frozenset[str] = frozenset()
+    complex_tensors: frozenset[str] = frozenset()
 
     @property
     def complete(self) -> bool:
@@ -389,6 +393,8 @@ class Derivation:
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "leaves": {name: list(shape) for name, shape in self.leaves.items()},
             "dropped": list(self.dropped),
+            "complex_leaves": sorted(self.complex_leaves),
+            "complex_tensors": sorted(self.complex_tensors),
             "facts": [fact.to_dict() for fact in self.facts],
             "differences": [difference.to_dict() for difference in self.differences],
             "proof": None if self.proof is None else vars(self.proof),

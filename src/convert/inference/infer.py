@@ -196,6 +196,8 @@ def _derived(
         (*_notes(first, target), *unseen),
         {name: value.array for name, value in first.parameters.items()},
         proof.whole_numbers(module),
+        frozenset(complex_leaves),
+        frozenset(name for name, value in as_run.parameters.items() if value.complex),
     )
     grades = {tensor.grade for tensor in found}
     return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades)

@@ -14,7 +14,7 @@ from convert.checkpoints.source import Source
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.nnx_names import without_value
-from convert.core.tensor_spec import numpy_dtype
+from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
@@ -217,8 +217,8 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     return Pair(forward, module, run, drawn, jax)
 
 
-def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the leaves of a pytree that a function returns, such as ``jax.eval_shape(model.init, ...)``.
+def specs_of_function(factory: str) -> dict[str, TensorSpec]:
+    """Return the shapes and dtypes of the leaves of a pytree that a function returns, such as ``jax.eval_shape(model.init, ...)``.
 
     Raises:
         ConvertError: there is no such function, or it returns no tree of arrays.
@@ -229,16 +229,16 @@ def shapes_of_function(factory: str) -> dict[str, tuple[int, ...]]:
     make = find_factory(factory, SHAPES_OPTION)
     with user_code_errors(factory, SHAPES_OPTION):
         tree = make()
-    shapes = {}
+    specs = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-        if not hasattr(leaf, "shape"):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", type(leaf).__name__)
-        shapes["/".join(keys)] = tuple(leaf.shape)
-    if not shapes:
+        specs["/".join(keys)] = TensorSpec(tuple(leaf.shape), str(leaf.dtype))
+    if not specs:
         _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", "an empty one")
-    names = without_value(shapes)
-    return {names[name]: shape for name, shape in shapes.items()}
+    names = without_value(specs)
+    return {names[name]: spec for name, spec in specs.items()}
 
 
 def by_name(outputs: Any) -> Arrays:

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from convert.numerics.real_numbers import in_float64
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -57,7 +59,7 @@ def difference(got: Any, want: Any, *, precision: str = "float32", mask: Array |
     Raises:
         ValueError: the shapes differ, or nothing is left to compare.
     """
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    got, want = in_float64(got), in_float64(want)
     if got.shape != want.shape:
         raise ValueError(f"shapes differ: {list(got.shape)} and {list(want.shape)}")
     keep = np.ones(got.shape, bool)
@@ -145,7 +147,7 @@ def agreement(got: Any, want: Any, *, mask: Array | None = None) -> Agreement:
     Raises:
         ValueError: the shapes differ, or nothing is left to compare.
     """
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    got, want = in_float64(got), in_float64(want)
     if got.shape != want.shape or got.ndim == 0:
         raise ValueError(f"shapes differ: {list(got.shape)} and {list(want.shape)}")
     if mask is not None:

@@ -8,20 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from convert.numerics.real_numbers import as_complex
+
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-def as_real(array: Array) -> Array:
-    """Return an array with the two parts of complex numbers along a further last axis; another one as it is."""
-    if array.dtype.kind != "c":
-        return array
-    return np.stack([array.real, array.imag], axis=-1).astype(np.float64, copy=False)
-
-
-def as_complex(array: Array) -> Array:
-    """Return complex numbers whose two parts lie along the last axis of an array."""
-    made: Array = np.ascontiguousarray(array, np.float64).view(np.complex128)[..., 0]
-    return made
 
 
 @dataclass(frozen=True, eq=False)

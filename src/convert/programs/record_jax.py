@@ -18,11 +18,12 @@ from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
 from convert.numerics.jax_values import as_jax
 from convert.numerics.lift_jax import RefusedError, float64, lift, traced
+from convert.numerics.real_numbers import as_real
 from convert.numerics.same_trace import traces_alike
 from convert.programs.complex_numbers.rewriting import in_real_numbers
 from convert.programs.jax_elements import LAYOUT, elements_of
 from convert.programs.jax_modules import around_modules
-from convert.programs.program import Array, Operation, Program, Value, as_real, parameter_values
+from convert.programs.program import Array, Operation, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
 from convert.programs.where import model_line, stack
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from convert.programs.program import Array, Operation, Program, Value, as_real
+from convert.numerics.real_numbers import as_real
+from convert.programs.program import Array, Operation, Program, Value
 from convert.programs.run_checks import require_numbers
 
 

@@ -13,8 +13,12 @@ import torch
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
+from convert.inference.rule_file.complex_tensors import REAL_AND_COMPLEX
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support import complex_models as m
-from support.inferred import UNPROVEN, grades, sources
+from support.inferred import UNPROVEN, grades, rules, sources
 
 
 def pairs_of_tokens(seed: int) -> dict[str, Any]:
@@ -109,6 +113,25 @@ def test_recurrences_of_complex_numbers(function: Any, module: torch.nn.Module, 
 
 def test_complex_inputs_weights_and_outputs() -> None:
     check(derive(m.dense, m.Dense(), m.DENSE, m.complex_inputs, tuple(m.DENSE)))
+
+
+def test_complex_leaves_become_complex_tensors() -> None:
+    module = m.Dense().eval()
+    found = derive(m.dense, module, m.DENSE, m.complex_inputs, tuple(m.DENSE))
+    written = rules(found, module)
+    assert [rule.split("\n")[0] for rule in written] == ["- einsum: ...D,DC->...C"] * 2
+    assert ["bias: b1" in rule for rule in written] == [True, False]
+    assert found.to_dict()["complex_tensors"] == ["a.bias", "a.weight", "b.weight"]
+
+
+@pytest.mark.parametrize(("of_source", "of_target"), [("two", "complex"), ("complex", "last axis")])
+def test_real_leaves_of_a_complex_tensor_have_no_words_yet(of_source: str, of_target: str) -> None:
+    leaves = ("c",) if of_source == "complex" else ()
+    module = m.FNO(of_target).eval()
+    found = derive(m.fno(of_source), module, m.fno_shapes(of_source), FIELDS, leaves)
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert set(written.open.values()) == {REAL_AND_COMPLEX}
+    assert compare_rules(written.decided, found, written.open) == []
 
 
 def test_circular_correlation() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from jax import lax
 
-from convert.programs.program import Program, as_complex, as_real
+from convert.numerics.real_numbers import as_complex, as_real
+from convert.programs.program import Program
 from convert.programs.record_jax import record_jax
 from convert.programs.record_torch import record_torch
 from convert.programs.rerun import rerun

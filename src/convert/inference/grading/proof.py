@@ -9,7 +9,8 @@ import numpy as np
 
 from convert.inference.candidates import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
-from convert.programs.program import Program, as_real
+from convert.numerics.real_numbers import as_real
+from convert.programs.program import Program
 from convert.references.user_reference import require_masks
 
 if TYPE_CHECKING:

@@ -32,17 +32,22 @@ class DrawnLeaves(Source):
         self.path = Path("drawn")
         given = {f"{root}/{name}" if root else name: array for name, array in (arrays or {}).items()}
         shapes = {f"{root}/{name}" if root else name: shape for name, shape in shapes.items()}
-        self.leaves = {
-            name: Leaf(tuple(name.split("/")), TensorSpec(shape, "float64")) for name, shape in shapes.items()
-        }
         rng = np.random.default_rng(0)
         self._arrays = {
-            name: np.asarray(given[name] if name in given else rng.normal(size=shape), np.float64)
+            name: _stored(given[name] if name in given else rng.normal(size=shape)) for name, shape in shapes.items()
+        }
+        self.leaves = {
+            name: Leaf(tuple(name.split("/")), TensorSpec(shape, self._arrays[name].dtype.name))
             for name, shape in shapes.items()
         }
 
     def read(self, name: str) -> Array:
         return self._arrays[name]
+
+
+def _stored(array: Array) -> Array:
+    """Return numbers in float64; complex ones in the one dtype that a file can hold."""
+    return np.asarray(array, np.complex64 if np.iscomplexobj(array) else np.float64)
 
 
 def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | None:
@@ -55,8 +60,9 @@ def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | Non
 
 
 def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str, Array]) -> Array:
-    """Return the tensor that parts make of leaves, in float64."""
-    made = np.full(shape, np.nan).ravel()
+    """Return the tensor that parts make of leaves, in float64; of complex leaves in twice that."""
+    kind = np.complex128 if any(np.iscomplexobj(x) for x in leaves.values()) else np.float64
+    made = np.full(shape, np.nan, kind).ravel()
     for part in parts:
         if part.arithmetic is Arithmetic.CONSTANT:
             made[part.elements] = part.factor
@@ -64,7 +70,7 @@ def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str
         if part.values is not None:
             made[part.elements] = part.values
             continue
-        values = np.asarray(leaves[part.leaf], np.float64).ravel()[part.positions]
+        values = np.asarray(leaves[part.leaf], kind).ravel()[part.positions]
         plus = {Arithmetic.ONE_PLUS: 1.0, Arithmetic.MINUS_ONE: -1.0}.get(part.arithmetic, 0.0)
         made[part.elements] = (values + plus) * part.factor
     return made.reshape(shape)

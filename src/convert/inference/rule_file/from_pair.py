@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
+from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import user_code_errors
 from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation, Grade, Tensor
@@ -53,7 +54,7 @@ class InferredRules:
 def infer_rules(
     pair: Pair,
     target: TargetModel,
-    shapes: Mapping[str, tuple[int, ...]],
+    leaves: Mapping[str, TensorSpec],
     name: str,
     root: str = "",
     *,
@@ -68,7 +69,7 @@ def infer_rules(
     Args:
         pair: the two programs.
         target: the pair's module, described.
-        shapes: of the leaves, by their names below `root`.
+        leaves: their shapes and dtypes, by their names below `root`.
         name: of the model in the file.
         root: of the leaves in the checkpoint.
         option: which names the code, for its errors.
@@ -82,10 +83,10 @@ def infer_rules(
         UserCodeError: the code raised an error.
     """
     numbers = numbers or {}
-    shapes = {leaf: shape for leaf, shape in shapes.items() if leaf not in numbers}
+    leaves = {leaf: spec for leaf, spec in leaves.items() if leaf not in numbers}
 
-    def function(leaves: Arrays, inputs: Arrays) -> Arrays:
-        return pair.function({**leaves, **numbers}, inputs)
+    def function(weights: Arrays, inputs: Arrays) -> Arrays:
+        return pair.function({**weights, **numbers}, inputs)
 
     with user_code_errors(pair.code, option):
         found = infer(
@@ -93,8 +94,9 @@ def infer_rules(
             pair.module,
             pair.run,
             pair.inputs,
-            shapes,
+            {leaf: spec.shape for leaf, spec in leaves.items()},
             masks=pair.masks,
+            complex_leaves=[leaf for leaf, spec in leaves.items() if spec.dtype.startswith("complex")],
             seed=seed,
         )
     found = replace(found, leaves={**found.leaves, **dict.fromkeys(numbers, ())})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from convert.inference.derivation import Derivation
+from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.drawn import Array, DrawnLeaves, derived_array
 from convert.inference.rule_file.layers.cells import KINDS, sums
 from convert.inference.rule_file.printing.buffers import ROUNDING as BUFFER_ROUNDING
@@ -49,6 +50,7 @@ def compare_rules(
     Raises:
         ConvertError: the rules are not valid, or do not fit the leaves.
     """
+    derivation, _ = in_complex_numbers(derivation)
     source = DrawnLeaves(derivation.leaves, root, derivation.weights)
     plan = make_plan(parse_rules(text), source)
     steps = {step.name: step for step in plan.steps}
@@ -68,7 +70,7 @@ def compare_rules(
             if got.shape != tensor.shape:
                 found.append(Mismatch(name, f"expected shape {list(tensor.shape)}, got {list(got.shape)}"))
                 continue
-            pairs[name] = got.astype(np.float64), want
+            pairs[name] = got.astype(want.dtype), want
     for name, numbers in derivation.buffers.items():
         step = steps.get(name)
         if step is None:

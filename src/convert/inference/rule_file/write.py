@@ -14,6 +14,7 @@ from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.rule_file.attention import join_attention
+from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
@@ -76,13 +77,14 @@ def write_rules(
         outside: whether the checkpoint has leaves that are not below it.
         leaf_names: of a checkpoint without names, in its order.
     """
+    derivation, parts_alone = in_complex_numbers(derivation)
     layers = describe_layers(derivation, target)
     letters = Letters()
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question
     described, lost = settle(layers.found, derivation, target)
     described, facts = with_cut_rows(described)
-    unwritten = {**layers.open, **lost}
+    unwritten = {**layers.open, **lost, **parts_alone}
     made: set[str] = set()
     tied: set[str] = set()  # tables whose rules name the head
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}

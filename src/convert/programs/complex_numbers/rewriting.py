@@ -12,10 +12,11 @@ from functools import partial
 
 import numpy as np
 
+from convert.numerics.real_numbers import as_real
 from convert.programs.complex_numbers.arithmetic import Arithmetic
 from convert.programs.complex_numbers.operations import NewOperations, Run
 from convert.programs.complex_numbers.parts import Parts, agree, filled, is_complex, parts_of_constant
-from convert.programs.program import Array, Operation, Program, Value, as_real
+from convert.programs.program import Array, Operation, Program, Value
 
 _PLACE = Operation("", (), (), {}, lambda _: ())  # of what is no operation of the model's code
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from convert.numerics.real_numbers import tensor_in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Observed, Reference
 from convert.verify.diagnosis.calls import other_call
@@ -231,6 +230,6 @@ def _site(
     with torch.no_grad(), lifted(), calls(module, (name, name.rpartition(".")[0])) as recorded_calls:
         inputs = input_tensors(evidence.inputs, "float64", next(module.parameters()).device)
         values = observed(reference, module, inputs, dict.fromkeys((*names, name + INPUT)))
-    weights = {key: np.asarray(value.detach().double().cpu().numpy()) for key, value in module.state_dict().items()}
+    weights = {key: tensor_in_float64(value) for key, value in module.state_dict().items()}
     seen = Observed(values, evidence.inputs, weights)
     return Site(float64_plan(plan), module, boundary, seen, recorded_calls, evidence, allowed)

@@ -31,6 +31,7 @@ from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS = 8192  # of a large table, that are probed
+COMPLEX = "the weights are complex, and layers are run with real ones; see the weights and the model level"
 NOTHING_TO_RUN = "no tensor of the file has the name, shape and dtype that the rules give; see the coverage level"
 _Outcome = tuple[Step, Part, Measure | Finding | None]
 _GroupKey = tuple[str, str]  # module and suffix
@@ -202,7 +203,7 @@ class _LayerRuns:
         findings = [*self._findings, *(_differs(measure, names, self._mistake(measure)) for measure, names in failed)]
         findings += [_differs(measure, [measure.name], None) for measure in activations if not measure.passed]
         verdict = Verdict.FAILED if findings else Verdict.PASSED if self._compared else Verdict.SKIPPED
-        reason = "" if self._compared else NOTHING_TO_RUN
+        reason = "" if self._compared else COMPLEX if self._complex else NOTHING_TO_RUN
         measures = (*self._worst.values(), *activations)
         return LevelReport("layers", verdict, reason, tuple(findings), measures, self._notes(represented))
 
@@ -214,12 +215,19 @@ class _LayerRuns:
             return None
         return mistake_in(step, self._written.read(step.name), self._plan, step.spec.dtype)
 
+    @property
+    def _complex(self) -> int:
+        """Number of complex tensors, whose layers are not run."""
+        return sum(step.spec.dtype.startswith("complex") for step in self._plan.steps)
+
     def _notes(self, represented: int) -> tuple[str, ...]:
         tensors = self._compared + represented
         # A fused tensor has a measure for each of its parts.
         fused = any("[" in measure.name for measure in self._worst.values())
         what = "tensors and parts of fused tensors" if fused else "tensors"
         counted = f"{tensors} {what} in {len(self._worst)} groups; the worst of each is shown"
+        if self._complex:
+            counted += f"; {self._complex} complex tensors are compared at the weights and the model level alone"
         if not represented:
             return (counted,)
         return (

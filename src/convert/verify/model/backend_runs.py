@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.numerics.precision import cuda_problem, jax_precision, torch_pinned
+from convert.numerics.real_numbers import in_float64, tensor_in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference, observe
 from convert.verify.sides.evidence import Evidence, Values
@@ -78,7 +79,7 @@ def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Val
                 values = jax.jit(side)(weights, inputs)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
             raise Skip(_line(error)) from error
-        return {key: np.asarray(value, np.float64) for key, value in values.items()}
+        return {key: in_float64(value) for key, value in values.items()}
 
 
 def torch_runs(written: Written, reference: Reference, evidence: Evidence) -> Iterator[Run]:
@@ -184,7 +185,7 @@ def _run(
     with observe(module, boundaries) as values:
         outputs = function(module, inputs)
     known = {**values, **outputs}
-    return {name: known[name].detach().double().cpu().numpy() for name in evidence.native_values if name in known}
+    return {name: tensor_in_float64(known[name]) for name in evidence.native_values if name in known}
 
 
 def _line(error: Exception) -> str:

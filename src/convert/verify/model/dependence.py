@@ -10,6 +10,7 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.numerics.compare import epsilon
 from convert.numerics.precision import jax_precision
+from convert.numerics.real_numbers import in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.sides.evidence import Evidence
@@ -40,7 +41,7 @@ def independent(plan: Plan, written: Written, reference: Reference, evidence: Ev
         return made.values
 
     def changed(x: torch.Tensor) -> torch.Tensor:
-        return x * (1 + share * float(signs.choice((-1, 1)))) if x.is_floating_point() else x
+        return x * (1 + share * float(signs.choice((-1, 1)))) if x.is_floating_point() or x.is_complex() else x
 
     before, after = run(state), run({name: changed(x) for name, x in state.items()})
     if said := _said(before, after, reference):
@@ -78,9 +79,9 @@ def _jax_independent(plan: Plan, reference: Reference, evidence: Evidence) -> st
     rng, share = np.random.default_rng(0), _share(evidence.precision)
 
     def changed(x: Array) -> Array:
-        if not is_float(x.dtype.name):
+        if not is_float(x.dtype.name) and x.dtype.kind != "c":
             return x
-        wide = x.astype(np.float64)
+        wide = x if x.dtype.kind == "c" else x.astype(np.float64)
         return np.asarray(wide * (1 + share * rng.choice((-1.0, 1.0), x.shape)))
 
     said = _said(evidence.native_values, _changed_jax(plan, reference, evidence, changed), reference)
@@ -95,7 +96,7 @@ def _changed_jax(
     with jax_precision(precision):
         weights = {name: as_jax(changed(x), precision) for name, x in jax_weights(plan).items()}
         values = reference.jax_side()(weights, {n: as_jax(x, precision) for n, x in evidence.inputs.items()})
-    return {name: np.asarray(value, np.float64) for name, value in values.items()}
+    return {name: in_float64(value) for name, value in values.items()}
 
 
 def _share(precision: str) -> float:

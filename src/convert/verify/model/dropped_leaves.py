@@ -11,6 +11,7 @@ import numpy as np
 from convert.core.findings import Finding
 from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
+from convert.numerics.real_numbers import in_float64
 from convert.planning.plan import Dropped, Plan
 from convert.references.protocol import JaxSide, Reference
 from convert.verify.report.facts import JudgedFact, Status
@@ -118,6 +119,6 @@ def _changes(side: JaxSide, plan: Plan, inputs: Mapping[str, Array], evidence: E
         weights = {name: as_jax(value, precision) for name, value in jax_weights(plan).items()}
         values = side(weights, {name: as_jax(value, precision) for name, value in inputs.items()})
     return max(
-        difference(np.asarray(values[name], np.float64), value, mask=evidence.masks.get(name)).relative
+        difference(in_float64(values[name]), value, mask=evidence.masks.get(name)).relative
         for name, value in evidence.native_values.items()
     )

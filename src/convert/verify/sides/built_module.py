@@ -99,7 +99,8 @@ def _same(got: torch.Tensor, want: torch.Tensor) -> bool:
 
     want = want.to(got.device)
     if got.dtype != want.dtype:  # the dtype is a matter of its own
-        got, want = got.to(torch.float64), want.to(got.dtype).to(torch.float64)
+        wide = torch.complex128 if got.is_complex() or want.is_complex() else torch.float64
+        got, want = got.to(wide), want.to(got.dtype if got.is_complex() or not want.is_complex() else wide).to(wide)
     return bool(torch.equal(got, want) or torch.allclose(got, want, rtol=0, atol=0, equal_nan=True))
 
 
@@ -108,7 +109,7 @@ def _instead(got: torch.Tensor, want: torch.Tensor, state: Mapping[str, torch.Te
     import torch
 
     if got.numel() > 1 and bool((got == got.flatten()[0]).all()):
-        number = float(got.flatten()[0].item())
+        number = got.flatten()[0].item()
         return {0.0: "zeros", 1.0: "ones"}.get(number, f"{number:.6g} throughout")
     for name, x in state.items():
         if x is not want and x.shape == got.shape and _same(got, x):

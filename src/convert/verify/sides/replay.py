@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from convert.numerics.real_numbers import tensor_in_float64
 from convert.references.protocol import observe
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Replay:
         try:
             with torch.no_grad():
                 for name, value in tensors.items():
-                    self._set(name, torch.as_tensor(np.array(value, np.float64)))
+                    wide = np.complex128 if np.iscomplexobj(value) else np.float64
+                    self._set(name, torch.as_tensor(np.array(value, wide)))
             return self.value()
         finally:
             for name, old in kept.items():
@@ -131,6 +133,6 @@ def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str)
             vars(submodule).update(copy.deepcopy(dict(attributes)))
         with torch.no_grad(), lifted(), observe(module, [boundary]) as seen:
             module.get_submodule(holder)(*args, **kwargs)
-        return np.asarray(seen[boundary].double().cpu().numpy())
+        return tensor_in_float64(seen[boundary])
 
     return Replay(module, value)

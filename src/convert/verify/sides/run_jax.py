@@ -9,6 +9,7 @@ import numpy as np
 from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.numerics.precision import jax_precision
+from convert.numerics.real_numbers import as_real, in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.references.user_reference import require_inputs, require_masks, require_outputs
@@ -65,8 +66,8 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
         float64 = lifted(weights, dict(inputs))
     return Evidence(  # in the order of the native run; the float64 run passes through a jaxpr, which sorts the keys
         inputs,
-        {name: np.asarray(float64[name]) for name in native},
-        {name: np.asarray(value, np.float64) for name, value in native.items()},
+        {name: as_real(np.asarray(float64[name])) for name in native},
+        {name: in_float64(value) for name, value in native.items()},
         dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in native.items()})),
         precision,
         lifted.unlifted,

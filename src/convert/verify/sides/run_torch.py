@@ -14,6 +14,7 @@ from convert.layers.step_tensor import expected
 from convert.numerics.bits import same_bits
 from convert.numerics.compare import epsilon
 from convert.numerics.precision import torch_pinned
+from convert.numerics.real_numbers import tensor_in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT, Reference, observe
 from convert.references.user_reference import require_outputs
@@ -114,13 +115,16 @@ def run_torch(
 
 
 def input_tensors(inputs: Values, precision: str, device: str | torch.device) -> dict[str, Any]:
-    """Return the inputs as tensors, cast to this precision if they are floating."""
+    """Return the inputs as tensors, cast to this precision if they are floating, or complex."""
     import torch
+
+    of_complex = torch.complex128 if precision == "float64" else torch.complex64
 
     out: dict[str, Any] = {}
     for name, value in inputs.items():
         tensor = torch.as_tensor(np.array(value), device=device)
-        out[name] = tensor.to(getattr(torch, precision)) if tensor.is_floating_point() else tensor
+        dtype = getattr(torch, precision) if tensor.is_floating_point() else of_complex if tensor.is_complex() else None
+        out[name] = tensor.to(dtype or tensor.dtype)
     return out
 
 
@@ -140,7 +144,7 @@ def observed(
         outputs = reference.run(module, inputs)
     require_outputs(reference.outputs, "run", outputs)
     outputs = {name: torch.as_tensor(value) for name, value in outputs.items()}
-    return {name: value.detach().double().cpu().numpy() for name, value in {**values, **outputs}.items()}
+    return {name: tensor_in_float64(value) for name, value in {**values, **outputs}.items()}
 
 
 @dataclass(frozen=True)

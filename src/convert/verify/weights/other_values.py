@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.numerics.bits import unequal
+from convert.numerics.real_numbers import as_real
 from convert.verify.weights.corruption.relations import indices_that_differ
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -83,6 +84,7 @@ class Distance:
 def measure_distance(got: Array, want: Array) -> Distance:
     """Measure how far a tensor is from the right one."""
     sums = np.zeros(6)
+    got, want = as_real(got), as_real(want)
     x, y = got.reshape(-1), want.reshape(-1)
     for k in range(0, x.size, BLOCK):
         a, b = x[k : k + BLOCK].astype(np.float64), y[k : k + BLOCK].astype(np.float64)
@@ -93,6 +95,7 @@ def measure_distance(got: Array, want: Array) -> Distance:
 
 def measure_part(got: Array, want: Array) -> tuple[str, Distance] | None:
     """Measure the few indices of an axis that hold all differences, and say which; None: each axis differs everywhere."""
+    got, want = as_real(got), as_real(want)
     place = indices_that_differ(np.argwhere(unequal(got, want)), got.shape)
     if place is None:
         return None

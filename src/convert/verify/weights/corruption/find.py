@@ -10,6 +10,7 @@ import numpy as np
 from convert.layers.base import Step
 from convert.layers.step_tensor import exact as exact_of
 from convert.numerics.bits import unequal
+from convert.numerics.real_numbers import as_real
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.element_changes import find_element_change
 from convert.verify.weights.corruption.permutations import first_few
@@ -45,6 +46,8 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
         step: made `want`; with `plan`, it gives the names of the axes, and the values before they are rounded.
         plan: of `step`.
     """
+    if "c" in (got.dtype.kind, want.dtype.kind):  # the last axis then has the real and the imaginary parts
+        return find_corruption(as_real(got), as_real(want))
     exact = want
     if step is not None and plan is not None and step.parts:
         made = exact_of(step, plan.source)
