@@ -174,6 +174,8 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
     "xglm": {"add_cross_attention": [[True], "the flax class cannot be built with cross-attention"]},
 }
+# Keys that only the PyTorch class reads -> the value that the flax class computes with. BLOOM's sum of slices lacks the bias.
+UNREAD_OF_TYPE: Mapping[str, Mapping[str, Any]] = {"bloom": {"slow_but_exact": False}}
 DERIVED = ("architectures", "id2label", "label2id", "torch_dtype", "dtype", "transformers_version")
 HEADS = re.compile(r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads")
 SOME = 24  # a size for a key without one
@@ -540,6 +542,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "counts": counts,
         **({"heads": heads} if heads else {}),
         "refuses": REFUSES_OF_TYPE.get(configs[0].model_type, {}) | REFUSES.get(name, {}),
+        **({"unread": unread} if (unread := UNREAD_OF_TYPE.get(configs[0].model_type)) else {}),
         "when": when,
         "modules": with_axes(listed, axes),
     }  # fmt: skip

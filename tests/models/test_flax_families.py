@@ -51,6 +51,24 @@ def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path
     assert max(flax_table.errors(model, case).values()) < 2e-6
 
 
+@pytest.mark.parametrize(
+    ("case", "model", "keys"),
+    [
+        ("t5.T5ForConditionalGeneration", "t5", {"scale_decoder_outputs": False}),
+        ("t5.v1.1", FAMILY, {"scale_decoder_outputs": True}),
+        ("longt5.LongT5ForConditionalGeneration", FAMILY, {"scale_decoder_outputs": False}),
+        ("bloom.BloomForCausalLM", FAMILY, {"pretraining_tp": 2, "slow_but_exact": True}),
+    ],
+)
+def test_keys_that_only_the_pytorch_class_reads_do_not_change_what_it_computes(
+    case: str, model: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """The flax class scales the outputs of a tied head and of no other, and computes BLOOM's products in one piece."""
+    convert.convert(model, flax_families.write(case, tmp_path / "source", **keys), tmp_path / "out")
+    loaded, _ = flax_table.loaded(tmp_path / "out")
+    assert max(flax_table.errors(loaded, case).values()) < 2e-6
+
+
 EXPLAINED = {  # tensors that `from_flax=True` does not give, which docs/models/flax-transformers.md explains
     "llama.LlamaForCausalLM": "lm_head",
     "whisper.untied": "proj_out",
