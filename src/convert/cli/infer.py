@@ -325,7 +325,10 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
 
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
-        yield f"differs: {place}: {difference.problem}"
+        far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
+        yield f"differs: {place}: {difference.brief or difference.problem}{far}"
+        if difference.brief:
+            yield f"  in full: {difference.problem}"
     for grade in Grade:
         yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade])
     for name, why in list(unwritten.items())[:LISTED]:

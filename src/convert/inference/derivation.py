@@ -311,16 +311,18 @@ class Difference:
     Attributes:
         site: the operation.
         problem: what the target computes there, and what the source computes instead, where it is known.
-        error: the largest difference between the two, where it is known.
+        error: the largest difference of the output, relative to its largest value, where it is known.
+        brief: the same as `problem` in a few words, with the layer; empty where they are not known.
     """
 
     site: Site
     problem: str
     error: float | None = None
+    brief: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
-        return {"site": self.site.to_dict(), "problem": self.problem, "error": self.error}
+        return {"site": self.site.to_dict(), "problem": self.problem, "error": self.error, "brief": self.brief}
 
 
 @dataclass(frozen=True)

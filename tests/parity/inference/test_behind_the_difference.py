@@ -1,4 +1,4 @@
-"""Behind a difference the search goes on with values of the source's, whatever the parameters there have met before, and in whichever layout."""
+"""Behind a difference the search goes on with values of the source's: the parameters there may have met data before, in another layout."""
 
 from __future__ import annotations
 

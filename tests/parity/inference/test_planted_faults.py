@@ -14,6 +14,26 @@ from support.planted.words import WORDS
 
 PAIRS = attention.PAIRS | others.PAIRS | small.PAIRS | translator.PAIRS
 QUICK = (("bag", "no places"), ("features", "cos"))
+BRIEF = {  # what comes first in the summary: the layer, and what each side computes
+    ("bag", "no places"): "in front of m.0: the JAX model adds a table of shape [1, 6, 8], the target does not",
+    ("features", "cos"): "behind a: the target applies cos, the JAX model applies sin",
+    ("block", "epsilon"): "in n.0: the target adds 1e-05, the JAX model adds 1e-06",
+    ("block", "scale"): "behind m.0: the JAX model divides by 2, the target does not",
+    (
+        "block",
+        "window",
+    ): "behind m.0: in the target a position sees itself and up to 2 in front of it; in the JAX model, itself and up to 5 in front of it",
+    ("block", "norm"): "in front of m.4: the JAX model computes a norm, the target does not",
+    ("block", "gelu"): "behind m.4: the target computes gelu_erf, the JAX model gelu_tanh",
+    ("block", "factor"): "in m.5: the target multiplies by 2, the JAX model does not",
+    ("decoder", "shifted"): "behind m.1: row k of the target's table is row k + 1 of the JAX model's",
+    ("encoder", "no type"): "behind e: the JAX model adds y, the target does not",
+    (
+        "encoder",
+        "keys of x",
+    ): "the target gives c.1 the sum of attention.py:225; the JAX model gives it the sum of inferred.py:95",
+    ("encoder", "positions in pairs"): "behind e: the target adds p.weight, the JAX model adds p",
+}
 CASES = [
     pytest.param(base, fault, marks=() if (base, fault) in QUICK else pytest.mark.slow)
     for base, pair in PAIRS.items()
@@ -44,6 +64,7 @@ def test_a_fault_is_never_derived_and_is_named(base: str, fault: str) -> None:
     if words is not None:
         assert re.search(words, difference.problem), difference.problem
         assert difference.site.where in lines_of(PAIRS[base].module(fault), fault), difference.problem
+    assert difference.brief == BRIEF.get((base, fault), difference.brief)
 
 
 def test_words_are_of_faults() -> None:

@@ -105,10 +105,10 @@ WORDS: dict[str, dict[str, str]] = {
         "one group": "sums over axes 1, 2, 4",  # groups normed first pass one group as they are
         "group epsilon": "adds 0.001 .*adds 1e-05",
         "dilated": "convolves with c.weight .*convolves with c",
-        "no norm": "target limits the values to 0 to 6 .*JAX model subtracts m",
+        "no norm": "of what a gives, the JAX model subtracts m" + MISSING,
         "relu": "JAX model limits the values",
         "clip": "to 0 to 5 .*to at least 0 ",
-        "silu": "target applies silu .*limits the values",
+        "silu": "silu for relu6",
         "other side": "convolves with b.weight .*convolves with b",
         "one other side": "convolves with b.weight .*convolves with b",
         "ones": "target joins .*convolves with b",

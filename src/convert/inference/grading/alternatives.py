@@ -82,7 +82,7 @@ def _followed(
     finally:
         for segment in behind:
             if segment.given is not None:
-                give(search, segment.given, segment.begin)
+                give(search.replay, segment.given, segment.given.array, segment.begin)
             search.enter(segment.solution)
 
 

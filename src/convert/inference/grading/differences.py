@@ -46,7 +46,8 @@ def explained(
     no leaf was guessed keep the module's own numbers.
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
-    state = {name: x for name, x in proof.weights(guessed, source).items() if not np.isnan(x).any()}
+    weights = proof.weights(guessed, source)
+    state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
     target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
     for name, value in source.outputs.items():
         want = value.array
@@ -61,11 +62,11 @@ def explained(
         found = diverge(source, target, name, error, share, share)
         if found is None or not (found.proven or found.entry):
             continue
-        said = named(found, source, target, NUMPY_ACTIVATIONS)
+        said = named(found, source, target, NUMPY_ACTIVATIONS, lacking=weights.keys() - state.keys())
         first = found.repairs[0] if found.repairs else None
         at = found.entry
         if first is not None:  # behind the last operation, where the source goes on
             at = first.target[-1] if first.target else target.operations[min(first.index, len(target.operations) - 1)]
         if at is not None:
-            return Difference(site_of("target", target.operations.index(at), at), said.problem, before)
+            return Difference(site_of("target", target.operations.index(at), at), said.problem, before, said.brief)
     return ended

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from convert.inference.replay import Replay
 from convert.inference.search import REFUSALS, Search
 from convert.inference.segments import Given
 from convert.inference.sites import Meeting, parameter_operands, role_of
@@ -32,18 +33,25 @@ class _Operand(NamedTuple):
     value: Value
 
 
-def give(search: Search, given: Given, end: int) -> None:
-    """Replace a value of the target, and run again what is computed of it up to an operation."""
-    replay, moved = search.replay, {given.value}
-    replay.values[given.value] = given.array
-    for operation in search.target.operations[:end]:
-        if moved.intersection(operation.operands):
-            try:
-                results = replay.run(operation)
-            except REFUSALS:
-                results = [np.full(x.array.shape, np.nan) for x in operation.results]
-            replay.keep(operation, results)
+def give(replay: Replay, given: Given, array: Array, end: int) -> None:
+    """Replace a value of the target by an array, in front of an operation: what was computed of it before stays, but for what moves its elements."""
+    replay.values[given.value] = array
+    for operation in moving(replay.program, given.value, end):
+        try:
+            results = replay.run(operation)
+        except REFUSALS:
+            results = [np.full(x.array.shape, np.nan) for x in operation.results]
+        replay.keep(operation, results)
+
+
+def moving(program: Program, value: Value, end: int) -> list[Operation]:
+    """Return the operations in front of one that do nothing but move the elements of a value."""
+    found, moved = [], {value}
+    for operation in program.operations[:end]:
+        if kind_of(operation) in MOVES and moved.intersection(operation.operands):
             moved.update(operation.results)
+            found.append(operation)
+    return found
 
 
 def values_for(search: Search, at: int) -> Iterator[Given]:

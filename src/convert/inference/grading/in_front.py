@@ -16,6 +16,7 @@ import numpy as np
 from convert.inference.candidates import Choice, Source
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
+from convert.inference.grading.given import give, moving
 from convert.inference.grading.proof import weights
 from convert.inference.replay import Replay
 from convert.inference.search import REFUSALS, Search
@@ -174,24 +175,28 @@ def _values(search: Search, state: dict[str, Array], source: Program) -> dict[Va
             replay.assign([(name, known := np.flatnonzero(~np.isnan(flat)), flat[known])])
     for name, value in search.target.inputs.items():
         replay.values[value] = source.inputs[name].array.astype(value.array.dtype)
-    given = {s.given.value: s.given.again(source) for s in search.segments if s.given is not None}
-    replay.values.update((x, array) for x, array in given.items() if x in replay.values)
-    for operation in search.target.operations:
+    given = {segment.begin: segment.given for segment in search.segments if segment.given is not None}
+    for index, operation in enumerate(search.target.operations):
         if not operation.data:
             continue
+        if index in given:
+            give(replay, given[index], given[index].again(source), index)
         try:
             results = replay.run(operation)
         except REFUSALS:
             results = [np.full(x.array.shape, np.nan) for x in operation.results]
         replay.keep(operation, results)
-        replay.values.update((x, given[x]) for x in operation.results if x in given)
     return replay.values
 
 
 def _behind_given(search: Search) -> set[Value]:
     """Return the values of the target that are computed of one that was given."""
-    found = {segment.given.value for segment in search.segments if segment.given is not None}
-    for operation in search.target.operations:
+    found: set[Value] = set()
+    given = {segment.begin: segment.given.value for segment in search.segments if segment.given is not None}
+    for index, operation in enumerate(search.target.operations):
+        if index in given:
+            found.add(given[index])
+            found.update(x for one in moving(search.target, given[index], index) for x in one.results)
         if any(operand in found for operand in operation.operands):
             found.update(operation.results)
     return found

@@ -1,4 +1,4 @@
-"""Between which numbers the values of a program lie, whatever its inputs and parameters are: interval arithmetic over the operations of a run."""
+"""Between which numbers the values of a program lie for all inputs and parameters: interval arithmetic over the operations of a run."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _step(search: Search, at: int) -> Segment | None:
         return None
     _, best = max(found, key=lambda way: way[0])
     if best.given is not None:
-        give(search, best.given, at)
+        give(search.replay, best.given, best.given.array, at)
     if not best.exact:
         best.solutions += [s.solution for _, s in found if s is not best and not s.exact and s.given is best.given]
     return best
@@ -88,7 +88,7 @@ def _with_values(search: Search, at: int) -> Iterator[tuple[_Merit, Segment]]:
     """Yield ways on with a value of the source's in place of the data of an operation, with their merits."""
     own = dict(search.replay.values)
     for given in values_for(search, at):
-        give(search, given, at)
+        give(search.replay, given, given.array, at)
         segment = search.solved(at)
         if segment is None:
             yield from _partial(search, at, given)

@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.naming.both import Both, line, steps, unshared
+from convert.programs.divergence.naming.brief import brief, brief_of_entry
 from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
     EXTRA,
@@ -67,12 +68,14 @@ class Named:
         name: short and stable; empty where nothing is proven.
         problem: a sentence.
         fix: the next step.
+        brief: what the two compute, at which layer; without the lines of the code.
         order: whether the two differ in the operands or the order of elements alone, which wrong rules may give, too.
     """
 
     name: str
     problem: str
     fix: str
+    brief: str = ""
     order: bool = False
 
 
@@ -83,16 +86,18 @@ def named(
     target: Program,
     activations: Mapping[str, Function],
     training: Collection[str] = (),
+    lacking: Collection[str] = (),
 ) -> Named:
     """Name a divergence.
 
     Args:
         activations: known ones by name.
         training: modules of the target that are in training mode.
+        lacking: parameters of the target whose numbers are not those of the source, so that what they give shows nothing.
     """
     ours, theirs = (Words(p.operations, names_of(p)) for p in (target, source))
     if not divergence.proven:
-        return _unproven(divergence, ours, theirs, activations, training)
+        return _unproven(divergence, ours, theirs, activations, training, lacking)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
     seen: set[Any] = set()
     for repair in divergence.repairs:
@@ -125,7 +130,8 @@ def named(
         f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
     )
     by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, divergence.repairs))
-    return Named(name, problem, _fix(Both(divergence.repairs[0], ours, theirs, activations, training)), by_rules)
+    first = Both(divergence.repairs[0], ours, theirs, activations, training)
+    return Named(name, problem, _fix(first), brief(first, *chosen[0][1:], len(problems) - 1), by_rules)
 
 
 def _crossed(one: Repair, two: Repair) -> bool:
@@ -191,23 +197,33 @@ def _what(does: str) -> str:
 
 
 def _unproven(
-    divergence: Divergence, ours: Words, theirs: Words, activations: Mapping[str, Function], training: Collection[str]
+    divergence: Divergence,
+    ours: Words,
+    theirs: Words,
+    activations: Mapping[str, Function],
+    training: Collection[str],
+    lacking: Collection[str],
 ) -> Named:
     """Say at which operation the target departs, where no value of the source's restores the output."""
     entry = divergence.entry
     if entry is None:
         return Named("", "", "")
-    said = ""
+    said, short = "", brief_of_entry(entry, divergence.instead, ours, theirs)
     if divergence.repairs:
-        said = (
-            describe(Both(divergence.repairs[0], ours, theirs, activations, training))[1]
-            + "; more may differ behind it: "
-        )
+        first = Both(divergence.repairs[0], ours, theirs, activations, training)
+        name, said = describe(first)
+        short = brief(first, name, said, 0)
+    own = {leaf for v in entry.operands if v.of_parameters for leaf in v.leaves}
+    unknown = " and ".join(sorted(own.intersection(lacking)))
     given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
-    said += (
-        "the first operation of the target that is given values of the JAX model and gives none of its values: "
-        f"of {given}, the target {ours.verb(entry)}{places([entry])}"
-    )
+    at = f"of {given}, the target {ours.verb(entry)}{places([entry])}"
+    if unknown and said:
+        return Named("", f"{said}; what follows is not compared, as nothing was found for {unknown}", "", short)
+    if unknown:
+        said = f"nothing was found for {unknown}: {at}"
+    else:
+        said += "; more may differ behind it: " if said else ""
+        said += f"the first operation of the target that is given values of the JAX model and gives none of its values: {at}"
     if divergence.instead:
         said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
-    return Named("", said, "")
+    return Named("", said, "", short)

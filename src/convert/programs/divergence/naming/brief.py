@@ -1,0 +1,113 @@
+"""Say a difference in a few words: at which layer of the target, what it computes there, and what the JAX model computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.naming.both import Both, steps
+from convert.programs.divergence.naming.by_functions import EXTRA
+from convert.programs.divergence.words import Words, arithmetic, layer_of
+from convert.programs.program import Operation, Value
+
+MOST = 3  # steps that are listed
+STEPS = 40  # operations in front of a value among which the nearest layer is looked for
+FOR = " for "
+PLACES = re.compile(r" \([^()]*:[0-9]+[^()]*\)")  # lines of the code, as `places` writes them
+TAIL = ": the target, the JAX model"  # what is left where both have nothing but places
+CLAUSES = 2
+NORM = {"sqrt", "rsqrt"}
+MEANS = {"sum", "mean"}
+
+
+def brief(both: Both, name: str, problem: str, more: int) -> str:
+    """Say what a repair undoes.
+
+    Args:
+        name, problem: of it alone.
+        more: how many further differences there are.
+    """
+    repair = both.repair
+    further = f"; and {more} more" if more > 0 else ""
+    what = _what(both, name, problem)
+    ahead = repair.layer or next(iter(both.user), None)
+    before = ahead.module if ahead is not None else ""
+    at = "" if repair.layer is not None else layer(repair.target, repair.operands, both.ours)
+    if not at and before and before not in what.split():
+        at = f"in front of {before}: "
+    return f"{at}{what}{further}"
+
+
+def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, theirs: Words) -> str:
+    """Say what an operation of the target computes, and what the source computes of the same."""
+    at, does = layer([entry], entry.data, ours), ours.verb(entry)
+    other = theirs.chain(instead[:1])
+    if not instead or does == other:
+        given = " and ".join(dict.fromkeys(map(ours.value, entry.data)))
+        return f"{at}of {given}, the target {does}, the JAX model does not"
+    return f"{at}the target {does}, the JAX model {other}"
+
+
+def layer(operations: Sequence[Operation], given: Sequence[Value], words: Words) -> str:
+    """Return the layer of the target in which operations are, or the nearest in front of what they are given, with a colon; or nothing."""
+    inside = next((one.module for one in operations if one.module), "")
+    if inside:
+        return f"in {inside}: "
+    todo = list(given)
+    for _ in range(STEPS):
+        if not todo:
+            break
+        before = words.producer.get(todo.pop(0))
+        if before is not None and (name := layer_of(before, words.producer) or before.module):
+            return f"behind {name}: "
+        todo += before.data if before is not None else ()
+    return ""
+
+
+def _what(both: Both, name: str, problem: str) -> str:
+    repair = both.repair
+    if FOR in name:
+        ours, theirs = name.split(FOR, 1)
+        return f"the target computes {ours}, the JAX model {theirs}"
+    if problem == f"{both.only_theirs}; {both.as_it_is}":
+        return f"the JAX model {_short(repair.source, both.instead)}, the target does not"
+    if not repair.source and name == EXTRA:
+        return f"the target {_short(repair.target, both.does)}, the JAX model does not"
+    if detail := problem.removeprefix(both.sentence).lstrip(";: "):
+        return "; ".join(PLACES.sub("", detail).removesuffix(TAIL).split("; ")[:CLAUSES])
+    return _apart(both) or f"the target {_begin(both.does)}, the JAX model {_begin(both.instead)}"
+
+
+def _begin(does: str) -> str:
+    """Return the first of many steps."""
+    steps = does.split(", ")
+    return does if len(steps) <= MOST else f"{', '.join(steps[:MOST])} and more"
+
+
+def _apart(both: Both) -> str:
+    """Say the steps in which the sides differ, without those that they begin and end with in common; empty where they are many."""
+    sides = [arithmetic(x) for x in (both.repair.target, both.repair.source)]
+    kinds = [steps(x) for x in sides]
+    common = [_common(*kinds), _common(*(x[::-1] for x in kinds))]
+    common[1] = min(common[1], min(map(len, sides)) - common[0])
+    left = [x[common[0] : len(x) - common[1]] for x in sides]
+    if not any(left) or max(map(len, left)) > MOST:
+        return ""
+    ours, theirs = (words.chain(x) if x else "" for words, x in zip((both.ours, both.theirs), left, strict=True))
+    if not ours or not theirs:
+        return (
+            f"the JAX model {theirs}, the target does not" if theirs else f"the target {ours}, the JAX model does not"
+        )
+    return f"the target {ours}, the JAX model {theirs}"
+
+
+def _common(one: Sequence[object], two: Sequence[object]) -> int:
+    """Return how many items two lists begin with in common."""
+    return next((k for k, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def _short(operations: Sequence[Operation], does: str) -> str:
+    """Say what operations do, those of a norm in one word."""
+    kinds = {kind_of(one) for one in arithmetic(operations)}
+    return "computes a norm" if does.count(", ") >= MOST and kinds & NORM and kinds & MEANS else _begin(does)
