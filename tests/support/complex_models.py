@@ -72,6 +72,34 @@ class Attention(nn.Module):
         return self.wo((scores @ v).transpose(1, 2).reshape(-1, T, D))
 
 
+def flat_attention(w: Weights, x: Any) -> Any:
+    """As Llama in JAX with complex numbers: the kernels have no axis of heads."""
+    q, k, v = ((x @ w[name]).reshape(*x.shape[:-1], HEADS, -1) for name in "qkv")
+    q, k = turned_as_complex(q), turned_as_complex(k)
+    scores = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k) / np.sqrt(q.shape[-1]), -1)
+    return jnp.einsum("bhts,bshk->bthk", scores, v).reshape(x.shape) @ w["o"]
+
+
+class HalfSplit(nn.Module):
+    """As Llama of transformers: the pairs that RoPE turns lie in two halves of a head."""
+
+    def __init__(self, sign: float = 1) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(2 * D, 2 * D, bias=False) for _ in range(4))
+        self.sign = sign
+
+    def rope(self, x: Tensor) -> Tensor:
+        half = D // 2
+        angle = torch.outer(torch.arange(T).double(), 1 / 1e4 ** (torch.arange(half).double() / half)).repeat(1, 2)
+        return x * angle.cos() + self.sign * torch.cat([-x[..., half:], x[..., :half]], -1) * angle.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (layer(x).view(-1, T, HEADS, D).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = heads
+        scores = torch.softmax(self.rope(q) @ self.rope(k).transpose(2, 3) / math.sqrt(D), -1)
+        return self.o_proj((scores @ v).transpose(1, 2).reshape(-1, T, 2 * D))
+
+
 # ---- FNet: the real part of a Fourier transform instead of attention
 
 

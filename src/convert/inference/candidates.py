@@ -393,6 +393,15 @@ class Context:
             seen.update(level)
         return False
 
+    def last_sizes(self, value: Value) -> list[int]:
+        """Return the sizes of the last axis in the views that the target takes of a value, such as that of a head's features."""
+        found, level = dict[int, None](), [value]
+        for _ in range(MAX_DEPTH):
+            users = [user for at in level for user in self._users.get(at, []) if user.name in VIEWS]
+            level = [user.results[0] for user in users]
+            found |= dict.fromkeys(size for made in level for size in made.array.shape[-1:])
+        return list(found)
+
     def free(self, numbers: Array, target: Array | None = None) -> bool:
         """Whether no element is used yet, but where it is the target's element already, or all may be used again."""
         used = (numbers >= 0) & (self.used[numbers] > 0)

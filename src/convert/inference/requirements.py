@@ -83,7 +83,7 @@ def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> 
     from convert.programs.torch_module_state import with_weights
 
     with with_weights(module, {name: value.array for name, value in recorded.parameters.items()}):
-        require_same_when_called_again(module, run, {name: value.array for name, value in recorded.inputs.items()})
+        require_same_when_called_again(module, run, {name: value.given for name, value in recorded.inputs.items()})
 
 
 def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:

@@ -71,6 +71,16 @@ def test_a_rotation_is_one_in_complex_and_in_real_numbers(rope: Callable[[Any], 
     assert sources(found) == {"wq.weight": "q", "wk.weight": "k", "wv.weight": "v", "wo.weight": "o"}
 
 
+@slow
+def test_a_complex_rotation_of_heads_that_only_the_code_splits() -> None:
+    module, shapes = m.HalfSplit().eval(), dict.fromkeys("qkvo", (2 * m.D, 2 * m.D))
+    found = derive(m.flat_attention, module, shapes, numbers(3, m.T, 2 * m.D))
+    assert found.complete
+    turned, rest = rules(found, module)
+    assert "rope: {H: interleaved}" in turned and "D(N H)->" in turned
+    assert "rope" not in rest
+
+
 def test_a_fourier_transform_over_two_axes_is_one_after_the_other() -> None:
     module = m.FNet(lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
     check(derive(m.fnet, module, m.FNET))

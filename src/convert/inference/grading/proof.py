@@ -124,7 +124,7 @@ def slopes(
 
     own = loaded(module, state)
     tensors = {name: x for name, x in own.state_dict(keep_vars=True).items() if x.is_floating_point()}
-    counts = dict(require_masks(masks({name: v.array for name, v in source.inputs.items()}), {}))
+    counts = dict(require_masks(masks({name: v.given for name, v in source.inputs.items()}), {}))
     try:
         with lifted(), torch.enable_grad():
             for x in tensors.values():

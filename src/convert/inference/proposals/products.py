@@ -182,13 +182,14 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
     number = _number(operation.module)
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
+    heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
     map_ = context.map_of(operation.results[0])
     seen = set()
     for product, meeting, pairing in paired:
         size = math.prod(product.value.shape[1:])
-        orders = _orders(product.value.shape[1:], out, context.level, number)
+        orders = _orders(product.value.shape[1:], out, context.level, number, gates=bool(cuts) or not heads)
         for order, columns, rope in itertools.chain(
-            _as_map(size, map_), orders, _by_leaf(context, product), _as_cut(size, cuts)
+            _as_map(size, map_), orders, _by_leaf(context, product), _as_cut(size, cuts), _head_by_head(size, heads)
         ):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
@@ -199,9 +200,13 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
 
 
 def _orders(
-    shape: Sequence[int], out: int, level: int, number: int = 0
+    shape: Sequence[int], out: int, level: int, number: int = 0, *, gates: bool = True
 ) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
-    """Yield (order, columns of the flattened axes, RoPE) of the ways to make at most `out` columns of these axes."""
+    """Yield (order, columns of the flattened axes, RoPE) of the ways to make at most `out` columns of these axes.
+
+    Args:
+        gates: whether the columns may be those of gates, and not of heads.
+    """
     places = np.arange(math.prod(shape)).reshape(shape)
     axes = [axis for axis, size in enumerate(shape) if size > 1]
     if places.size <= out:
@@ -220,7 +225,7 @@ def _orders(
                 for order in itertools.permutations(rest):
                     one = [a for a in range(cut.ndim) if a not in order]
                     yield ("index", axis, k, *order), cut.transpose(*one, *order).ravel(), ""
-    if level > 0 and places.size == out and len(axes) == 1:  # gates in another order
+    if gates and level > 0 and places.size == out and len(axes) == 1:  # gates in another order
         for count in GATES:
             width = out // count
             for start in range(0, out, width) if out % count == 0 else ():
@@ -255,6 +260,17 @@ def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], A
     """Yield the columns of a matrix whose parts the source takes in another order than the target."""
     for order, columns in orders_of_parts(size, cuts):
         yield ("parts", *order), columns, ""
+
+
+def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix of heads that only the code splits, with RoPE's pairs reordered within each head.
+
+    Args:
+        heads: sizes of the axis into which the target splits the result.
+    """
+    for head in heads:
+        if 2 < head < size and size % head == 0 and head % 2 == 0:
+            yield from _rope(("heads", head), np.arange(size), head)
 
 
 def orders_of_parts(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:

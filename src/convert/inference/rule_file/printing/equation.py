@@ -72,6 +72,8 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
     made = f"{split}{rows}" if rows != "..." else f"{rows}{split}"
+    for axis in (axis for axis in layout.axes if axis.place and axis.order):  # a head's features, which the code splits
+        named.letters.fixed.add(named.of[axis.of, axis.place])
     wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
     as_linear = is_map or [tuple(group) for group in groups] == wanted
     return Equation(
