@@ -302,6 +302,49 @@ class S5(nn.Module):
         return torch.stack(made, 1) + self.D * x
 
 
+# ---- a unitary RNN: turned, reflected and transformed states, which start from zeros
+
+
+def unitary(w: Weights, x: Any) -> Any:
+    v = w["v"] + 1j * w["v_im"]
+
+    def step(h: Any, u: Any) -> Any:
+        z = jnp.fft.fft(jnp.exp(1j * w["one"]) * h, norm="ortho")
+        z = z - 2 * jnp.outer(z @ jnp.conj(v), v) / jnp.sum(jnp.abs(v) ** 2)
+        z = jnp.fft.ifft(z, norm="ortho") * jnp.exp(1j * w["two"]) + u @ (w["re"] + 1j * w["im"])
+        size = jnp.abs(z)
+        return z * jax.nn.relu(size + w["b"]) / (size + 1e-5), None
+
+    h, _ = jax.lax.scan(step, jnp.zeros((len(x), STATES), jnp.complex64), jnp.swapaxes(x, 0, 1))
+    return jnp.concatenate([h.real, h.imag], -1) @ w["o"]
+
+
+UNITARY = {
+    **dict.fromkeys(("one", "two", "v", "v_im", "b"), (STATES,)),
+    **dict.fromkeys(("re", "im"), (D, STATES)),
+    "o": (2 * STATES, D),
+}
+
+
+class Unitary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.d1, self.d2, self.b = (nn.Parameter(torch.rand(STATES)) for _ in range(3))
+        self.v = nn.Parameter(torch.randn(STATES, dtype=torch.cfloat))
+        self.w = nn.Parameter(torch.randn(D, STATES, dtype=torch.cfloat))
+        self.out = nn.Linear(2 * STATES, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, ones = torch.zeros(len(x), STATES, dtype=torch.cfloat), torch.ones_like(self.d1)
+        for t in range(x.shape[1]):
+            z = torch.fft.fft(torch.polar(ones, self.d1) * h, norm="ortho")
+            z = z - 2 * torch.outer(z @ self.v.conj(), self.v) / (self.v.abs() ** 2).sum()
+            z = torch.fft.ifft(z, norm="ortho") * torch.polar(ones, self.d2) + x[:, t].to(self.w.dtype) @ self.w
+            size = z.abs()
+            h = z * torch.relu(size + self.b) / (size + 1e-5)
+        return self.out(torch.cat([h.real, h.imag], -1))
+
+
 # ---- layers of complex numbers
 
 

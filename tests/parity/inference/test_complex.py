@@ -114,8 +114,9 @@ def test_spectral_weights_are_stored_in_three_ways(of_source: str, of_target: st
         pytest.param(m.lru, m.LRU(), m.LRU_SHAPES, marks=slow),
         pytest.param(m.s4d, m.S4D(), m.S4D_SHAPES, marks=slow),
         pytest.param(m.s5, m.S5(), m.S5_SHAPES, marks=slow),
+        pytest.param(m.unitary, m.Unitary(), m.UNITARY, marks=slow),
     ],
-    ids=["LRU", "S4D", "S5"],
+    ids=["LRU", "S4D", "S5", "unitary RNN"],
 )
 def test_recurrences_of_complex_numbers(function: Any, module: torch.nn.Module, shapes: Any) -> None:
     check(derive(function, module, shapes))

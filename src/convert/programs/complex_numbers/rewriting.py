@@ -169,11 +169,14 @@ class _Rewriting:
             operands += given
         kinds = [x.array.dtype for x in operation.operands]
         split = tuple(map(is_complex, operation.results))
+        data, leaves = any(x.data for x in operands), frozenset[str]().union(*(x.leaves for x in operands))
+        if not data and not leaves:  # of parameters that meet zeros alone
+            return [parts_of_constant(x) for x in operation.results]
         made: list[Parts] = []
         results: list[Value] = []
         for value, two in zip(operation.results, split, strict=True):
             arrays = (value.array.real, value.array.imag) if two else (value.array,)
-            new = [Value(np.array(x), value.data, value.leaves) for x in arrays]
+            new = [Value(np.array(x), data, leaves) for x in arrays]
             results += new
             made.append(Parts(new[0], new[1] if two else None, value.array.shape))
         again = partial(_on_parts, operation.again, places, kinds, split)
