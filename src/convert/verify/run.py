@@ -125,7 +125,7 @@ def check(
         else:
             levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
-    others = (*of_layers(facts.unread), *of_names(plan), *facts.unseen)
+    others = (*of_layers(facts.unread, models_agree=agree), *of_names(plan), *facts.unseen)
     judged = (*known(constants=facts.constants, models_agree=agree), *trusted(others, tuple(options.trust)))
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)

@@ -125,11 +125,12 @@ def facts_of(
     conv: nn.Module,
     momentum: float = 0.1,
     training: bool = False,
+    rule: str = RULE,
 ) -> Facts:
     shape = (3, 3, 2, 4)
     tree = {"k": np.ones(shape, np.float32)} | {name: np.ones(4, np.float32) for name in ("s", "mean", "var")}
     file, out = tmp_path / "r.yaml", tmp_path / "out.safetensors"
-    rules = RULE.format(padding=padding, strides=strides, kind=kind)
+    rules = rule.format(padding=padding, strides=strides, kind=kind)
     file.write_text(f"model: m\ntitle: M\ntargets: {{torch: {{loads: T}}}}\nrules:\n{rules}")
     source = MemorySource(tree)
     convert.convert(convert.load_rules(file), source, out, overwrite=True)
@@ -195,6 +196,14 @@ def test_momentum_is_compared_as_torch_means_it(tmp_path: Path) -> None:
     assert finding.fix == (
         "configure n with momentum 0.1, or correct the rules if the source has momentum 0.1, which is 0.9 in torch"
     )
+
+
+def test_a_momentum_that_no_rule_states_is_no_matter_but_of_training(tmp_path: Path) -> None:
+    conv, rule = nn.Conv2d(2, 4, 3, padding=1, bias=False), RULE.replace("  momentum: 0.9\n", "")
+    notes = [
+        facts_of(tmp_path, "SAME", 1, "conv", conv, training=training, rule=rule).notes for training in (False, True)
+    ]
+    assert ["the rules do not declare the momentum of n" in said for said in notes] == [False, True]
 
 
 def test_a_padding_is_repaired_in_the_words_of_each_side(tmp_path: Path) -> None:

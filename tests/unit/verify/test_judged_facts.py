@@ -11,12 +11,14 @@ import pytest
 
 import convert
 from convert.core.errors import ConvertError
+from convert.core.path_pattern import parse_pattern
 from convert.planning.plan import Plan
 from convert.references.plan_facts import ReadFacts
 from convert.references.published import PUBLISHED, Every, OneOf, published
 from convert.rules.file import ASK
 from convert.rules.library import available_rules, shipped_rules_dir
-from convert.verify.config.judge import contradictions, equal, judge, require_verified
+from convert.verify.config.declared import DeclaredFact
+from convert.verify.config.judge import contradictions, equal, judge, of_layers, require_verified
 from convert.verify.report.facts import JudgedFact, Status, listed
 from support import gemma_trees
 from support.goldens import checkpoint
@@ -242,3 +244,17 @@ def test_what_a_reference_reads_is_known() -> None:
         read = ReadFacts(facts)
         whole(read)
         assert read.names == set(facts)
+
+
+# ---- facts of layers that the target's module does not state
+
+
+@pytest.mark.parametrize(("agree", "said"), [(True, "; the outputs are those of the JAX model, so that"), (False, "")])
+def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: bool, said: str) -> None:
+    layer = parse_pattern("m0")
+    padding = DeclaredFact("padding", "SAME", "mine.yaml:3", layer, "conv")
+    activation = DeclaredFact("activation", "gelu_erf", "mine.yaml:4", layer, "linear")
+    one, two = of_layers([padding, activation], models_agree=agree)
+    assert not one.open and two.open and two.next == "", "a comparison of the models does not decide the activation"
+    ((_, text), _) = listed((one, two))
+    assert text.startswith("padding = SAME of m0 (mine.yaml:3") and (said in text if said else ";" not in text)

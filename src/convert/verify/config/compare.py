@@ -111,7 +111,7 @@ def check_facts(
     if reference is None or isinstance(reference, str):
         notes.append(f"the facts of the target's module were not read{f': {reference}' if reference else ''}")
     else:
-        findings += _module(written, reference, comparison, notes, causes)
+        findings += _module(written, reference, comparison, notes, causes, training=training)
     trained = [finding for finding in findings if finding.data.get("fact") in TRAINING_FACTS]
     findings = [finding for finding in findings if finding not in trained]
     trained += compare_training_keys(plan, written) if plan is not None else ()
@@ -327,12 +327,19 @@ def _default(
 
 
 def _module(
-    written: Written, reference: Reference, comparison: _Comparison, notes: list[str], causes: Mapping[str, str]
+    written: Written,
+    reference: Reference,
+    comparison: _Comparison,
+    notes: list[str],
+    causes: Mapping[str, str],
+    *,
+    training: bool,
 ) -> Iterator[Finding]:
     """Compare what the live module computes, by `Reference.facts`; equal findings of many layers are one.
 
     Args:
         causes: setting of the target -> the key of config.json that changes it.
+        training: whether what only training reads counts.
     """
     from convert.verify.config.meta_module import facts_of
 
@@ -362,7 +369,9 @@ def _module(
             if finding is not None:
                 groups.setdefault((name, str(value), facts[0].at), []).append(finding)
     for name, modules in undeclared.items():
-        notes.append(f"the rules do not declare the {name} of {_few(modules)}")
+        if training or name not in TRAINING_FACTS:
+            shown = "" if name in TRAINING_FACTS else ": the outputs that the model level compares depend on it"
+            notes.append(f"the rules do not declare the {name} of {_few(modules)}{shown}")
     for group in groups.values():
         first = group[0]
         more = f"; {len(group) - 1} more modules of this rule do so" if len(group) > 1 else ""

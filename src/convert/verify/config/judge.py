@@ -27,6 +27,7 @@ from convert.verify.report.facts import JudgedFact, Status, shown
 from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
+OUTPUTS_AGREE = "the outputs are those of the JAX model, so that it only describes the source"
 UNSEEN = ":"  # in the names of what the models level does not show, which are known when it ran: ``inputs:tokens``
 
 
@@ -67,8 +68,12 @@ def judge(
     return tuple(facts)
 
 
-def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
-    """Return the facts of layers that could not be read from the target, those of one value as one."""
+def of_layers(unread: Iterable[DeclaredFact], *, models_agree: bool = False) -> tuple[JudgedFact, ...]:
+    """Return the facts of layers that could not be read from the target, those of one value as one.
+
+    Args:
+        models_agree: whether the model level passed. Then the target computes what the JAX model does, and such a fact describes the source alone.
+    """
     groups: dict[tuple[str, str], list[DeclaredFact]] = {}
     for fact in unread:
         if fact.layer is not None:  # `judge` has those of the whole model
@@ -78,7 +83,10 @@ def of_layers(unread: Iterable[DeclaredFact]) -> tuple[JudgedFact, ...]:
         first, more = facts[0], f" and {len(facts) - 1} more" if len(facts) > 1 else ""
         layers = (first.layer.text if first.layer else "") + more
         decides = first.name == "activation" and first.value != "none"  # a rule without the key says no more
-        judged.append(JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, decides=decides, layers=layers))
+        following = OUTPUTS_AGREE if models_agree and not decides else ""
+        judged.append(
+            JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, "", decides, layers, next=following)
+        )
     return tuple(judged)
 
 
