@@ -135,7 +135,10 @@ def test_another_mask_is_a_difference_with_its_name(seen: Any) -> None:
 @pytest.mark.parametrize(("one", "two"), [("choose, bias", "add, sum"), ("add, sum", "add, sum")])
 def test_another_mask_that_is_added_is_a_difference(seen: Any, one: str, two: str) -> None:
     found = derived(function((one, LARGE)), Model((two, INFINITE if one != two else LARGE), seen))
-    assert not found.complete and found.proof is None and found.differences
+    assert not found.complete and found.proof is None
+    (difference,) = found.differences
+    if one == two:  # a sum of another order is no value of the source where the masks differ
+        assert re.search("shows .* positions that the JAX model hides, and hides", difference.problem)
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def _order(search: Search, value: Value, array: Array) -> tuple[int, ...]:
         return as_is
     orders = [x for x in itertools.permutations(as_is) if tuple(array.shape[k] for k in x) == value.array.shape]
     if len(orders) > 1:
-        shared = (x for mine, other in _shared(search, value) for x in orders if _is_same(other.transpose(x), mine))
+        shared = (x for mine, other in _shared(search, value) for x in orders if is_same(other.transpose(x), mine))
         return next(shared, orders[0])
     return orders[0] if orders else as_is
 
@@ -155,13 +155,19 @@ def _shared(search: Search, value: Value) -> Iterator[tuple[Array, Array]]:
             continue
         seen.add(value)
         mine = search.replay.value(value)
-        for index in search.source.table.find(mine):
-            theirs = search.source.program.operations[index].results if index >= 0 else ()
-            yield from ((mine, x.array) for x in theirs if x.array.ndim == mine.ndim)
+        yield from ((mine, theirs) for theirs in arrays_like(search, mine))
         before = made_by.get(value)
         if before is not None and kind_of(before) in ELEMENTWISE:
             todo += [x for x in before.data if x.array.shape == value.array.shape]
 
 
-def _is_same(one: Array, two: Array) -> bool:
+def arrays_like(search: Search, array: Array) -> Iterator[Array]:
+    """Yield the values of the source with the numbers of an array and as many axes, in any order."""
+    for index in search.source.table.find(array):
+        results = search.source.program.operations[index].results if index >= 0 else ()
+        yield from (x.array for x in results if x.array.ndim == array.ndim)
+
+
+def is_same(one: Array, two: Array) -> bool:
+    """Whether two arrays are equal as they lie."""
     return one.shape == two.shape and bool(np.allclose(one, two, equal_nan=True))

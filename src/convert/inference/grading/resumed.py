@@ -6,18 +6,19 @@ What is found completes the target's weights, and then both programs are compare
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.grading.given import give, values_for
+from convert.inference.grading.given import arrays_like, give, is_same, values_for
 from convert.inference.search import RETURNS, WITHOUT_PROGRESS, Search
 from convert.inference.segments import LEVELS, Given, Segment, Solution
 from convert.inference.sites import parameter_operands, role_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_Merit = tuple[bool, int, int]  # whole segment or not, constants that stand for parameters (negative), known values
+_Merit = tuple[bool, int, int, int]  # as `_merit` counts
 PATIENCE = 150  # candidates after the deepest operation was reached
 TRIED = 700  # candidates in all, and for each tensor
 EACH = 20
@@ -101,8 +102,14 @@ def _with_values(search: Search, at: int) -> Iterator[tuple[_Merit, Segment]]:
 
 
 def _merit(search: Search, solution: Solution, whole: bool = False) -> _Merit:
-    known = [search.source.has(array, search.context.tolerance) for array in solution.values.values()]
-    return whole, -_constants(solution), 2 * sum(known) - len(known)
+    """Return what speaks for a solution, the most important first.
+
+    These are: whether it is a whole segment; how few constants stand for parameters; how many of its values the source has with the
+    same axes, which the scores of attention lack where queries and keys are exchanged; and how many it has in any order.
+    """
+    known = [array for array in solution.values.values() if search.source.has(array, search.context.tolerance)]
+    laid_out = sum(any(map(partial(is_same, array), arrays_like(search, array))) for array in known)
+    return whole, -_constants(solution), laid_out, 2 * len(known) - len(solution.values)
 
 
 def _constants(solution: Solution) -> int:
