@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,21 @@ def other_norms(both: Both) -> Described | None:
 
 
 def other_functions(both: Both) -> Described | None:
-    function = two_functions(both.repair, both.activations)
+    function = two_functions(both.repair, both.activations) or two_functions(_whole_softmax(both), both.activations)
     return (function, f"{both.sentence}: {function}") if function else None
+
+
+def _whole_softmax(both: Both) -> Repair:
+    """Return the repair with the softmax of which it has the exponentials: where what follows divides by its sum, these restore the output, too."""
+    repair = both.repair
+    last = repair.source[-1] if repair.source else None
+    if last is None or kind_of(last) != "exp":
+        return repair
+    for one in both.theirs.operations:
+        quotient = one.results[0].array
+        if kind_of(one) == "divide" and one.operands[0] is last.results[0] and quotient.shape == repair.want.shape:
+            return replace(repair, source=(*repair.source, one), want=quotient)
+    return repair
 
 
 def constants(both: Both) -> Described | None:
