@@ -43,6 +43,10 @@ RULES = """
 - from: thirds/{a,b,c}
   axes: FD
   parameter: {name: thirds, axes: "D(F (1 + 1 + 1))"}
+- einsum: ...D,DF->...F
+  from: glu/{gate,up}
+  bias: glu/{gate,up}_bias
+  linear: {module: glu, axes: (F (1 + 1))D}
 - from: tables/{a,b}
   axes: FD
   parameter: {name: tables, axes: (1 + 1)FD}
@@ -69,6 +73,10 @@ SHAPES = {
     "experts/gate_bias": (E, LAYERS, F),
     "middle/gate": (E, LAYERS, D, F),
     "thirds/a": (F, D),
+    "glu/gate": (D, F),
+    "glu/up": (D, F),
+    "glu/gate_bias": (F,),
+    "glu/up_bias": (F,),
     "tables/a": (F, D),
     "tables/b": (F, D),
     "ends/a": (D, 1),
@@ -111,6 +119,9 @@ def test_elements_alternate_or_follow_each_other(plan: Plan, leaves: dict[str, n
         np.testing.assert_array_equal(made[f"layers.{i}.gate_up_bias"], np.concatenate(halves, -1))
     for k, x in enumerate("abc"):
         np.testing.assert_array_equal(made["thirds"][:, k::3], leaves[f"thirds/{x}"].T)
+    for k, x in enumerate(("gate", "up")):
+        np.testing.assert_array_equal(made["glu.weight"][k::2], leaves[f"glu/{x}"].T)
+        np.testing.assert_array_equal(made["glu.bias"][k::2], leaves[f"glu/{x}_bias"])
     np.testing.assert_array_equal(made["tables"], np.stack([leaves["tables/a"], leaves["tables/b"]]))
     np.testing.assert_array_equal(made["ends"], np.concatenate([leaves["ends/a"], leaves["ends/b"]]))
     np.testing.assert_array_equal(made["tokens"], np.concatenate([leaves["row"][0], leaves["rows"]]))
@@ -135,6 +146,8 @@ def test_the_plan_says_where_each_leaf_goes(plan: Plan) -> None:
         ("layers.0.gate_up_bias", lambda x: np.roll(x, F, -1), "in another order"),
         ("layers.0.gate_up_bias", lambda x: x.reshape(E, 2, F).swapaxes(1, 2).reshape(x.shape), "a grid of 2 x 5"),
         ("thirds", lambda x: x.reshape(D, F, 3).swapaxes(1, 2).reshape(x.shape), "one after the other"),
+        ("glu.weight", lambda x: np.concatenate([x[::2], x[1::2]]), "glu.weight"),
+        ("glu.bias", lambda x: np.concatenate([x[::2], x[1::2]]), "one after the other"),
         ("tables", lambda x: x[::-1], "in another order"),
         ("ends", lambda x: np.roll(x, D, 0), "in another order"),
         ("unequal", lambda x: np.roll(x, F, 1), "unequal"),

@@ -381,6 +381,18 @@ class Context:
             level = made
         return ()
 
+    def turns(self, value: Value) -> bool:
+        """Whether the target multiplies what it makes of a value by something else that has several numbers, before the next product: as RoPE does."""
+        made, level = {value}, [value]
+        products: list[Operation] = []
+        for _ in range(MAX_BEFORE_CONVOLUTION):
+            users = [user for at in level for user in self._users.get(at, []) if role_of(user) is not Role.PRODUCT]
+            products += (user for user in users if user.name.removesuffix("_") == "mul")
+            level = [result for user in users for result in user.results if result not in made]
+            made.update(level)
+        others = (x for user in products for x in user.operands if x not in made and not x.of_parameters)
+        return any(x.array.size and np.ptp(x.array) > 0 for x in others)
+
     def _is_convolved(self, value: Value) -> bool:
         """Whether a convolution takes a value before any product does."""
         level, seen = [value], {value}

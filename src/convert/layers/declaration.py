@@ -62,6 +62,7 @@ class Declaration(ABC):
         groups = named.groups if named is not None else {}
         letter, rows = next(((x, group) for x, group in groups.items() if group.letters is None), ("", None))
         axis = None if named is None or rows is None else _axis_of(letter, named)
+        alternate = rows is not None and bool(rows.before) and not any((*rows.parts, rows.after))
         return TargetLayer(
             path=values.get("module") or values["name"],
             names={
@@ -77,7 +78,7 @@ class Declaration(ABC):
             tied=tuple(Tied(word, path) for word, paths in values.get("tied", {}).items() for path in paths),
             axes=named.opened if named is not None else None,
             rows=rows,
-            along=None if axis == 0 and cls.fuses else axis,
+            along=None if axis == 0 and cls.fuses and not alternate else axis,
             has=values.get("parameters"),
             concatenated=values.get("concatenated", {}),
             zeros_before=values.get("zeros_before", {}),

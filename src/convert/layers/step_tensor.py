@@ -22,7 +22,9 @@ def assemble(parts: tuple[Part, ...], made: Sequence[Array]) -> Array:
     if len(made) == 1:
         return made[0]
     if parts[0].every > 1:  # they alternate
-        return np.stack(made, axis=-1).reshape(*made[0].shape[:-1], -1)
+        shape = made[0].shape
+        axis = parts[0].axis % len(shape)
+        return np.stack(made, axis=axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :])
     return np.concatenate(made, axis=parts[0].axis)
 
 

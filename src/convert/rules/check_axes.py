@@ -69,7 +69,7 @@ def _check_rows(rule: Rule, layer: TargetLayer, rows: AxisGroup) -> None:
     Raises:
         ValueError: they do not.
     """
-    if layer.along is not None:
+    if layer.along is not None and not (rule.kind.fuses and layer.along == 0):
         _check_columns(rule, layer, rows, layer.along)
         return
     if rule.kind_name != "linear" or layer.computes is not None or layer.parametrization is not None or rule.normalized is not None or rule.flattened is not None:  # fmt: skip

@@ -61,7 +61,8 @@ class Attention(torch.nn.Module):
 @pytest.mark.parametrize("target", [False, True], ids=["to halves", "to interleaved"])
 def test_the_order_of_the_pairs_that_rope_turns(interleaved, target):
     shapes = {**dict.fromkeys("qkv", (D, N, H)), "o": (N, H, D)}
-    found = derive(_attention(interleaved), Attention(target), shapes)
+    module = Attention(target)
+    found = derive(_attention(interleaved), module, shapes)
     assert found.complete
     assert sources(found) == {"m.0.weight": "v", "m.1.weight": "k", "m.2.weight": "q", "m.3.weight": "o"}
     assert [found.tensor(f"m.{k}.weight").grade for k in (1, 2)] == [Grade.DERIVED] * 2
@@ -69,6 +70,7 @@ def test_the_order_of_the_pairs_that_rope_turns(interleaved, target):
     rope = {(tensor, fact.value) for fact in found.facts if fact.name == "rope" for tensor in fact.tensors}
     expected = names.get((interleaved, target))
     assert rope == ({("m.1.weight", expected), ("m.2.weight", expected)} if expected else set())
+    assert rules(found, module)
 
 
 def _experts(w: Any, x: Any) -> Any:

@@ -184,10 +184,12 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
     map_ = context.map_of(operation.results[0])
+    turns = context.level > 0 and context.turns(operation.results[0])
     seen = set()
     for product, meeting, pairing in paired:
         size = math.prod(product.value.shape[1:])
-        orders = _orders(product.value.shape[1:], out, context.level, number, gates=bool(cuts) or not heads)
+        gated = bool(cuts) or not heads
+        orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         for order, columns, rope in itertools.chain(
             _as_map(size, map_), orders, _by_leaf(context, product), _as_cut(size, cuts), _head_by_head(size, heads)
         ):
@@ -200,11 +202,13 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
 
 
 def _orders(
-    shape: Sequence[int], out: int, level: int, number: int = 0, *, gates: bool = True
+    shape: Sequence[int], out: int, level: int, number: int = 0, *, turns: bool = False, gates: bool = True
 ) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     """Yield (order, columns of the flattened axes, RoPE) of the ways to make at most `out` columns of these axes.
 
     Args:
+        number: of the module in a list.
+        turns: whether RoPE may follow.
         gates: whether the columns may be those of gates, and not of heads.
     """
     places = np.arange(math.prod(shape)).reshape(shape)
@@ -214,7 +218,8 @@ def _orders(
             one = [axis for axis in range(len(shape)) if axis not in order]
             yield ("axes", *order), places.transpose(*one, *order).ravel(), ""
             if level > 0 and order and shape[order[-1]] % 2 == 0:
-                yield from _rope(("axes", *order), places.transpose(*one, *order), shape[order[-1]])
+                pairs = _pairs(("axes", *order), places.transpose(*one, *order), shape[order[-1]])
+                yield from ((way, columns, rope if turns else "") for way, columns, rope in pairs)
     if len(axes) > 1:  # an axis that is spread over several tensors: [2, D, F], experts
         for axis in axes:
             if shape[axis] > MAX_INDEX or places.size // shape[axis] > out:
@@ -270,7 +275,7 @@ def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, 
     """
     for head in heads:
         if 2 < head < size and size % head == 0 and head % 2 == 0:
-            yield from _rope(("heads", head), np.arange(size), head)
+            yield from _pairs(("heads", head), np.arange(size), head)
 
 
 def orders_of_parts(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
@@ -301,8 +306,8 @@ def _blocks(flat: Array, out: int, level: int, number: int) -> Iterator[tuple[tu
                     yield ("every", count, width, k), flat.reshape(-1, count, width)[:, k].ravel(), ""
 
 
-def _rope(order: tuple[Any, ...], places: Array, last: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
-    """Yield the two reorderings of the pairs that RoPE turns, within the last axis."""
+def _pairs(order: tuple[Any, ...], places: Array, last: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the two reorderings of the pairs that RoPE turns, or of a gate and what it opens, within the last axis."""
     halves = np.arange(last).reshape(-1, 2).T.ravel()  # interleaved pairs become two halves
     rows = places.reshape(-1, last)
     yield (*order, "halves"), rows[:, halves].ravel(), "interleaved to half-split"
@@ -377,14 +382,17 @@ def _sums(widths: Collection[int], limit: int) -> list[set[int]]:
 
 
 def _in_turns(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
-    """Yield the ways to fill a fused matrix head by head: queries, keys and values of the first head, then those of the second."""
-    headed = [atom for atom in atoms if atom.order[0] == "axes" and len(atom.order) > 2 and not atom.rope]
+    """Yield the ways to fill a fused matrix head by head: queries, keys and values of the first head, then those of the second.
+
+    Leaves without heads alternate row by row.
+    """
+    headed = [atom for atom in atoms if atom.order[0] == "axes" and isinstance(atom.order[-1], int)]
     ways = itertools.chain.from_iterable(
         itertools.permutations(headed, count) for count in IN_TURNS if count <= len(headed)
     )
     for chosen in itertools.islice(ways, MAX_FILLINGS):
         size = len(chosen[0].columns)
-        head = chosen[0].product.value.shape[1 + chosen[0].order[-1]]
+        head = chosen[0].product.value.shape[1 + chosen[0].order[-1]] if len(chosen[0].order) > 2 else 1
         if size * len(chosen) == out and all(_goes_with(atom, chosen[:k]) for k, atom in enumerate(chosen)):
             rows = np.arange(out).reshape(-1, len(chosen), head)
             if all(atom.product.value.shape == chosen[0].product.value.shape for atom in chosen):

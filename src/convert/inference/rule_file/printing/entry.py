@@ -13,7 +13,7 @@ from convert.drafting.like.target import TargetModel
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.cells import KINDS as CELLS
 from convert.inference.rule_file.layers.geometry import PADDED
-from convert.inference.rule_file.layers.layout import REVERSED, Layout
+from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Layout
 from convert.inference.rule_file.layers.rule import (
     ATTENTION,
     BESIDE,
@@ -169,8 +169,9 @@ def _linear(rule: PatternRule, named: Named, names: Keys) -> _Words:
     said += [("flattened", found.flattened)] if found.flattened else []
     said += [("rope", f"{{{', '.join(f'{x}: {order}' for x, order in found.rope.items())}}}")] if found.rope else []
     text = json.dumps(found.text) if re.search(r"[(){}]", found.text) else found.text
-    axes = [("axes", found.axes)] if found.axes else []
-    return _Words([("einsum", text)], said, [*names, *axes], found.head, found.text)
+    target = [("axes", found.axes)] if found.axes else []
+    target += [("rope", INTERLEAVED)] if HALF_SPLIT in found.rope.values() else []  # half-split is the target's default
+    return _Words([("einsum", text)], said, [*names, *target], found.head, found.text)
 
 
 def _in_parts(layer: LayerRule) -> LayerRule:

@@ -171,12 +171,14 @@ def _product(stored: str, x: str, rank: str, y: str) -> str:
 
 
 def head_by_head(equation: str, turns: str, layout: Layout) -> str:
-    """Return the axes of a target whose leaves lie head by head: ``(N (1 + 1 + 1) H)D``.
+    """Return the axes of a target whose leaves lie head by head, ``(N (1 + 1 + 1) H)D``, or alternate: ``(F (1 + 1))D``.
 
     Raises:
         NoWordsError: the leaves have other axes.
     """
     count, head = map(int, turns.split())
+    if head == 1 and (alone := re.fullmatch(r"\.\.\.(\w),\w+->\.\.\.(\w)", equation)):
+        return f"({alone[2]} ({' + '.join('1' * count)})){alone[1]}"
     found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", equation)
     groups = layout.groups or ()
     if found is None or not groups or not groups[0] or groups[0][-1].size != head:
