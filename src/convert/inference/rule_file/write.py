@@ -16,6 +16,7 @@ from convert.inference.derivation import Derivation, Grade
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
+from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
@@ -83,8 +84,9 @@ def write_rules(
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question
     described, lost = settle(layers.found, derivation, target)
+    described, taken = with_copies(described)
     described, facts = with_cut_rows(described)
-    unwritten = {**layers.open, **lost, **parts_alone}
+    unwritten = {**layers.open, **lost, **parts_alone, **taken}
     made: set[str] = set()
     tied: set[str] = set()  # tables whose rules name the head
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}

@@ -50,7 +50,7 @@ def _joined(
 ) -> list[PatternRule]:
     groups: dict[Hashable, list[PatternRule]] = defaultdict(list)
     for rule in rules:
-        groups[key_of(rule)].append(rule)
+        groups[("also", rule.module) if rule.layer.also else key_of(rule)].append(rule)
     found: list[PatternRule] = []
     for group in groups.values():
         found += join(group) if len(group) > 1 else group

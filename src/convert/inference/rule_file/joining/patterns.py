@@ -88,6 +88,7 @@ def structure(layer: LayerRule) -> Hashable:
         layer.target_keys,
         layer.geometry,
         layer.computed_from is None,
+        layer.also,
     )
 
 

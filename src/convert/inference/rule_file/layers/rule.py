@@ -54,6 +54,7 @@ class LayerRule:
         evidence: why it is believed, in one line.
         grade: the weakest of its tensors.
         leaves: of a cell, whose one source is the path that they lie below: their names.
+        also: further modules that are made of the same leaves.
         computed_from: of a weight that the source computes: the leaves beside the main one, until `computed` says how.
     """
 
@@ -68,6 +69,7 @@ class LayerRule:
     grade: Grade = Grade.DERIVED
     leaves: tuple[str, ...] = ()
     computed_from: tuple[str, ...] | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def main(self) -> tuple[Source, ...]:

@@ -118,6 +118,10 @@ def describe_tensors(
         found = [describe_tensors(module, {"weight": tensor}, facts, derivation) for tensor in columns]
         parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
         return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
+    if kind not in NORMS and any(
+        part.arithmetic in (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE) for part in layer.first.parts
+    ):
+        raise NoWordsError("its elements are those of a leaf plus or minus 1, which only the rule of a norm says")
     sources = _sources(kind, layer, facts, derivation.leaves)
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):

@@ -48,7 +48,7 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
                     else said[key],
                 )
             )
-    if said.get("groups", "1") != "1":
+    if said.get("groups", "1") != "1" and "I" in roles:  # without this axis every channel is a group
         keys.append(("feature_group_count", said["groups"]))
     return keys
 

@@ -87,7 +87,8 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         _check(main, None if rule.parts is None else rule.parts[0])
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
-    entry.say(layer.kind_name, f"{{{key}: {flow(rule.module)}{keys}}}" if keys else plain(rule.module))
+    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (rule.module, *layer.also)]
+    entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(rule.module))
     return entry
 
 

@@ -55,9 +55,9 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         stored = stored.replace(".", named.take("width", 1))
     if beside > 1:
         axes = target_axes(layout, named)
-        if not axes[-1].isalpha():
+        if axes[-1] == ")":
             raise NoWordsError("leaves that stand side by side have no axis of their own there")
-        return stored, f"{axes[:-1]}({' + '.join(axes[-1] * beside)})"
+        return stored, f"{axes[:-1]}({' + '.join(axes[-1].replace('.', '1') * beside)})"
     if columns:
         return stored, _side_by_side(target_axes(layout, named), layout.shape, list(map(int, columns.split())), named)
     if layer.kind_name == "parameter" and len(layer.main) > 1:
