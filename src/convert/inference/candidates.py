@@ -16,7 +16,7 @@ from convert.inference.columns import Columns
 from convert.inference.data_products import DataProducts
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.forms.commuted import commuted
-from convert.inference.forms.joined import of_each_value
+from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.replay import Replay
@@ -164,7 +164,7 @@ class Source:
         for other in commuted(program):
             self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
             self.table.add(other.operation.results[0].array, other.index)
-        for one in of_each_value(program):
+        for one in (*of_each_value(program), *of_all_values(program)):
             role = role_of(one.operation)
             self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))
             self.table.add(one.result, one.index)

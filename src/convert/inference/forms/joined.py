@@ -1,11 +1,13 @@
 """Products of values that stand side by side, one for each: ``[x, y] W`` is ``x V + y U``, where V and U are the rows of W.
 
-The source's record has the product of all; those of the single values are computed here, and what biases meet in the sum of some.
+The source's record has the product of all; those of the single values are computed here, and what biases meet in the sum of some. Or it has
+the sum, and the product of all is computed.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -13,12 +15,13 @@ from functools import partial, reduce
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.reordered import terms
+from convert.inference.forms.reordered import SUMS, terms
 from convert.inference.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")
 MAX_VALUES = 6  # side by side
+MAX_SUM = 64  # products in a sum
 MAX_DEPTH = 4  # layouts between the values and the product
 
 
@@ -130,3 +133,65 @@ def _added(operation: Operation, products: Sequence[Operation]) -> Iterator[Oper
         made = result if number == len(rest) else Value(total.array + value.array, data=True, leaves=result.leaves)
         yield Operation("add", (total, value), (made,), {}, lambda x: [reduce(np.add, x)], operation.where)
         total = made
+
+
+def of_all_values(program: Program) -> Iterator[OfOne]:
+    """Yield the product of values side by side, for each sum of their products: heads that are added up after a projection each."""
+    uses = Counter(operand for operation in program.operations for operand in operation.operands)
+    uses.update(program.outputs.values())
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    places = {operation: index for index, operation in enumerate(program.operations)}
+    inner = {
+        x for operation in program.operations if operation.name in SUMS for x in operation.operands if uses[x] == 1
+    }
+    for operation in program.operations:
+        if operation.name not in SUMS or not operation.results[0].data or operation.results[0] in inner:
+            continue
+        products = [one for one in map(_last_axes, _summands(operation.results[0], made_by, uses)) if one is not None]
+        shapes = {(data.array.shape[:-1], weight.array.shape[1:]) for _, data, weight in products}
+        if 1 < len(products) <= MAX_SUM and len(shapes) == 1:
+            yield _product_of_all(products, places[products[0][0]])
+
+
+def _summands(
+    value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True
+) -> Iterator[Operation]:
+    """Yield the operations that give the terms of a sum."""
+    made = made_by.get(value)
+    if made is None or (uses[value] > 1 and not first):
+        return
+    if made.name in SUMS:
+        for operand in made.operands:
+            yield from _summands(operand, made_by, uses, False)
+    else:
+        yield made
+
+
+def _last_axes(operation: Operation) -> tuple[Operation, Value, Value] | None:
+    """Return data and weight of a product of the data's last axis and the weight's first one; None if it is another one."""
+    side = 0 if operation.operands and not operation.operands[0].data else 1
+    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 else None
+    if axes is None or len(operation.operands) != 2 or axes[0][0]:
+        return None
+    data, weight = operation.operands[1 - side], operation.operands[side]
+    plain = side == 1 and tuple(axes[0][1]) == (data.array.ndim - 1,) and tuple(axes[1][1]) == (0,)
+    return (operation, data, weight) if plain and weight.of_parameters and len(weight.elements) == 1 else None
+
+
+def _product_of_all(products: Sequence[tuple[Operation, Value, Value]], index: int) -> OfOne:
+    like = products[0][0]
+    x = Value(np.concatenate([data.array for _, data, _ in products], -1), data=True)
+    arrays, elements = (
+        np.concatenate([weight.array for _, _, weight in products]),
+        np.concatenate([weight.elements[0] for _, _, weight in products]),
+    )
+    leaves = frozenset().union(*(weight.leaves for _, _, weight in products))
+    every = Value(arrays, leaves=leaves, elements=(elements,))
+    result = Value(np.tensordot(x.array, arrays, 1), data=True, leaves=leaves)
+    settings = {"dimension_numbers": (((x.array.ndim - 1,), (0,)), ((), ()))}
+    made = replace(like, name="dot_general", operands=(x, every), results=(result,), settings=settings, again=_again)
+    return OfOne(index, made, 1, None, result.array)
+
+
+def _again(arrays: Sequence[Array]) -> list[Array]:
+    return [np.tensordot(arrays[0], arrays[1], 1)]

@@ -216,7 +216,9 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
     axes: set[int] = set()
     for numbers in weight.elements:
         inside = (numbers >= start) & (numbers < start + int(np.prod(shape)))
-        if not inside.all():
+        if inside.ndim and not inside.all():  # matrices of several leaves, one below the other
+            numbers = numbers[inside.reshape(len(inside), -1).all(1)]
+        if not numbers.size or not (inside.ndim or inside.all()):
             continue
         at = np.unravel_index(numbers - start, shape)
         if numbers.shape == shape:  # no element tells an axis of size 1

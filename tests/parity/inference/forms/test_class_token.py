@@ -56,8 +56,10 @@ def shapes(joined: bool) -> dict[str, tuple[int, ...]]:
     return {**found, "out": (D, 3), "ob": (3,), **({} if joined else {"cls": (D,)})}
 
 
-@pytest.mark.parametrize("source", [False, True])
-@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(False, True), (True, False), *(pytest.param(x, x, marks=pytest.mark.slow) for x in (False, True))],
+)
 def test_a_class_token_in_a_matrix_or_by_itself(source: bool, target: bool):
     module = Tokens(target)
     found = derive(tokens(source), module, shapes(source), floats(6, FEATURES))

@@ -50,7 +50,7 @@ class Words(nn.Module):
         return self.head(torch.tanh(self.mix(self.table(x))))
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_head_with_the_numbers_of_the_table(bias: bool):
     def function(w: Mapping[str, Any], x: Any) -> Any:
         y = jnp.tanh(w["table"][x] @ w["mix"] + w["mb"]) @ w["table"].T
@@ -72,7 +72,7 @@ class Causal(nn.Module):
         return self.o(silu(self.c(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)))
 
 
-@pytest.mark.parametrize("way", ["kernel", "taps", "leaves"])
+@pytest.mark.parametrize("way", ["kernel", pytest.param("taps", marks=pytest.mark.slow), "leaves"])
 def test_a_kernel_of_each_channel(way: str):
     """A convolution by groups, with a kernel that has no axis for its one input channel; or a product for each tap."""
 

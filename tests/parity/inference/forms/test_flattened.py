@@ -62,7 +62,9 @@ def encoder(between: str) -> Any:
 LEAVES = {"relu": "", "two": "", "batch_norm": "msvb", "layer_norm": "sb"}
 
 
-@pytest.mark.parametrize("between", LEAVES)
+@pytest.mark.parametrize(
+    "between", [pytest.param(x, marks=[pytest.mark.slow] if x in ("relu", "layer_norm") else []) for x in LEAVES]
+)
 def test_what_reads_the_flattened_features(between: str):
     shapes = {"c": (3, 3, 2, C), "cb": (C,), "d": (N, 6), "db": (6,), **dict.fromkeys(LEAVES[between], (N,))}
     shapes |= {"e": (N, 6), "eb": (6,)} if between == "two" else {}
@@ -109,8 +111,16 @@ def decoder(between: str, shape: tuple[int, int, int]) -> Any:
     return function
 
 
-@pytest.mark.parametrize("shape", [(C, H, W), (4, 4, 4), (6, 2, 3)])
-@pytest.mark.parametrize("between", ["", "batch_norm", "of the map", "permuted", "channels first"])
+@pytest.mark.parametrize(
+    "shape", [(C, H, W), *(pytest.param(x, marks=pytest.mark.slow) for x in ((4, 4, 4), (6, 2, 3)))]
+)
+@pytest.mark.parametrize(
+    "between",
+    [
+        "",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("batch_norm", "of the map", "permuted", "channels first")),
+    ],
+)
 def test_a_dense_layer_that_makes_a_map(between: str, shape: tuple[int, int, int]):
     """Every value up to the convolution has the same elements in both orders."""
     c, size = shape[0], shape[0] * shape[1] * shape[2]

@@ -47,7 +47,7 @@ def two(joined: bool) -> Any:
     return function
 
 
-@pytest.mark.parametrize("biases", ["a", "b", "ab"])
+@pytest.mark.parametrize("biases", [*(pytest.param(x, marks=pytest.mark.slow) for x in "ab"), "ab"])
 def test_a_layer_for_each_value(biases: str):
     module = Two(False, biases)
     found = derive(two(True), module, {**SHAPES, "l": (A + B, OUT)})
@@ -123,6 +123,39 @@ def test_pairs_of_columns_are_a_difference():
 
     found = derive(function, Pairs(False), shapes, floats(3, 5, B))
     assert not found.complete and found.differences
+
+
+class Heads(nn.Module):
+    """Attention of two heads, whose results are projected as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [True, False])
+def test_heads_that_are_projected_and_added_up(stacked: bool):
+    size = WIDTH // 2
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        y = 0
+        for h in range(2):
+            q, k, v, o = ((w[name][h] if stacked else w[f"{name}{h}"]) for name in "qkvo")
+            scores = (x @ q) @ (x @ k).transpose(0, 2, 1) / size**0.5
+            y = y + (jax.nn.softmax(scores, -1) @ (x @ v)) @ o
+        return y
+
+    module = Heads()
+    one = {"q": (WIDTH, size), "k": (WIDTH, size), "v": (WIDTH, size), "o": (size, WIDTH)}
+    shapes = {name: (2, *shape) for name, shape in one.items()} if stacked else {}
+    shapes = shapes or {f"{name}{h}": shape for name, shape in one.items() for h in range(2)}
+    written = rules(derive(function, module, shapes, floats(3, 7, WIDTH)), module)
+    assert len(written) == (2 if stacked else 4), written
 
 
 class Convolved(nn.Module):
