@@ -63,3 +63,41 @@ def test_what_big_vision_saves_while_it_trains_is_left_out(case: str) -> None:
     plans = [convert.plan_conversion(model, MemorySource(tree), settings=said) for tree in (leaves, leaves | beside)]
     assert [step.name for step in plans[0].steps] == [step.name for step in plans[1].steps]
     assert {drop.leaf for drop in plans[1].dropped} - {drop.leaf for drop in plans[0].dropped} == set(beside)
+
+
+ENCLOSED = {
+    "bert.BertForMaskedLM": ("bert", "model"),
+    "gpt2.untied": ("gpt2", "params"),
+    "mistral.MistralForCausalLM": ("mistral", "target"),
+    "resnet.ResNetForImageClassification": ("flax-transformers", "state"),
+    "roberta.RobertaForMaskedLM": ("flax-transformers", "params"),
+}
+
+
+@pytest.mark.parametrize(("case", "model", "key"), [(case, *one) for case, one in ENCLOSED.items()])
+def test_a_model_below_a_key_that_the_rules_do_not_name_is_found(
+    case: str, model: str, key: str, tmp_path: Path
+) -> None:
+    """A train state is one key of what was saved, or its params are those that `init` returned, with all collections."""
+    alone = flax_families.specs(case, tmp_path)
+    inner = {
+        name if name.startswith("batch_stats/") else f"params/{name.removeprefix('params/')}": (leaf.spec.shape, leaf.spec.dtype)
+        for name, leaf in alone.leaves.items()
+    }  # fmt: skip
+    plan = convert.plan_conversion(model, alone)
+    outer = {"step": ((), "int32"), "opt_state/0/count": ((), "int32")}
+    state = SpecsOnly({f"{key}/{name}": spec for name, spec in (inner | outer).items()} | outer)
+    state.path = tmp_path
+    whole = convert.plan_conversion(model, state)
+    assert {step.name: step.spec for step in whole.steps} == {step.name: step.spec for step in plan.steps}
+    assert any(f"lies below {key}," in note for note in whole.notes)
+    assert {drop.leaf for drop in whole.dropped} == {*outer, *(f"{key}/{name}" for name in outer)}
+
+
+@pytest.mark.parametrize(("case", "model"), [("bert.BertModel", "bert"), ("vit.ViTModel", "flax-transformers")])
+def test_of_two_such_keys_none_is_guessed(case: str, model: str, tmp_path: Path) -> None:
+    specs = {name: (leaf.spec.shape, leaf.spec.dtype) for name, leaf in flax_families.specs(case, tmp_path).leaves.items()}  # fmt: skip
+    two = SpecsOnly({f"{key}/params/{name}": spec for key in ("model", "ema_model") for name, spec in specs.items()})
+    two.path = tmp_path
+    with pytest.raises(convert.PlanError, match=r"lies below model and ema_model: choose one with `root: model`"):
+        convert.plan_conversion(model, two)

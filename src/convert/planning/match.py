@@ -95,15 +95,15 @@ class Coverage:
         return self.total - self.claimed + len(self.dropped)
 
 
-def choose_root(rules: RuleFile, index: PathIndex) -> str:
-    """Return the first root of the rule file under which a rule matches a leaf, or its first root if none does."""
+def matching_root(rules: RuleFile, index: PathIndex) -> str | None:
+    """Return the first root of the rule file under which a rule matches a leaf; None if none does."""
     groups = independent_groups(rules.rules, rules.path_variants) or [[]]
     every = (rule for group in groups for layout in each_combination(rules.rules, group) for rule in layout)
     patterns = list(
         {p.text: p for rule in every if rule.kind.drop_reason is None for p in rule.sources.values()}.values()
     )
     fitting = (root for root in rules.root if any(index.below(root).matches(pattern) for pattern in patterns))
-    return next(fitting, rules.root[0])
+    return next(fitting, None)
 
 
 def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Coverage:
@@ -113,7 +113,8 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
         index: of the source's leaves; pass one where several rule files are matched with one source.
     """
     index = index or PathIndex(source.leaves)
-    named, root = resolve_copies(rules.rules, rules.copies, choose_root(rules, index))
+    root = matching_root(rules, index)
+    named, root = resolve_copies(rules.rules, rules.copies, rules.root[0] if root is None else root)
     inside = index.below(root)
     specs = {name: leaf.spec for name, leaf in source.leaves.items()}
 

@@ -31,6 +31,7 @@ def plan_notes(match: RuleMatch, sized: Sized, compiled: CompiledPlan, steps: Se
     """
     rules, target, sidecar = match.rules, match.target, sized.sidecar
     return (
+        *([f"the model lies below {match.below}, a key that the rules do not name"] if match.below else []),
         *_fact_notes(match, sized),
         *_dtype_note(match, steps),
         *compiled.notes,

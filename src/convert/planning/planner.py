@@ -115,7 +115,19 @@ def no_leaf_matches(match: RuleMatch) -> Finding:
         rule=rules.path,
         expected=expected,
         got=first or "no leaves",
-        fix="list the leaves with `convert inspect`, and the known models with `convert rules list`",
+        fix=several_trees(match)
+        or "list the leaves with `convert inspect`, and the known models with `convert rules list`",
+    )
+
+
+def several_trees(match: RuleMatch) -> str:
+    """Say how to choose among keys that the rules do not name, below each of which lies such a model; empty where there are none."""
+    if not match.also_below:
+        return ""
+    model = match.rules.model
+    return (
+        f"such a model lies below {' and '.join(match.also_below)}: choose one with `root: {match.also_below[0]}` in a copy of the rules "
+        f"(`convert rules show {model} > my-model.yaml`)"
     )
 
 
@@ -125,7 +137,9 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     of_pytorch = any(note.problem == OF_PYTORCH for note in match.source.notes)
     written = ", which PyTorch wrote (its tensors go back to JAX with --to orbax, msgpack or npz)" if of_pytorch else ""
     return PlanError(
-        *findings, headline=f"{match.rules.path} does not fit {match.source.display_path}{written}: {count}"
+        *findings,
+        headline=f"{match.rules.path} does not fit {match.source.display_path}{written}: {count}",
+        hint=several_trees(match),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -25,14 +26,17 @@ from convert.planning.facts.values import (
     stated_places,
     unmet_requirements,
 )
-from convert.planning.match import Coverage, cover
+from convert.planning.match import Coverage, cover, matching_root
 from convert.planning.modules.expand import for_class
 from convert.planning.modules.nulls import refused_nulls
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import TargetFormat
 from convert.planning.target_formats.registry import format_of, target_names, with_target
+from convert.rules import enclosed
 from convert.rules.file import RuleFile, Version
+
+LARGEST_STATE = 4  # the weights are at least this part of a train state: Adam keeps two averages, and there may be one of the weights
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class RuleMatch:
         options: of the conversion.
         coverage: which leaf belongs to which rule.
         refused: why the rules cannot be written for the class of the checkpoint.
+        below: the key that the rules do not name, and below which they were matched; empty: none.
+        also_below: such keys, where there are several: the rules are matched below none of them.
     """
 
     rules: RuleFile
@@ -75,6 +81,8 @@ class RuleMatch:
     options: ConversionOptions
     coverage: Coverage = field(repr=False)
     refused: tuple[Finding, ...] = ()
+    below: str = ""
+    also_below: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -110,9 +118,34 @@ def match_rules(
     Args:
         index: of the source's leaves; pass one where several rule files are matched with one source.
     """
-    rules, refused = for_class(rules, source)
+    index = index or PathIndex(source.leaves)
+    match = _match(rules, source, options, index)
+    if match.coverage.converted:
+        return match
+    found = [one for key in _enclosing(rules, source, index) if _holds_the_model(one := _match(rules, source, options, index, key))]  # fmt: skip
+    return found[0] if len(found) == 1 else replace(match, also_below=tuple(one.below for one in found))
+
+
+def _match(rules: RuleFile, source: Source, options: ConversionOptions, index: PathIndex, key: str = "") -> RuleMatch:
+    """Match the leaves with the rules, below a key that they do not name."""
+    rules, refused = for_class(enclosed.below(rules, key) if key else rules, source)
     rules = with_target(rules, options.to)
-    return RuleMatch(rules, source, options, cover(rules, source, index), refused)
+    return RuleMatch(rules, source, options, cover(rules, source, index), refused, key)
+
+
+def _enclosing(rules: RuleFile, source: Source, index: PathIndex) -> Iterator[str]:
+    """Yield the keys at the top of a tree below which leaves of the rules may lie: a part as large as the weights in a train state."""
+    counts = Counter(name.partition("/")[0] for name in source.leaves)
+    for key in (key for key, count in counts.items() if count * LARGEST_STATE >= len(source.leaves)):
+        if rules.modules is not None or matching_root(enclosed.below(rules, key), index) is not None:
+            yield key
+
+
+def _holds_the_model(match: RuleMatch) -> bool:
+    """Whether most of the leaves below the key are those of the rules."""
+    dropped = {drop.leaf for drop in match.coverage.dropped}
+    inside = sum(name.startswith(f"{match.below}/") and name not in dropped for name in match.source.leaves)
+    return match.coverage.converted * 2 > inside
 
 
 def check_options(match: RuleMatch) -> None:

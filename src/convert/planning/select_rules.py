@@ -15,7 +15,7 @@ from convert.planning.facts.architectures import class_conflict, loaded_classes,
 from convert.planning.facts.settings import settable
 from convert.planning.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
-from convert.planning.planner import misfit_error, plan_match
+from convert.planning.planner import misfit_error, plan_match, several_trees
 from convert.planning.rule_match import RuleMatch, check_options, match_rules
 from convert.rules.file import RuleFile
 
@@ -214,7 +214,8 @@ def _no_match(outcome: NoMatch) -> Finding:
         f"{source.display_path} ({source.format}) fits none of {', '.join(match.rules.model for match in outcome.matches)}: no rule "
         f"matches any of its {len(source.leaves)} leaves",
         got=f"leaves such as {next(iter(source.leaves))}" if source.leaves else "no leaves",
-        fix=(BACK if source.format.startswith("safetensors") else "")
+        fix=next(filter(None, map(several_trees, outcome.matches)), "")
+        or (BACK if source.format.startswith("safetensors") else "")
         + "list the leaves with `convert inspect`, and the known models with `convert rules list`",
     )
 

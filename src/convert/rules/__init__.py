@@ -2,7 +2,7 @@
 
 `library` finds a file -> `core.yaml_nodes` -> `multi_model` (one file per model) -> `parse` (reads values as `schema/`
 declares them; expands `attention_macro`; handles `placeholders`) -> `validate` (lists every problem that a module `check_*` finds)
--> `file.RuleFile`. For a given tree, `path_variants` and `copies` rewrite the rules before they are matched.
+-> `file.RuleFile`. For a given tree, `enclosed`, `path_variants` and `copies` rewrite the rules before they are matched.
 
 May import `convert.core` and `convert.layers`.
 """

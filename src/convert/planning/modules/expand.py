@@ -181,7 +181,7 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
     finder = Finder(listed, of.renamed)
     root = next((r for r in reversed(rules.root) if r and any(x.startswith(f"{r}/") for x in source.leaves)), "")
     inside = [tuple(name.split("/")) for name in source.leaves if name.startswith(f"{root}/" if root else "")]
-    paths = {keys[1 if root else 0 :] for keys in inside}
+    paths = {keys[root.count("/") + 1 if root else 0 :] for keys in inside}
     found = [one for path in paths | {path[:-1] for path in paths} if path and (one := finder.find(path)) is not None]
     found.sort(key=lambda one: [(not key.isdecimal(), int(key) if key.isdecimal() else 0, key) for key in one.name])
     patterns = Patterns(one.name for one in found)
