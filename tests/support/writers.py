@@ -161,6 +161,26 @@ def t5x(
     return folder
 
 
+def big_vision(run: Path, step: int, arrays: Mapping[str, np.ndarray], *, keep: bool = True) -> Path:
+    """Writes with the calls of big_vision's `save_checkpoint_ts`: JAX's manager writes the arrays, then the file of the last step."""
+    import jax
+    from jax.experimental.array_serialization.serialization import GlobalAsyncCheckpointManager
+
+    name = f"{step:09d}{'' if keep else '-tmp'}"
+    folder = run.with_name(f"{run.name}-{name}")
+    folder.mkdir(parents=True)
+    paths = [str(folder / leaf.replace("/", "~")) for leaf in arrays]
+    manager = GlobalAsyncCheckpointManager()
+    with jax.enable_x64(True):
+        manager.serialize_with_paths(
+            [jax.numpy.asarray(array) for array in arrays.values()],
+            paths,
+            on_commit_callback=lambda: run.with_name(f"{run.name}-LAST").write_text(name),
+        )
+        manager.wait_until_finished()
+    return folder
+
+
 def keras_model() -> Any:
     """A model of layers inside layers, some of one class, one of them in bfloat16, built."""
     os.environ.setdefault("KERAS_BACKEND", "jax")

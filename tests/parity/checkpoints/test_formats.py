@@ -171,6 +171,49 @@ class TestT5X(SourceContract):
         return {f"target/{name}": array for name, array in plain().items()}
 
 
+class TestBigVision(SourceContract):
+    @pytest.fixture(scope="class", params=["step", "run"])
+    @classmethod
+    def source(cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Source:
+        run = tmp_path_factory.mktemp("run") / "checkpoint.bv"
+        values = {f"params/{name}": array for name, array in plain().items()}
+        step = writers.big_vision(run, 1000, values)
+        source = open_source(step if request.param == "step" else run.parent)
+        assert source.format == "big_vision, one zarr directory per leaf"
+        return source
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def expected(cls) -> Mapping[str, np.ndarray]:
+        return {f"params/{name}": array for name, array in plain().items()}
+
+
+def test_the_last_complete_step_of_big_vision_is_read(tmp_path: Path) -> None:
+    run = tmp_path / "checkpoint.bv"
+    for step in (90, 100, 200):
+        writers.big_vision(run, step, {"params/w": np.full(3, step, np.float32)}, keep=step < 100)
+    (tmp_path / "checkpoint.bv-LAST").write_text("000000100-tmp")  # the save of step 200 has not ended
+    source = open_source(tmp_path)
+    assert source.read("params/w").tolist() == [100, 100, 100]
+    (note,) = source.notes
+    assert note.data == {"step": 100, "steps": [90, 100], "not_finished": ["checkpoint.bv-000000200-tmp"]}
+    assert open_source(tmp_path, step=90).read("params/w").tolist() == [90, 90, 90]
+    for path, options, code in (
+        (tmp_path, {"step": 91}, "step-not-found"),
+        (tmp_path / "checkpoint.bv-000000200-tmp", {}, "checkpoint-unfinished"),
+        (tmp_path / "checkpoint.bv-000000090", {"step": 91}, "checkpoint-option"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            open_source(path, **options)  # type: ignore[arg-type]
+        assert caught.value.code == code
+
+
+def test_an_array_of_big_vision_without_metadata_is_incomplete(tmp_path: Path) -> None:
+    step = writers.big_vision(tmp_path / "checkpoint.bv", 1, {"params/v": np.ones(3), "params/w": np.ones(3)})
+    (step / "params~w" / ".zarray").unlink()
+    assert refusal(step).code == "checkpoint-incomplete"
+
+
 def test_msgpack_of_numbers_lists_and_nothing(tmp_path: Path) -> None:
     import flax.serialization
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.checkpoints.access import Boundary, absolute, children, head
+from convert.checkpoints.access import Boundary, children, head
 from convert.checkpoints.chunks import Box, Grid, Meter, Piece, full_box
 from convert.checkpoints.encodings.flax_arrays import PackedArray, Text, TreeNode, walk_tree
 from convert.checkpoints.errors import (
@@ -29,10 +29,10 @@ from convert.checkpoints.errors import (
     step_chosen,
     step_not_found,
     unknown_format,
-    unreadable,
 )
 from convert.checkpoints.files import StoredArray, read_stored, stored_pieces
 from convert.checkpoints.formats.flax_msgpack import map_file
+from convert.checkpoints.formats.zarr_directories import ZarrDirectories
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, distinct_names, stamps
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
@@ -67,7 +67,7 @@ class _T5X(Source):
             else:
                 inline[keys] = StoredArray(file, node.ranges, node.spec, value=node.value)
                 leaves.append(Leaf(keys, node.spec))
-        self._arrays = _ZarrArrays(file.parent, set(directories.values()), boundary)
+        self._arrays = ZarrDirectories(file.parent, set(directories.values()), boundary)
         self._bfloat16: set[tuple[str, ...]] = set()  # leaves whose uint16 values are bfloat16
         for keys, name in directories.items():
             spec = self._arrays.spec(file, keys, name)
@@ -113,56 +113,6 @@ class _Reference:
 
     def __init__(self) -> None:
         self.nodes: dict[tuple[str, ...], TreeNode] = {}
-
-
-class _ZarrArrays:
-    """The zarr directories next to the file."""
-
-    def __init__(self, folder: Path, names: set[str], boundary: Boundary) -> None:
-        self._store = None
-        self._arrays: dict[str, object] = {}
-        if names:
-            # This imports TensorStore, which a checkpoint in one file does not need.
-            from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
-            from convert.checkpoints.orbax.stores import open_store, reason
-            from convert.checkpoints.orbax.zarr_metadata import read_metadata
-
-            real = absolute(folder)
-            try:
-                self._store = open_store(real, use_ocdbt=False, boundary=boundary)
-                self._arrays = dict(read_metadata(self._store, sorted(names), use_zarr3=False))
-            except TENSORSTORE_ERRORS as error:
-                raise unreadable(folder, ValueError(reason(error, real)), fix=COPY_AGAIN) from None
-
-    def spec(self, file: Path, keys: tuple[str, ...], name: str) -> TensorSpec:
-        """Return the shape and dtype of the array of a leaf."""
-        from convert.checkpoints.orbax.zarr_metadata import Array
-
-        array = self._arrays.get(name)
-        if isinstance(array, Array):
-            return array.spec
-        if isinstance(array, CheckpointError):
-            raise located(array, file, "/".join(keys))
-        raise incomplete(f"{name}/.zarray is missing", file, "/".join(keys))
-
-    def grid(self, name: str) -> Grid:
-        """Return the chunks of an array."""
-        return self._arrays[name].grid  # type: ignore[attr-defined,no-any-return]
-
-    def pieces(self, file: Path, leaf: str, name: str, chunk: Box, meter: Meter | None) -> Iterator[Piece]:
-        """Yield a chunk in pieces, as `Source.pieces`."""
-        from convert.checkpoints.encodings.ocdbt import TENSORSTORE_ERRORS
-        from convert.checkpoints.orbax.arrays import pieces
-        from convert.checkpoints.orbax.stores import reason
-        from convert.checkpoints.orbax.zarr_metadata import Array
-
-        array = self._arrays[name]
-        assert self._store is not None and isinstance(array, Array)
-        try:
-            yield from pieces(self._store, array, False, chunk, meter)
-        except TENSORSTORE_ERRORS as error:
-            problem = f"{array.spec}: {reason(error, file.parent)}"
-            raise unreadable(file, ValueError(problem), leaf, COPY_AGAIN) from None
 
 
 def _parts(
