@@ -3,7 +3,7 @@
 `open_source` finds the format among those of ``formats`` and returns a `Source` (`source`): named leaves with shapes and
 dtypes, whose arrays are read later, in chunks (`chunks`). ``formats`` has a module for each format and ``orbax`` one folder
 for Orbax; both decode bytes with ``encodings`` and `files`. `digest` computes the checksums of leaves, `divided` is the view of a quantised checkpoint, `memory_budget` limits
-the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats. May import ``convert.core`` and ``convert.stores``.
+the memory of concurrent reads, `access` opens files and refuses links out of the checkpoint, `errors` has the errors of all formats, `unrecognised` says what a path without a checkpoint is. May import ``convert.core`` and ``convert.stores``.
 A new format goes to ``formats``.
 """
 
@@ -13,25 +13,21 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from convert.checkpoints.access import Boundary, children, head
+from convert.checkpoints.access import Boundary
 from convert.checkpoints.divided import divided
 from convert.checkpoints.errors import (
     MOST_KEYS,
     ambiguous,
-    missing,
     option_rejected,
-    pickle_refused,
     too_deep,
-    unknown_format,
     unreadable,
 )
-from convert.checkpoints.formats import known_formats, pickle_guard
+from convert.checkpoints.formats import known_formats
 from convert.checkpoints.formats.safetensors import written_by_torch
 from convert.checkpoints.source import Absent, Format, Leaf, Options, Source, name_leaves
-from convert.core.errors import CheckpointError
+from convert.checkpoints.unrecognised import not_a_checkpoint, without_index
 from convert.stores import located
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _OPTION_NOUNS = {"step": "steps", "item": "items", "skeleton": "need of a skeleton"}
 
 
@@ -82,6 +78,8 @@ def _open(path: Path, options: Options) -> Source:
     candidates = [(format, file) for format, file in candidates if file == path] or candidates
     if len(candidates) > 1:  # the Hub has PyTorch's weights beside flax_model.msgpack
         candidates = [(format, file) for format, file in candidates if not written_by_torch(file)] or candidates
+    if any(file != path for _, file in candidates):
+        without_index(path, [file for _, file in candidates])
     if len(candidates) > 1:
         choices = ", ".join(f"{file} ({format.name})" for format, file in candidates)
         raise ambiguous(path, f"{len(candidates)} checkpoints could be meant: {choices}", "give one of them")
@@ -90,7 +88,7 @@ def _open(path: Path, options: Options) -> Source:
         options.boundary.check(file)
         _check_options(file, format, options)
         return format.open(file, options)
-    raise _unknown(path, formats)
+    raise not_a_checkpoint(path, formats)
 
 
 def _check_options(path: Path, format: Format, options: Options) -> None:
@@ -99,27 +97,6 @@ def _check_options(path: Path, format: Format, options: Options) -> None:
         if value is not None and option not in format.options:
             problem = f"a checkpoint of {format.name} has no {noun}"
             raise option_rejected(path, problem, f"leave out --{option} {value}")
-
-
-def _unknown(path: Path, formats: Sequence[Format]) -> CheckpointError:
-    if not path.exists():
-        return missing(path)
-    if pickle := pickle_guard.find_pickle(path):
-        return pickle_refused(pickle)
-    inside = children(path)
-    for file in inside or [path]:
-        if head(file).startswith(_LFS_POINTER):
-            got = "a pointer of Git LFS, which a clone has in place of the data"
-            return unknown_format(file, expected="a checkpoint", got=got, fix="fetch the data with `git lfs pull`")
-    names = ", ".join(child.name for child in inside[:6])
-    got = f"a directory with {names}" if names else "an empty directory" if path.is_dir() else "another file"
-    return unknown_format(
-        path,
-        expected="a checkpoint",
-        got=got,
-        fix="give the file or directory that the JAX code saved to. Known formats:",
-        lines=tuple(f"  {format.name}: {format.understands}" for format in formats),
-    )
 
 
 __all__ = ["Absent", "Boundary", "Format", "Leaf", "Options", "Source", "known_formats", "name_leaves", "open_source"]

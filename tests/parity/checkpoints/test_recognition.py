@@ -75,6 +75,57 @@ def test_several_checkpoints_in_a_folder_must_be_named(tmp_path: Path) -> None:
     assert all(name in finding.problem for name in ("flax_model.msgpack (flax msgpack)", "other.npz (NumPy .npz)"))
 
 
+def test_the_optimizer_beside_a_model_is_not_taken_for_it(tmp_path: Path) -> None:
+    """transformers' training scripts wrote both; alone, the file is read."""
+    writers.msgpack(tmp_path / "opt_state.msgpack", {"0": {"count": np.ones(2)}})
+    assert list(open_source(tmp_path).leaves) == ["0/count"]
+    writers.msgpack(tmp_path / "flax_model.msgpack", {"w": np.ones(2)})
+    assert list(open_source(tmp_path).leaves) == ["w"]
+
+
+@pytest.mark.parametrize("present", [(1, 2), (2,)])
+@pytest.mark.parametrize("name", ["flax_model-0000{}-of-00002.msgpack", "model-0000{}-of-00002.safetensors"])
+def test_shards_without_their_index_are_refused_with_its_name(
+    name: str, present: tuple[int, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    for k in present:
+        write = writers.msgpack if name.endswith("msgpack") else writers.safetensors
+        write(tmp_path / "ckpt" / name.format(k), {f"w{k}": np.ones(2, np.float32)})
+    finding = refusal(tmp_path / "ckpt")
+    assert (finding.code, finding.path) == ("checkpoint-incomplete", "ckpt")
+    index = name.replace("-0000{}-of-00002", "") + ".index.json"
+    assert finding.problem == f"{index} is missing, which names the shards"
+
+
+def test_a_folder_of_checkpoints_has_a_command_for_each(tmp_path: Path) -> None:
+    """A pipeline of diffusers names the library of each part; an optimizer or a tokenizer is none."""
+    folder = tmp_path / "pipeline"
+    for part, name in (
+        ("unet", "diffusion_flax_model"),
+        ("vae", "diffusion_flax_model"),
+        ("text_encoder", "flax_model"),
+    ):
+        (folder / part).mkdir(parents=True)
+        writers.msgpack(folder / part / f"{name}.msgpack", {"w": np.ones(2)})
+    (folder / "tokenizer").mkdir()
+    stated = {part: ["diffusers", "Any"] for part in ("unet", "vae")} | {"text_encoder": ["transformers", "Any"]}
+
+    def lines() -> list[str]:
+        with pytest.raises(CheckpointError) as caught:
+            open_source(folder)
+        assert caught.value.code == "checkpoint-unknown-format" and "3 checkpoints" in caught.value.findings[0].got
+        return [line.replace(str(folder), "IN").split("    ")[0].strip() for line in caught.value.lines]
+
+    assert lines()[1] == "convert MODEL IN/unet OUT_DIR/unet"
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "FlaxStableDiffusionPipeline", **stated}))
+    assert lines() == [
+        "convert flax-transformers IN/text_encoder OUT_DIR/text_encoder",
+        "convert flax-diffusers IN/unet OUT_DIR/unet",
+        "convert flax-diffusers IN/vae OUT_DIR/vae",
+    ]
+
+
 def test_what_is_unknown_is_answered_with_what_is_understood(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello, this is no checkpoint")
     with pytest.raises(CheckpointError) as caught:

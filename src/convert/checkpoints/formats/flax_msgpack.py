@@ -28,6 +28,7 @@ from convert.core.system.regular_file import Content, map_regular
 
 _INDEX = ".msgpack.index.json"
 _STEP = re.compile(r"checkpoint_(\d{1,18})")  # flax/training/checkpoints.py, prefix "checkpoint_"
+_MODEL, _OPTIMIZER = "flax_model", "opt_state.msgpack"  # transformers' training scripts write both into one folder
 _PAX = (b"\x82\xafflattened_state", b"\x82\xb0str_pytree_state")
 _T5X = (b"\x82\xa7version", b"\x82\xa9optimizer")
 
@@ -145,6 +146,8 @@ def _find(path: Path) -> list[Path]:
     files = files_in(path, (".msgpack", _INDEX), lambda file: _is_index(file) or is_msgpack(file))
     shards = tuple(f"{file.name.removesuffix(_INDEX)}-" for file in files if _is_index(file))
     files = [file for file in files if not (shards and file.name.startswith(shards))]
+    if any(file.name.startswith(_MODEL) for file in files):
+        files = [file for file in files if file.name != _OPTIMIZER]
     return files or ([path] if path.is_dir() and _steps(path) else [])
 
 
