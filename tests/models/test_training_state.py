@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,35 @@ def test_a_train_state_of_a_flax_model_gives_the_same_tensors(case: str, model: 
     assert {drop.reason for drop in whole.dropped} == {"optimizer state", "state of training"}
 
 
+# Of other packages: golden and case -> the name that the user gives, and what only the configuration says.
+OTHERS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("openpi", "pi0-lora"): ("openpi", {"action_horizon": 3, "lora_alpha": 6}),
+    ("recurrentgemma", ""): ("recurrentgemma", {}),
+    ("t5x", "t5-1.1"): ("t5x", {"feed_forward_proj": "gated-gelu"}),
+    ("t5x", "umt5"): ("t5x", {"feed_forward_proj": "gated-gelu"}),
+    ("t5x", "switch"): ("t5x", {"expert_capacity": 1000}),
+    ("t5x", "pix2struct"): ("pix2struct", {}),
+    ("tips", "text"): ("tips", {}),
+    ("tips", "image"): ("tips", {"mlp_ratio": 2}),
+    ("tunix", "gemma3"): ("tunix", {}),
+    ("videoprism", "lvt"): ("videoprism", {}),
+}
+
+
+@pytest.mark.parametrize(("folder", "case"), OTHERS)
+def test_a_train_state_of_a_model_of_another_package_gives_the_same_tensors(folder: str, case: str) -> None:
+    model, settings = OTHERS[folder, case]
+    source = None if case else convert.open_source(GOLDEN / folder / "ckpt")
+    weights = DrawnCases(GOLDEN / folder).leaves(case) if source is None else {x: source.read(x) for x in source.leaves}
+    bare = {name.removeprefix("target/").removeprefix("params/"): x for name, x in weights.items()}
+    first = next(iter(bare))
+    beside = {"step": np.int32(3), "opt_state/0/count": np.int32(3), f"opt_state/0/mu/{first}": bare[first]}
+    state = {f"params/{name}": x for name, x in bare.items()} | beside
+    plans = [convert.plan_conversion(model, MemorySource(tree), settings=settings) for tree in (weights, state)]
+    assert [(step.name, step.spec) for step in plans[0].steps] == [(step.name, step.spec) for step in plans[1].steps]
+    assert {drop.leaf for drop in plans[1].dropped} >= set(beside)
+
+
 CHRONO = ("accum_program_time", "accum_train_time", "accum_pause_time", "accum_examples_seen")
 
 
@@ -69,7 +99,8 @@ ENCLOSED = {
     "bert.BertForMaskedLM": ("bert", "model"),
     "gpt2.untied": ("gpt2", "params"),
     "mistral.MistralForCausalLM": ("mistral", "target"),
-    "resnet.ResNetForImageClassification": ("flax-transformers", "state"),
+    "regnet.RegNetModel": ("flax-transformers", "state"),
+    "resnet.ResNetForImageClassification": ("flax-transformers", "params"),
     "roberta.RobertaForMaskedLM": ("flax-transformers", "params"),
 }
 
