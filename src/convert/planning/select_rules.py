@@ -188,7 +188,10 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         )
     if isinstance(error, OptionError) or nearest.coverage.fits:
         return error  # the model is recognized; the problem is another
-    shares = ", ".join(f"{m.rules.model} matches {round(100 * m.coverage.fraction)} %" for m in outcome.matches)
+    percent = {
+        m.rules.model: round(100 * m.coverage.fraction) for m in outcome.matches if m is nearest or m.coverage.fraction
+    }
+    shares = ", ".join(f"{model} matches {share} %" for model, share in percent.items())
     return error.with_hint(
         f"{nearest.rules.model} is the closest of {nearest.rules.family or nearest.rules.model}: {shares} of the leaves"
     )

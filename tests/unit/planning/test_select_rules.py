@@ -89,7 +89,7 @@ def test_the_tree_picks_the_rule_file() -> None:
     assert isinstance(half, NoMatch)
     error = explain(half)
     assert [finding.code for finding in error.findings] == ["leaf-without-rule"] and error.findings[0].path == "y"
-    assert error.hint == "a is the closest of fam: a matches 50 %, b matches 0 % of the leaves"
+    assert error.hint == "a is the closest of fam: a matches 50 % of the leaves"  # and b none of them
 
 
 def test_the_rules_with_the_target_and_the_fewest_contradictions_are_named() -> None:
