@@ -196,3 +196,52 @@ def test_the_float64_run_of_a_check_has_tables_before_they_are_rounded(tmp_path:
     )
     if not rows:  # the file has other numbers than these rules make
         np.testing.assert_array_equal(exact_state(other, written, "cpu")["pe"].numpy(), rounded)
+
+
+PATCHES = HEAD + "facts: {side: ask, table: ask}\n"
+GRID = "- from: w\n  axes: PD\n  parameter: w\n- width: D\n  image: side\n  patch: P\n  table: table\n  patch_positions: {name: pe, axes: .LD, zeros_before: {L: 2}}\n"
+GIVEN = {"side": 9, "table": "sincos2d"}
+
+
+def grid(rows: str = GRID, width: int = 8, **facts: object) -> np.ndarray:
+    plan = make_plan(rule_file(rows, PATCHES), MemorySource({"w": np.zeros((3, width), np.float32)}), settings=facts)
+    (step,) = (step for step in plan.steps if step.name == "pe")
+    assert step.spec.dtype == "float32" and computed(step).shape == step.spec.shape
+    return computed(step)
+
+
+def test_patches_have_the_sines_of_their_column_and_row() -> None:
+    """big_vision's posemb_sincos_2d in float64."""
+    row, column = (x.reshape(-1, 1) for x in np.mgrid[:3, :3])
+    scale = 1 / 10_000.0 ** np.array([0.0, 1.0])
+    want = np.concatenate([np.sin(column * scale), np.cos(column * scale), np.sin(row * scale), np.cos(row * scale)], 1)
+    made = grid(**GIVEN)
+    assert made.shape == (1, 11, 8) and not made[0, :2].any() and np.abs(made[0, 2:] - want).max() <= 2**-24
+    assert np.array_equal(grid(GRID.replace(", zeros_before: {L: 2}", ""), **GIVEN), made[:, 2:])
+    assert np.array_equal(grid(GRID.replace("axes: .LD, zeros_before: {L: 2}", "axes: LD"), **GIVEN), made[0, 2:])
+
+
+@pytest.mark.parametrize(
+    ("width", "facts", "code", "expected"),
+    [
+        (8, {"table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
+        (8, {"side": 10, "table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
+        (8, {"side": True, "table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
+        (8, {"side": 9}, "setting-invalid", "table = sincos2d"),
+        (8, {"side": 9, "table": "sinusoidal_1d"}, "setting-invalid", "table = sincos2d"),
+        (6, GIVEN, "shape-mismatch", "a width D that 4 divides"),
+    ],
+)
+def test_a_table_of_patches_that_is_not_known_is_refused(width: int, facts: dict[str, object], code: str, expected: str) -> None:  # fmt: skip
+    with pytest.raises(PlanError) as refused:
+        grid(width=width, **facts)
+    (found,) = refused.value.findings
+    assert (found.code, found.expected) == (code, expected)
+
+
+@pytest.mark.parametrize(
+    "axes", ["axes: .L", "axes: DL", "axes: .LD, zeros_before: {D: 1}", "axes: .LD, zeros_before: {L: 0}"]
+)
+def test_the_axes_of_a_table_of_patches_are_its_own(axes: str) -> None:
+    with pytest.raises(RuleError, match=r"r.yaml:\d+"):
+        rule_file(GRID.replace("axes: .LD, zeros_before: {L: 2}", axes), PATCHES)

@@ -20,6 +20,8 @@ from support.paths import GOLDEN
 
 BIG_VISION, SCENIC, JAX = (DrawnCases(GOLDEN / folder) for folder in ("vit-big-vision", "scenic", "vit"))
 CASES = ("tok", "tok-rep", "gap", "map")
+COMPUTED = ("tok-sincos2d", "gap-sincos2d", "map-sincos2d")  # positions that no leaf holds
+HEADLESS = ("tok-headless", "gap-headless", "map-headless")
 SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map")
 JAX_CASES = ("jax-gap", "jax-pre-logits")
 IMAGE = {"image_size": 20}  # where the table has a row for the class token
@@ -45,6 +47,9 @@ def settings(case: str, to: str = "transformers") -> dict[str, Any]:
     """What the tree does not tell: the image beside a class token's position, timm's ratio of widths, the pooling."""
     if case.startswith("vit-token"):
         return IMAGE
+    if case in COMPUTED:
+        ratio = {"mlp_ratio": 5 / 3} if to == "timm" else {}
+        return {**IMAGE, "posemb": "sincos2d", **ratio}
     if case == "jax-pre-logits":
         return {"image_size": 12}
     ratio = {"mlp_ratio": 2.0 if case in (*SCENIC_CASES, *JAX_CASES) else 5 / 3} if to == "timm" else {}

@@ -25,6 +25,7 @@ from convert.layers.control_path.kinds import CubicSpline, DataPath, LinearInter
 from convert.layers.conv.conv import Convolution
 from convert.layers.conv.transpose import ConvTranspose
 from convert.layers.embedding.embedding import Embedding
+from convert.layers.embedding.patch_positions import PatchPositions
 from convert.layers.embedding.position_ids import PositionIds
 from convert.layers.embedding.sinusoids import Timescales
 from convert.layers.linear.linear import Linear
@@ -57,6 +58,7 @@ KINDS: Mapping[str, type[LayerKind]] = {
         Parameter,
         Timescales,
         PositionIds,
+        PatchPositions,
         Fixed,
         Drop,
     )
@@ -82,6 +84,7 @@ __all__ = [
     "LinearInterpolation",
     "Numbering",
     "Parameter",
+    "PatchPositions",
     "PositionIds",
     "RMSNorm",
     "Recurrent",

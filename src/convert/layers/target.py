@@ -153,11 +153,14 @@ class Sinusoids:
         first: the largest factor of a position (upstream: the shortest timescale).
         step: logarithm of the factor between two.
         interleaved: whether sines and cosines alternate; otherwise all sines come first.
+        side: of a square of positions, whose columns come before its rows; 0: the positions are in one line. Rows of zeros come before
+            those of the square where the tensor has more.
     """
 
     first: float
     step: float
     interleaved: bool
+    side: int = 0
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,11 @@ def _target_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iterato
 
 
 def _kind_accepts_the_target(rule: Rule, node: YamlNode) -> Iterator[Finding]:
+    for name, layer in rule.layers if not rule.sources else ():
+        try:
+            rule.kind.check_target(layer, layer.path)  # a buffer has no leaf
+        except ValueError as error:
+            yield Finding("rule-layer-conflict", f"{error}{_of(name)}", rule=str(node.at))
     for name, layer in _targets(rule) if not rule.asked else ():
         try:
             rule.kind.check_target(layer, rule.path)

@@ -270,15 +270,28 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
     if isinstance(step.value, Numbers):
         return _numbers(step.value, step.spec.shape).astype(numpy_dtype(step.spec.dtype))
     if isinstance(step.value, Sinusoids):
-        rows, width = step.spec.shape
-        scales = [step.value.first * math.exp(-k * step.value.step) for k in range(width // 2)]
-        angles = [[row * scale for scale in scales] for row in range(rows)]
-        both = [[[f(angle) for angle in line] for line in angles] for f in (math.sin, math.cos)]
-        return np.asarray(np.concatenate(both, 1) if not step.value.interleaved else np.stack(both, -1).reshape(rows, width)).astype(numpy_dtype(step.spec.dtype))  # fmt: skip
+        return _sinusoids(step.value, step.spec.shape).astype(numpy_dtype(step.spec.dtype))
     low, increment = step.value
     return np.array(
         [low * math.exp(-k * increment) for k in range(step.spec.shape[0])], dtype=numpy_dtype(step.spec.dtype)
     )
+
+
+def _sinusoids(of: Sinusoids, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    rows, width = shape[-2:]
+    if not of.side:
+        return _line(of, rows, width)
+    line = _line(of, of.side, width // 2)
+    both = [np.tile(line, (of.side, 1)), np.repeat(line, of.side, 0)]  # of its column, of its row
+    zeros = np.zeros((rows - of.side**2, width))
+    return np.asarray(np.concatenate([zeros, np.concatenate(both, 1)]).reshape(shape))
+
+
+def _line(of: Sinusoids, rows: int, width: int) -> np.ndarray[Any, np.dtype[Any]]:
+    scales = [of.first * math.exp(-k * of.step) for k in range(width // 2)]
+    angles = [[row * scale for scale in scales] for row in range(rows)]
+    both = [[[f(angle) for angle in line] for line in angles] for f in (math.sin, math.cos)]
+    return np.asarray(np.concatenate(both, 1) if not of.interleaved else np.stack(both, -1).reshape(rows, width))
 
 
 def _numbers(of: Numbers, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -47,6 +47,15 @@ _VIT_POOLED = (
     ),
 )  # fmt: skip
 
+_VIT_MEAN = (
+    *_VIT_POOLED,
+    Published(
+        {"global_pool": "avg"},
+        "big_vision models/vit.py, pool_type; scenic projects/baselines/vit.py, classifier",
+        binding=False,
+    ),
+)
+
 _SIGLIP = (
     Published({"epsilon": 1e-6}, "flax.linen.LayerNorm's default"),
     Published({"pad_token_id": 1, "eos_token_id": 1}, "google-research/big_vision@0127fb6 models/proj/image_text/text_transformer.py"),
@@ -107,14 +116,14 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "vit-big-vision": _VIT_BIG_VISION,
     "vit-big-vision-pooler": _VIT_BIG_VISION,
     "vit-jax-map": _VIT_POOLED,
-    "vit-jax-gap": (
-        *_VIT_POOLED,
-        Published(
-            {"global_pool": "avg"},
-            "big_vision models/vit.py, pool_type; scenic projects/baselines/vit.py, classifier",
-            binding=False,
-        ),
-    ),
+    "vit-jax-gap": _VIT_MEAN,
+    "vit-jax-token-headless": _VIT_JAX,
+    "vit-big-vision-headless": _VIT_BIG_VISION,
+    "vit-jax-map-headless": _VIT_POOLED,
+    "vit-jax-gap-headless": (*_VIT_MEAN, Published({"head": "none"}, "big_vision models/vit.py, num_classes")),
+    "vit-big-vision-sincos2d": _VIT_BIG_VISION,
+    "vit-jax-map-sincos2d": _VIT_POOLED,
+    "vit-jax-gap-sincos2d": _VIT_MEAN,
     "tips-image": _TIPS_IMAGE,
     "tips-image-swiglu": _TIPS_IMAGE,
     "tips-text": _TIPS,
