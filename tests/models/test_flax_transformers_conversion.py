@@ -169,6 +169,27 @@ def test_the_scale_of_dinov2s_layers_contains_the_square_of_the_configured_value
         convert.plan_conversion("dinov2", checkpoint("dinov2"), settings={"layerscale_value": 0})
 
 
+def test_a_dinov2_without_a_mask_token_computes_the_same(tmp_path: Path) -> None:
+    """The token stands for masked patches; the recorded outputs have none. The tree and config.json must agree."""
+    stated = json.loads((checkpoint("dinov2") / "config.json").read_text())
+    tree = serialization.msgpack_restore((checkpoint("dinov2") / "flax_model.msgpack").read_bytes())
+    masked, source = (tmp_path / name for name in ("masked", "source"))
+    for folder in (masked, source):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**stated, "use_mask_token": False}))
+        (folder / "flax_model.msgpack").write_bytes(serialization.msgpack_serialize(tree))
+        tree["embeddings"].pop("mask_token", None)
+    with pytest.raises(convert.PlanError, match="use_mask_token"):
+        convert.plan_conversion("dinov2", masked)
+    convert.convert("dinov2", source, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["use_mask_token"] is False
+    model = load(tmp_path / "out")
+    assert "embeddings.mask_token" not in model.state_dict() and max(errors(model, "dinov2").values()) < BOUND
+    (source / "config.json").write_text(json.dumps({**stated, "use_mask_token": True}))
+    with pytest.raises(convert.PlanError, match="mask_token"):
+        convert.plan_conversion("dinov2", source)
+
+
 def test_no_note_where_config_json_says_what_the_flax_code_computes() -> None:
     for case in ("mistral-model", "gemma-flax-untied"):
         notes = convert.plan_conversion(case.split("-")[0], checkpoint(case)).notes

@@ -16,10 +16,11 @@ from convert.references.module_facts import facts as common_facts
 from convert.references.plan_facts import activation_fact, require_fact, require_model
 from convert.references.protocol import Arrays, Reference
 
-OUTPUTS: Mapping[str, tuple[str, ...]] = {
+OUTPUTS: dict[str, tuple[str, ...]] = {
     "dinov2_classifier": ("logits",),
     "dinov2_model": ("last_hidden_state", "pooler_output"),
 }
+OUTPUTS |= {f"{model}_without_mask_token": outputs for model, outputs in OUTPUTS.items()}
 WHOLE = ("num_attention_heads", "mlp_ratio")
 
 
@@ -38,7 +39,7 @@ def reference(plan: Plan) -> Reference:
         float(require_fact(plan, "layer_norm_eps")),
         activation_fact(plan, "hidden_act"),
         float(require_fact(plan, "layerscale_value")),
-        "" if plan.rules.model == "dinov2_model" else "dinov2.",
+        "" if plan.rules.model.startswith("dinov2_model") else "dinov2.",
     )
 
     def inputs(seed: int) -> Arrays:
