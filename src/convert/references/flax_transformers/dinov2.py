@@ -20,7 +20,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "dinov2_classifier": ("logits",),
     "dinov2_model": ("last_hidden_state", "pooler_output"),
 }
-OUTPUTS |= {f"{model}_without_mask_token": outputs for model, outputs in OUTPUTS.items()}
+OUTPUTS |= {f"{model}_unmasked": outputs for model, outputs in OUTPUTS.items()}
 WHOLE = ("num_attention_heads", "mlp_ratio")
 
 

@@ -72,7 +72,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "whisper": _WHISPER,
     **dict.fromkeys(("llama_lm", "llama_model"), _LLAMA_FLAX),
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
-    **dict.fromkeys((f"dinov2_{of}{without}" for of in ("classifier", "model") for without in ("", "_without_mask_token")), _DINOV2),
+    **dict.fromkeys((f"dinov2_{of}{without}" for of in ("classifier", "model") for without in ("", "_unmasked")), _DINOV2),
     **dict.fromkeys(("gemma_flax", "gemma_flax_untied", "gemma_flax_model"), _GEMMA_FLAX),
     **dict.fromkeys(("flax_transformers", "flax_diffusers"), ()),  # their only fact, epsilon, is that of each module
 }  # fmt: skip
