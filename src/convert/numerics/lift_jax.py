@@ -22,7 +22,7 @@ evaluates large arrays, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,9 @@ except (ImportError, AttributeError):
 
 # Calls whose body is evaluated in place; the custom derivative rules do not matter here.
 _INLINE = {"jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call"}
-_INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite"}
+_INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_lin", "composite", "custom_vmap_call"}
+# Collectives that give their operands where an axis has length one.
+_OVER_DEVICES = {"psum", "psum_invariant", "psum2", "pmax", "pmin", "pvary", "pbroadcast"}
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
@@ -82,6 +84,7 @@ class _Lifter:
         unlifted: primitives and constants with rounded values.
         source: where the jaxprs that are being evaluated record that they stand, the outermost first.
         tapes: of the iterations of loops that are running as Python.
+        axes: names of the axes of length one that the jaxprs being evaluated are mapped over.
     """
 
     def __init__(self, observer: Observer | None = None) -> None:
@@ -89,6 +92,7 @@ class _Lifter:
         self.unlifted: set[str] = set()
         self.source: tuple[Any, ...] = ()
         self.tapes: list[loops.Tape] = []
+        self.axes = frozenset[Any]()
 
     def constant(self, x: Any) -> Any:
         """Lift a value that no lifted primitive returned: an argument of a primitive, or a literal or constant of a jaxpr."""
@@ -107,12 +111,44 @@ class _Lifter:
         """Evaluate a primitive on arguments that are already float64; calls, loops and branches by what they contain."""
         name = primitive.name
         if name in _INLINE:
-            return self.closed(params.get("jaxpr") or params.get("call_jaxpr") or params["fun_jaxpr"], ins)
+            bodies = (params.get(key) for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"))
+            return self.closed(next(filter(None, bodies)), ins)
         if name in ("scan", "while", "cond"):
             return list({"scan": self.scan, "while": self.loop, "cond": self.branch}[name](params, ins))
         if name == "reduce_precision":
             return [ins[0]]
+        if name == "shard_map":
+            return self.on_one_device(params, ins)
+        if (axes := self.axes.intersection(_axes(params))) or name == "pvary":
+            return list(ins) if name in _OVER_DEVICES else self.collective(primitive, ins, params, axes)
         return self.applied(primitive, ins, params, self.source)
+
+    def on_one_device(self, params: Mapping[str, Any], ins: Sequence[Any]) -> list[Any]:
+        """Evaluate what `jax.shard_map` runs: on a mesh of one device, each shard is the whole array.
+
+        Raises:
+            RefusedError: the mesh has more devices.
+        """
+        if (devices := params["mesh"].size) > 1:
+            raise RefusedError(f"shard_map: a mesh of {devices} devices; only one of one device is looked into")
+        around, self.axes = self.axes, self.axes.union(params["mesh"].axis_names)
+        out = self.closed(params["jaxpr"], ins)
+        self.axes = around
+        return out
+
+    def collective(
+        self, primitive: Any, ins: Sequence[Any], params: Mapping[str, Any], axes: Collection[str]
+    ) -> list[Any]:
+        """Evaluate a primitive over named axes, all of length one, by the primitives that `jax.vmap` makes of it."""
+
+        def mapped(*ins: Any) -> Sequence[Any]:
+            out = primitive.bind(*ins, **params)
+            return out if primitive.multiple_results else [out]
+
+        for axis in axes:
+            mapped = jax.vmap(mapped, axis_name=axis, axis_size=1)
+        one, first = (None,) * len(axes), (0,) * len(axes)
+        return self.traced(lambda *ins: [x[first] for x in mapped(*(x[one] for x in ins))], *ins)
 
     def applied(
         self, primitive: Any, ins: Sequence[Any], params: Mapping[str, Any], source: tuple[Any, ...], place: Any = None
@@ -281,6 +317,12 @@ class _Lifter:
         return np.asarray(value)
 
 
+def _axes(params: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the axes that a primitive is over: names, for a collective one."""
+    axes = params.get("axes", params.get("axis_name", ()))
+    return axes if isinstance(axes, tuple) else (axes,)
+
+
 def _typed(literal: Any) -> Any:
     """Return the value of a literal in its dtype of the jaxpr."""
     value = np.asarray(literal.val)
@@ -303,6 +345,12 @@ class _Eager(_EvalTrace):  # type: ignore[misc]
         with _set_current_trace(_eval_trace):  # which JAX has set since 0.11 for no trace but its own
             out = self.lifter.bind(primitive, [self.lifter.constant(x) for x in args], params)
         return out if primitive.multiple_results else out[0]
+
+    def process_shard_map(self, *args: Any, **params: Any) -> Any:
+        """Refuse: JAX runs it by a trace of its own, that nothing observes. The staged mode has its jaxpr."""
+        if params["mesh"].size > 1 and not self.lifter.observer:
+            return super().process_shard_map(*args, **params)
+        raise RefusedError("shard_map: only the staged mode looks into it")
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **_: Any) -> Any:
         with _set_current_trace(self):

@@ -34,7 +34,7 @@ _SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimi
 _SAME |= {"stage", "stop_gradient"}
 _SCOPE = "module:"  # prefix of JAX's named scopes that have the path of a module
 # What they run is not made of primitives.
-_OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "shard_map", "custom_partitioning"}
+_OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_partitioning"}
 
 
 def record_jax(
@@ -123,7 +123,7 @@ def _run(function: Callable[..., Mapping[str, Any]], arrays: Sequence[Any]) -> M
     try:
         return function(*arrays)
     except RefusedError as error:
-        fix = "use an operation that runs on the CPU there, such as interpret=True of a Pallas kernel"
+        fix = "use an operation that runs on the CPU there, such as interpret=True of a Pallas kernel or a mesh of one device"
         raise ConvertError(Finding("function-not-runnable", f"the JAX function: {error}", fix=fix)) from error
 
 

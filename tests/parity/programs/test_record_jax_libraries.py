@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -19,7 +19,9 @@ import keras
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 from jax.experimental import pallas
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from convert.core.errors import ConvertError
 from convert.programs.program import Program
@@ -287,3 +289,52 @@ def test_a_kernel_for_another_device_is_one_error() -> None:
     with pytest.raises(ConvertError, match="interpret=True of a Pallas kernel") as raised:
         record_jax(function, {"a": np.ones((4, 4), np.float32)}, X)
     assert raised.value.findings[0].code == "function-not-runnable"
+
+
+SHARDED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "product": lambda x, w: x @ w,
+    "sum": lambda x, w: lax.psum(x @ w, "rows"),
+    "mean": lambda x, w: x @ w - lax.pmean(x @ w, "rows"),
+    "gathered": lambda x, w: lax.all_gather(x @ w, "rows", tiled=True),
+    "scattered": lambda x, w: lax.psum_scatter(x @ w, "rows", tiled=True),
+    "exchanged": lambda x, w: lax.all_to_all(x @ w, "rows", 1, 0, tiled=True),
+    "place": lambda x, w: x @ w + lax.axis_index("rows"),
+    "loop": lambda x, w: lax.scan(lambda y, _: (jnp.tanh(y @ w) + lax.psum(y, "rows"), None), x, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("name", SHARDED)
+def test_what_runs_on_the_shards_of_one_device_is_recorded(name: str, checked: bool) -> None:
+    rows = PartitionSpec("rows")
+    mesh = Mesh(np.array(jax.devices()[:1]), ("rows",))
+    sharded = partial(jax.shard_map, mesh=mesh, in_specs=(rows, PartitionSpec()), check_vma=checked)
+    w = {"a": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
+
+    def function(w: Any, i: Any) -> Any:
+        specs = PartitionSpec() if checked and name == "sum" else rows
+        return {"y": sharded(SHARDED[name], out_specs=specs)(i["x"], w["a"])}
+
+    program = record_jax(function, w, X)
+    assert program.opaque == ()
+    assert program.outputs["y"].leaves == {"a"}
+    assert "dot_general" in {operation.name for operation in program.operations}
+    np.testing.assert_allclose(program.outputs["y"].array, function(w, X)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_shards_of_several_devices_are_one_error() -> None:
+    mesh = AbstractMesh((2,), ("rows",))
+    rows = PartitionSpec("rows")
+    sharded = jax.shard_map(lambda x: 2 * x, mesh=mesh, in_specs=(rows,), out_specs=rows)
+    with pytest.raises(ConvertError, match="a mesh of 2 devices.*or a mesh of one device"):
+        record_jax(lambda w, i: {"y": sharded(i["x"])}, {}, {"x": np.ones((4, 4), np.float32)})
+
+
+def test_a_function_with_a_rule_of_its_own_for_vmap_is_recorded() -> None:
+    @jax.custom_batching.custom_vmap
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    product.def_vmap(lambda size, batched, x, w: (x @ w, True))
+    program = record_jax(lambda w, i: {"y": product(i["x"], w["a"])}, {"a": np.eye(4)}, X)
+    assert [operation.name for operation in program.operations] == ["dot_general"]
