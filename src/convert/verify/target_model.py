@@ -194,13 +194,14 @@ def _kind(module: torch.nn.Module) -> str:
         ("rms_norm", (nn.RMSNorm,)),
         ("group_norm", (nn.GroupNorm,)),
         ("batch_norm", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
+        ("instance_norm", (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)),
         ("gru", (nn.GRU, nn.GRUCell)),
         ("lstm", (nn.LSTM, nn.LSTMCell)),
         ("rnn", (nn.RNN, nn.RNNCell)),
     )
     for kind, types in known:
-        if isinstance(module, types):
-            return kind
+        if isinstance(module, types):  # an instance norm with running statistics computes something else
+            return "" if kind == "instance_norm" and module.track_running_stats else kind
     name = type(module).__name__
     if name == "Conv1D" and hasattr(module, "nf"):  # transformers': a Linear whose weight is (in, out)
         return "linear"
