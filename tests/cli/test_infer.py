@@ -452,6 +452,11 @@ def test_an_existing_file_stays(run: Run, folder: Path) -> None:
     assert Path("mine.yaml").read_text() == "mine"
 
 
+def test_a_file_in_no_directory_is_refused_before_the_search(run: Run, folder: Path) -> None:
+    _, said = run("infer", "no/such/mine.yaml", "--shapes", "not_there:shapes", *parts(), code=2)
+    assert "error[output-not-writable]: no/such: the directory does not exist; create it first" in said
+
+
 def test_an_existing_file_is_replaced_on_demand_and_stays_if_it_cannot_be(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

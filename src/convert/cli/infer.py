@@ -133,6 +133,7 @@ def infer(
         expected = "FILE" if shapes else "CKPT FILE"
         raise ConvertError(Finding("usage", path="convert infer", expected=expected, got=" ".join(map(str, paths))))
     file = paths[-1]
+    _require_directory(file)
     if not overwrite:
         _refuse_existing(file)
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
@@ -205,6 +206,20 @@ def _shrunken(
         raise ConvertError(Finding("usage", path=f"--shrink {shrink[0]}", expected=expected, got=got))
     sizes = parse_shrink(shrink)
     return [shrunken(reference, settings, source, to, of) for of in (sizes.first, sizes.second)]
+
+
+def _require_directory(file: Path) -> None:
+    """Check, before the search, that a file can be written there."""
+    from convert.core.errors import OutputError
+    from convert.core.findings import Finding
+
+    if not file.parent.is_dir():
+        problem, fix = "the directory does not exist", "create it first, or give another name"
+        raise OutputError(Finding("output-not-writable", problem, path=str(file.parent), fix=fix))
+    if file.is_dir():
+        raise OutputError(
+            Finding("output-not-writable", "is a directory", path=str(file), fix="give the name of a file")
+        )
 
 
 def _refuse_existing(file: Path) -> None:
