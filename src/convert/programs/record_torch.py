@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from convert.programs.torch_tape import Tape
 from convert.programs.where import model_line
 
 Run = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], Mapping[str, Any]]
+_DEVICES = re.compile(r"cuda|device|gpu|\b(mps|xpu|hip)\b", re.IGNORECASE)
 SMALL = 10_000_000  # elements of the parameters of a module that one thread runs
 
 
@@ -66,10 +68,11 @@ def _run(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> dict
         except (Exception, SystemExit) as error:
             frames = reversed(traceback.extract_tb(error.__traceback__))
             text = " ".join(str(error).split())[:300]
+            where = ", on a device that this machine has" if _DEVICES.search(text) else ""
             raise _not_runnable(
                 f"{type(error).__name__}: {text}",
                 path=model_line((frame.filename, frame.lineno or 0) for frame in frames),
-                fix="correct the module, or give it inputs that fit, on a device that this machine has",
+                fix=f"correct the module, or give it inputs that fit{where}",
             ) from error
 
 

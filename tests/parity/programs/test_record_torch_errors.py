@@ -73,6 +73,7 @@ def test_one_clear_error(make: Callable[[], nn.Module], code: str, words: list[s
         module.eval()
     with pytest.raises(ConvertError) as raised:
         record_torch(module, whole, {"x": X})
+    assert ("on a device" in str(raised.value)) == ("on a device that this machine has" in words)
     (finding,) = raised.value.findings
     assert finding.code == code
     assert [word for word in words if word not in str(finding)] == []
