@@ -26,6 +26,7 @@ from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.sums import constants_last
+from convert.inference.forms.used_parts import used_parts
 from convert.inference.grading import proof, unshown
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
@@ -221,7 +222,7 @@ def _search_again(
 
 def _in_one_form(program: Program, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(program)))
-    return constants_last(constants_as_data(sums_as_products(program, keep=keep)))
+    return used_parts(constants_last(constants_as_data(sums_as_products(program, keep=keep))), keep=keep)
 
 
 def _in_search(program: Program) -> Program:
