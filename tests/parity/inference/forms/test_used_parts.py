@@ -151,3 +151,21 @@ def test_columns_that_no_result_is_used_of_are_found_with_the_rest() -> None:
         lambda w, x: jnp.tanh((x @ w["w"] + w["b"])[..., :D]), Mean(), {"w": (D, 2 * D), "b": (2 * D,)}, floats(6, D)
     )
     assert found.complete
+
+
+def test_queries_of_the_wrong_rows_are_a_difference() -> None:
+    module = _Fused(lambda qkv, x: (qkv(x)[0][:, :LAST], *qkv(x)[1:]))
+    found = derive(_apart(USES["the queries of the last rows"][1]), module, APART, floats(3, 6, D))
+    assert not found.complete and found.proof is None
+    (difference,) = found.differences
+    assert "the JAX model takes the indices 3 to 5 of axis 1" in difference.problem
+
+
+@pytest.mark.slow
+def test_keys_and_values_exchanged_in_the_second_use_are_a_difference() -> None:
+    def used(qkv: Any, x: Any) -> Any:
+        (_, k, v), (q, more, others) = qkv(x[:, :FIRST]), qkv(x[:, FIRST:])
+        return q, _join(k, others), _join(v, more)
+
+    found = derive(_fused(_prefix), _Fused(used), FUSED, floats(3, 6, D))
+    assert not found.complete and found.proof is None and len(found.differences) == 1
