@@ -42,6 +42,11 @@ def fingerprint(array: Array) -> tuple[Array, Array]:
         return np.array(sums), np.array(scales) + TINY
 
 
+def size_of(array: Array) -> float:
+    """Return the first of the sums of a fingerprint, which tells most arrays apart."""
+    return float(np.add.reduce(np.abs(np.asarray(array, np.float64).ravel())))
+
+
 def per_size(sums: Array, scales: Array) -> tuple[Array, Array]:
     """Return the sums and scales, [4], of an array in proportion to its size, the sum of all |x|: they are those of the array repeated."""
     size = sums[0] + TINY
@@ -87,10 +92,6 @@ class ValueTable(Generic[T]):
 
     def find(self, array: Array) -> Sequence[T]:
         """Return the items of the values that hold the same numbers, in the order in which they were added."""
-        return self.find_sums(*self.sums(array)) if self._rows else []
-
-    def find_sums(self, sums: Array, scales: Array) -> Sequence[T]:
-        """Return the same for the sums of a value, which tables that differ in nothing but their values share."""
         if not self._rows:
             return []
         if self._matrix is None:
@@ -98,11 +99,18 @@ class ValueTable(Generic[T]):
             self._order = np.argsort(self._matrix[:, 0], kind="stable")
             self._first = self._matrix[self._order, 0]
         with np.errstate(all="ignore"):
-            allowed = self.tolerance * scales
-            low, high = np.searchsorted(self._first, (sums[0] - allowed[0], sums[0] + allowed[0]), side="left")
-            near = np.sort(self._order[low : high + 1])
-            same = (np.abs(self._matrix[near] - sums) <= allowed).all(1)
+            if not self._repeated and not len(self._near(size := size_of(array), size + TINY)):
+                return []
+            sums, scales = self.sums(array)
+            near = np.sort(self._near(sums[0], scales[0]))
+            same = (np.abs(self._matrix[near] - sums) <= self.tolerance * scales).all(1)
         return [self._items[k] for k in near[same]]
+
+    def _near(self, first: float, scale: float) -> Array:
+        """Return the numbers of the values with this first sum, relative to a scale."""
+        allowed = self.tolerance * scale
+        low = np.searchsorted(self._first, first - allowed, "left")
+        return self._order[low : np.searchsorted(self._first, first + allowed, "right")]
 
     def sums(self, array: Array) -> tuple[Array, Array]:
         """Return the sums of a value, and their scales."""

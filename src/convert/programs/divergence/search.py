@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -222,14 +223,13 @@ class _Search:
         best: tuple[int, Trial, Repair, Knowledge] | None = None
         for trial in (*expected, *(t for t in every if t.of_layer), *found[:TRIALS]):
             for change in trial.changes():
-                outcome = self.attempt(change, len(region), trial.similar and self.tentative)
-                if outcome is None:
+                described = cache(partial(self.described, entry, trial, change))
+                outcome = self.attempt(change, len(region), trial.similar and self.tentative, described)
+                repair = described() if outcome is not None else None
+                if outcome is None or repair is None:
                     continue
                 left = 0 if self.at_goal(outcome.rerun) else len(outcome.region())
                 if best is not None and left >= best[0]:
-                    continue
-                repair = self.describe(entry, trial, change)
-                if not _is_local(repair, self.known):
                     continue
                 best = left, trial, repair, outcome
                 break
@@ -249,20 +249,23 @@ class _Search:
         ways = [(t.depths, t.of_layer, t.missing_at is None, t.part.axis, t.part.index) for t in (one, other)]
         return ways[0] == ways[1]
 
-    def attempt(self, change: Change, region: int, tentative: bool) -> Knowledge | None:
+    def attempt(
+        self, change: Change, region: int, tentative: bool, described: Callable[[], Repair | None]
+    ) -> Knowledge | None:
         """Return what is known with the change, if known values follow it; None if none do.
 
         Args:
             region: number of operations of the faulty region without it.
             tentative: whether to accept it where nothing tells.
+            described: returns the repair that it is; None if no such repair is accepted.
         """
         rerun = Rerun(self.known.target, self.known.rerun)
-        confirmed, failed = self.confirmed(change, rerun)
+        confirmed, failed = self.confirmed(change, rerun, described)
         if not failed and confirmed:
             after = self.known.with_rerun(rerun, dict(change.values))
             if len(after.region()) < region:
                 return after
-        if not tentative:
+        if not tentative or described() is None:
             return None
         if failed:  # it ended early
             rerun = Rerun(self.known.target, self.known.rerun)
@@ -273,7 +276,7 @@ class _Search:
         self.took_tentative = True
         return self.known.with_rerun(rerun, dict(change.values))
 
-    def confirmed(self, change: Change, rerun: Rerun) -> tuple[bool, bool]:
+    def confirmed(self, change: Change, rerun: Rerun, described: Callable[[], Repair | None]) -> tuple[bool, bool]:
         """Run what follows a change; return whether known values follow it, and whether the run ended early."""
         known, goal = self.known, self.known.goal
         moved, unknown, present = set(change.values), 0, known.present()
@@ -297,6 +300,8 @@ class _Search:
                 given = [k for at, k in change.operands if at == index]
                 cut = kind_of(operation) == "part" and operation.operands[0] in lacking
                 confirmed = news and (cut or _is_evidence(operation, moved, given, rerun))
+                if confirmed and described() is None:  # to run all of the rest takes most of the time
+                    return False, True
                 lacking |= {v for v, (_, is_known) in zip(operation.results, found, strict=True) if not is_known}
                 unknown += not shared
                 if unknown > UNKNOWN:
@@ -304,6 +309,11 @@ class _Search:
         except ValueError:
             return False, True
         return confirmed, False
+
+    def described(self, entry: int, trial: Trial, change: Change) -> Repair | None:
+        """Return the repair that a change is; None if it is not a local one."""
+        repair = self.describe(entry, trial, change)
+        return repair if _is_local(repair, self.known) else None
 
     def describe(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return the operations of both sides that the change stands for."""

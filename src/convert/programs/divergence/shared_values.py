@@ -92,8 +92,7 @@ class SharedValues:
         array = visible(array)
         if not tells(array):
             return ()
-        sums = self._whole.sums(array)
-        found = tuple(self._whole.find_sums(*sums)) or tuple(self._stacked().find_sums(*sums))
+        found = tuple(self._whole.find(array)) or tuple(self._stacked().find(array))
         return found or next(self._taken_apart(array), ())
 
     def _stacked(self) -> ValueTable[Part]:
@@ -111,7 +110,8 @@ class SharedValues:
         for _, arrays in slices(array):
             found: list[Part] = []
             for one in arrays:
-                parts = self._whole.find(one) if tells(one) else ()
+                parts = self._whole.find(one)  # at an index that was found it is worth while to ask whether it tells
+                parts = parts if parts and tells(one) else ()
                 if not parts:
                     break
                 found.append(parts[0])
