@@ -560,7 +560,9 @@ def test_models_and_inputs_that_cannot_be_compared_are_one_error(
 def test_outputs_inside_tuples_and_dicts_are_compared(run: Run, folder: Path) -> None:
     run("infer", "mine.yaml", *small("nested", torch="Nested"))
     _, said = run("infer", "other.yaml", *small("nested", torch="other_nested"), code=2)
-    assert "differs: small_models.py:" in said and "multiplies by 2, the JAX model does not; an output differs by" in said
+    assert (
+        "differs: small_models.py:" in said and "multiplies by 2, the JAX model does not; an output differs by" in said
+    )
 
 
 def test_outputs_of_other_shapes_are_said_with_both(run: Run, folder: Path) -> None:

@@ -22,7 +22,7 @@ from convert.inference.forms.reordered import distributed, terms
 from convert.inference.replay import Replay
 from convert.inference.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.sites import Meeting, Product, meetings, products, role_of
-from convert.programs.fingerprint import EXACT, ValueTable, fingerprint, per_size
+from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -121,6 +121,11 @@ class Choice:
     index: int
     side: int
     candidate: Candidate
+
+    @cached_property
+    def digest(self) -> int:
+        """Equal for choices that assign the same numbers at the same operation."""
+        return hash((self.index, self.side, self.candidate.key))
 
 
 class Source:
@@ -272,8 +277,14 @@ class _Fingerprints:
     def find(self, arrays: Sequence[Array], tolerance: float) -> Array:
         if not self.size:
             return np.zeros(0, int)
-        sums, scales = self._added_up(arrays)
         with np.errstate(all="ignore"):
+            size = sum(size_of(array) for array in arrays)
+            if (
+                not self._repeated
+                and not (np.abs(self._sums[:, 0] - size) <= tolerance * (size + TINY * len(arrays))).any()
+            ):
+                return np.zeros(0, int)
+            sums, scales = self._added_up(arrays)
             return np.flatnonzero((np.abs(self._sums - sums) <= tolerance * scales).all(1))
 
     def _added_up(self, arrays: Sequence[Array]) -> tuple[Array, Array]:

@@ -19,7 +19,8 @@ from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.given import give, moving
 from convert.inference.grading.proof import weights
 from convert.inference.replay import Replay
-from convert.inference.search import REFUSALS, Search
+from convert.inference.search import Search
+from convert.inference.segment.walk import REFUSALS
 from convert.inference.segments import Segment, Solution
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program, Value

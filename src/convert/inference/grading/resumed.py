@@ -13,7 +13,8 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.grading.given import arrays_like, give, is_same, values_for
-from convert.inference.search import RETURNS, WITHOUT_PROGRESS, Search
+from convert.inference.search import RETURNS, Search
+from convert.inference.segment.walk import WITHOUT_PROGRESS
 from convert.inference.segments import LEVELS, Given, Segment, Solution
 from convert.inference.sites import parameter_operands, role_of
 
@@ -71,6 +72,7 @@ def _step(search: Search, at: int) -> Segment | None:
     _, best = max(found, key=lambda way: way[0])
     if best.given is not None:
         give(search.replay, best.given, best.given.array, at)
+        search.mark(best.given.value, best.given.array)
     if not best.exact:
         best.solutions += [s.solution for _, s in found if s is not best and not s.exact and s.given is best.given]
     return best
@@ -87,18 +89,21 @@ def _partial(search: Search, at: int, given: Given | None) -> Iterator[tuple[_Me
 
 def _with_values(search: Search, at: int) -> Iterator[tuple[_Merit, Segment]]:
     """Yield ways on with a value of the source's in place of the data of an operation, with their merits."""
-    own = dict(search.replay.values)
+    own = search.replay.values
     for given in values_for(search, at):
+        search.replay.values = dict(own)
         give(search.replay, given, given.array, at)
+        search.mark(given.value, given.array)
         segment = search.solved(at)
         if segment is None:
             yield from _partial(search, at, given)
-            continue
-        segment.given = given
-        yield _merit(search, segment.solution, whole=True), segment
-        if not _constants(segment.solution):
+        else:
+            segment.given = given
+            yield _merit(search, segment.solution, whole=True), segment
+        search.mark(given.value, None)
+        search.replay.values = own
+        if segment is not None and not _constants(segment.solution):
             break
-    search.replay.values = own
 
 
 def _merit(search: Search, solution: Solution, whole: bool = False) -> _Merit:

@@ -1,0 +1,382 @@
+"""Run the target through a segment, propose what its parameters are, and refute.
+
+What enters a product or a convolution must be a value of the source; so must what a scale or a bias gives, at first. A segment
+ends where a value depends on everything that was assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import Candidate, Choice, Source
+from convert.inference.derivation import Role
+from convert.inference.factors import carriers, factor_of
+from convert.inference.proposals import convolutions, elementwise, others, own, products
+from convert.inference.proposals.gates import Cells
+from convert.inference.proposals.side_by_side import values_of
+from convert.inference.segment.assigned import Assigned
+from convert.inference.segments import Failure, Level, Solution
+from convert.inference.sites import VISIBLE_SUM, parameter_operands, role_of
+from convert.programs.program import Operation, Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Signatures = tuple[tuple[Any, ...], ...]  # of the choices of several solutions
+
+PROPOSE = {
+    Role.PRODUCT: products.propose,
+    Role.CONVOLUTION: convolutions.propose,
+    Role.SCALE: elementwise.propose,
+    Role.SHIFT: elementwise.propose,
+    Role.LOOKUP: others.look_up,
+    Role.OTHER: others.any_leaf,
+}
+
+REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
+WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
+FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
+
+
+@dataclass(frozen=True)
+class _Dead:
+    """A state of a level from which no solution was found.
+
+    Attributes:
+        tried: so many candidates.
+        complete: whether there were no more.
+        hindered: whether the level left out what the next one tries.
+    """
+
+    tried: int
+    complete: bool
+    hindered: bool
+
+
+class Walk(Assigned):
+    """Walks through segments, and how much was tried in them.
+
+    Attributes:
+        failure: the deepest operation at which everything was refuted.
+        tried: candidates in all.
+        patience: so many candidates after the deepest operation was reached.
+        skipped: what begins like an operation at which the programs differ (`code`): there only what was found in another layer is tried.
+        met_nothing: whether no row met some parameter, so that other weights may show more.
+    """
+
+    def __init__(self, source: Source, target: Program) -> None:
+        super().__init__(source, target)
+        self.failure, self.tried, self.patience = Failure(), 0, WITHOUT_PROGRESS
+        self.skipped: set[Any] = set()
+        self.met_nothing = False
+        self._cells = Cells(self.context)
+        self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
+        self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
+        self._dead: dict[Any, _Dead] = {}  # by path, operation and level
+        self._reached = -1
+        self._near = self._begin = self._limit = self._progress = self._start = 0
+        self._cuts = 0  # how often candidates were left out
+        self._passed = 0  # how often a product was reached that ends no segment
+        self._loose = self._early = self._strict = self._hindered = self._differs = False
+        self._wanted: Signatures = ()
+        self._refuted: dict[int, int] = {}
+
+    def walks(self, begin: int, limit: int, level: Level | None = None, wanted: Signatures = ()) -> Iterator[Solution]:
+        """Yield the ways through the segment that begins at an operation.
+
+        Args:
+            begin: the operation.
+            limit: candidates that are tried.
+            level: what is tried, and how soon it is refuted. Without one, at `Context.level`, the ways go to the next operation whose
+                data or result is no value of the source, and outputs may differ.
+            wanted: signatures of the solutions that are looked for; empty: all.
+        """
+        self._loose, self._begin, self._wanted = level is None, begin, wanted
+        self._early = self._strict = self._hindered = self._differs = False
+        if level is not None:
+            self.context.level, self._early, self._strict = level
+        self.context.near, self._limit, self._refuted = self._near, self.tried + limit, {}
+        yield from self._walk(begin, [])
+
+    def code(self, at: int) -> Any:
+        """Return what an operation has in common with the same one in another layer."""
+        if at == len(self._order):
+            return None
+        operation = self._order[at]
+        return operation.where, operation.name, tuple(x.array.shape for x in operation.operands)
+
+    def signatures(self, choices: Sequence[Choice]) -> tuple[Any, ...]:
+        """Return what each choice has in common with that of the same operation in another layer."""
+        return tuple(self._signature(choice.candidate) for choice in choices)
+
+    def _signature(self, candidate: Candidate) -> Any:
+        steps = tuple(None if p.meeting is None else p.meeting.index - self._near for p in candidate.pieces)
+        return candidate.kind, steps
+
+    def _walk(self, first: int, choices: list[Choice]) -> Iterator[Solution]:
+        """Run the target from an operation on; yield the solutions of the segment."""
+        for at in range(first, len(self._order)):
+            operation = self._order[at]
+            if not any(operand.data for operand in operation.operands):
+                continue
+            sides = parameter_operands(operation)
+            if sides and role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
+                if not self._is_source(operation):
+                    if self._loose and at > self._begin:
+                        yield self._solution(at, choices)
+                    self._refute(at, "no value of the source equals what enters")
+                    return
+                if choices and self._depends(operation.data[0], {choice.index for choice in choices}):
+                    yield self._solution(at, choices)
+                    return
+                self._passed += bool(choices)
+            lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
+            replaced: dict[int, Array] = {}
+            if lacking and self._shows_nothing(operation):
+                replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
+            elif lacking:
+                further = self._loosely if self._loose else self._strictly
+                yield from further(at, operation, lacking[0], choices)
+                return
+            try:
+                results = self.replay.run(operation, replaced)
+            except REFUSALS as error:  # a wrong candidate may not run
+                self._refute(at, f"it does not run: {error}")
+                return
+            self.replay.keep(operation, results)
+            if not choices or sides:
+                continue
+            factor = None if self._loose else factor_of(self.context, operation)
+            if factor is not None:
+                yield from self._carried(at, choices, factor)
+                return
+            if self._early and not self._pairs(operation, results[0]):
+                self._hindered = True
+                self._refute(at, "no product of two values of the source has this result")
+                return
+        if self._loose or self._outputs_agree():
+            yield self._solution(len(self._order), choices)
+
+    def _loosely(self, at: int, operation: Operation, side: int, choices: list[Choice]) -> Iterator[Solution]:
+        """Yield the solutions with each choice for an operand, or that end in front of it."""
+        further = at > self._begin
+        if further and not self._is_source(operation):
+            yield self._solution(at, choices)
+            return
+        children = self._children(at, operation, side, choices)
+        if further:  # a constant fits wherever the rest does
+            children = [choice for choice in children if not choice.candidate.constant]
+            if not children:
+                yield self._solution(at, choices)
+        yield from self._with_each(at, children, choices)
+
+    def _strictly(self, at: int, operation: Operation, side: int, choices: list[Choice]) -> Iterator[Solution]:
+        """Yield the solutions with each choice for an operand; none where none was found before with what is assigned now."""
+        key = self.path, at, self.context.level, self._early, self._strict
+        dead = self._dead.get(key)
+        if dead is not None and (dead.complete or dead.tried >= self.patience):
+            self._refute(at, "no parameter of the source fits")
+            self._hindered |= dead.hindered
+            self._progress -= dead.tried  # as if they were tried again
+            self._start -= dead.tried
+            return
+        if at > self._begin and not self._strict and self.code(at) in self.skipped:
+            self._refute(at, "the programs differ at an operation like this one")
+            self._differs = True
+            return
+        before, cuts, passed = self.tried, self._cuts, self._passed
+        hindered, self._hindered = self._hindered, False
+        found = False
+        for solution in self._with_each(at, self._children(at, operation, side, choices), choices):
+            found = True
+            yield solution
+        if not (found or self._wanted or passed < self._passed):
+            self._dead[key] = _Dead(self.tried - before, self._cuts == cuts, self._hindered)
+        self._hindered |= hindered
+
+    def _with_each(self, at: int, children: Sequence[Choice], choices: list[Choice]) -> Iterator[Solution]:
+        for choice in children:
+            self.take(choice)
+            try:
+                yield from self._walk(at, [*choices, choice])
+            finally:
+                self.give_back(choice)
+
+    def _shows_nothing(self, operation: Operation) -> bool:
+        """Whether no result tells the parameter: a matrix that meets zeros, or what meets no row, as an expert without tokens."""
+        met = self.replay.value(operation.data[0])
+        if operation.name == VISIBLE_SUM and not self.source.same_data(Role.SHIFT, met, self.context.tolerance):
+            return True  # the programs hide other positions; the sum itself follows
+        self.met_nothing |= not met.size
+        return not met.size or (role_of(operation) is Role.PRODUCT and not met.any())
+
+    def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
+        """Go on as the target is; if that finds no solution, with a parameter that carries the factor of an operation."""
+        found = False
+        for solution in self._walk(at + 1, choices):
+            found = True
+            yield solution
+        if found:
+            return
+        for changed in carriers(self._order, self._made_by, at, choices, factor):
+            self.tried += 1
+            self._exchange(choices, changed, at)
+            try:
+                yield from self._walk(at + 1, changed)
+            finally:
+                self._exchange(changed, choices, at)
+
+    def _exchange(self, old: Sequence[Choice], new: Sequence[Choice], at: int) -> None:
+        """Replace the choices of the segment, and run it again up to an operation."""
+        for choice in reversed(old):
+            self.give_back(choice)
+        for choice in new:
+            self.take(choice)
+        for operation in self._order[self._begin : at + 1]:
+            if operation.data:
+                self.replay.keep(operation, self.replay.run(operation))
+
+    def _solution(self, end: int, choices: Sequence[Choice]) -> Solution:
+        begin = self._begin
+        values = {
+            result: self.replay.values[result]
+            for operation in self._order[begin:end]
+            for result in operation.results
+            if result.data
+        }
+        return Solution(begin, end, tuple(choices), values)
+
+    def _refute(self, at: int, problem: str) -> None:
+        self._refuted[at] = self._refuted.get(at, 0) + 1
+        if at > self.failure.index:
+            self.failure = Failure(at, problem)
+            self._progress = self.tried
+
+    def _is_source(self, operation: Operation) -> bool:
+        array = self.replay.value(operation.data[0])
+        if not array.any() or self.source.has(array, self.context.tolerance):
+            return True
+        if role_of(operation) is not Role.PRODUCT:
+            return False
+        batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
+        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
+            return True
+        parts = [array[..., place] for place in values_of(self.context, operation.data[0])]
+        return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
+
+    def _pairs(self, operation: Operation, result: Array) -> bool:
+        """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
+        if role_of(operation) is not Role.PRODUCT:
+            return True
+        return self.source.data_products.has(result, self.context.tolerance)
+
+    def _depends(self, value: Value, indices: set[int]) -> bool:
+        """Whether a value is computed from the results of all these operations."""
+        todo, seen, first = [self._made_by.get(value, -1)], set[int](), min(indices)
+        while todo and not indices <= seen:
+            at = todo.pop()
+            if at >= first and at not in seen:
+                seen.add(at)
+                todo += self._inputs[at]
+        return indices <= seen
+
+    def _outputs_agree(self) -> bool:
+        for name, value in self.source.program.outputs.items():
+            got, expected = self.replay.value(self.target.outputs[name]), value.array
+            scale = np.abs(expected[np.isfinite(expected)]).max(initial=0) or 1.0
+            if got.shape != expected.shape:
+                shapes = f"the target gives shape {list(got.shape)}, the source {list(expected.shape)}"
+                self._refute(len(self._order), f"the output {name!r} differs: {shapes}")
+                return False
+            if not np.allclose(got, expected, rtol=0, atol=self.context.tolerance * scale, equal_nan=True):
+                self._refute(len(self._order), f"the output {name!r} differs")
+                return False
+        return True
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether so many candidates of this segment led no deeper."""
+        return self.tried - max(self._progress, self._start) > self.patience
+
+    def _proposed(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
+        """Yield the proposals for an operand; at first those for a recurrent cell as a whole, where it begins one."""
+        yield from own.factors(self.context, operation, side)
+        cells: list[Candidate] | None = None
+        if self.context.level == 0 and role_of(operation) is Role.PRODUCT:
+            cells = self._cells.propose(at)
+        yield from cells or ()
+        self._hindered |= self._strict and cells == []
+        if cells is None or not (cells or self._strict):
+            yield from PROPOSE[role_of(operation)](self.context, operation, side)
+            yield from own.propose(self.context, operation, side)
+
+    def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
+        """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
+        role = role_of(operation)
+        if at > self._reached:
+            self._reached, self._progress = at, self.tried
+        taken = self.signatures(before)
+        wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
+        good: list[Choice] = []
+        rest: list[Choice] = []
+        factors: list[Choice] = []  # what follows at this operation decides
+        for choice in self._choices(at, operation, side, wanted):
+            candidate = choice.candidate
+            if candidate.kind[:2] == own.FACTOR:
+                factors.append(choice)
+            elif (out := self._result(operation, candidate)) is None:
+                self._refute(at, "it does not run")
+            elif not np.isnan(out).any() and self.source.has(out, self.context.tolerance):
+                good.append(choice)
+            elif candidate.kind != own.KIND or self.context.level:
+                rest.append(choice)
+            else:
+                self._refute(at, "the numbers of its buffers give no value of the source")
+            if self._wanted and len(good) + len(rest) + len(factors) == len(wanted):
+                break
+        if self.context.level == 0 and role in (Role.SCALE, Role.SHIFT):
+            rest = list(self._of_fused(operation, rest))
+        chosen = factors + (good if good and role is not Role.PRODUCT else good + rest)
+        self._refuted[at] = self._refuted.get(at, 0) + len(factors) + len(good) + len(rest) - len(chosen)
+        if not chosen:
+            self._refute(at, "no parameter of the source fits")
+        return chosen
+
+    def _choices(self, at: int, operation: Operation, side: int, wanted: Collection[Any]) -> Iterator[Choice]:
+        """Yield what is proposed for an operand, as far as it is wanted and the patience lasts; each once."""
+        seen = set()
+        for proposed in self._proposed(at, operation, side):
+            candidate = self.unknown(proposed)
+            if not candidate.pieces:
+                continue
+            if self.tried > self._limit or self._stuck:
+                self._hindered |= self._strict and self._stuck  # what comes next may try as many again
+                self._cuts += 1
+                return
+            if candidate.key in seen:
+                continue
+            seen.add(candidate.key)
+            if self._wanted and self._signature(candidate) not in wanted:
+                continue
+            self.tried += 1
+            yield Choice(at, side, candidate)
+
+    def _result(self, operation: Operation, candidate: Candidate) -> Array | None:
+        """Return what an operation gives with a candidate; None if it does not run."""
+        with self.replay.assigned(candidate.changes):
+            try:
+                return self.replay.run(operation)[0]
+            except REFUSALS:
+                return None
+
+    def _of_fused(self, operation: Operation, rest: Sequence[Choice]) -> Sequence[Choice]:
+        """Return the choices that may be right although the result is no value of the source, as those of fused layers."""
+        fused = [choice for choice in rest if choice.candidate.kind[0] in FUSED]
+        if self._strict and role_of(operation) is Role.SCALE:  # without a factor it is no more a value than before
+            fused = [choice for choice in fused if choice.candidate.kind[0] != "absent"]
+        met = len(fused) == len(rest) or self.source.has(self.replay.value(operation.data[0]), self.context.tolerance)
+        self._hindered |= self._strict and not met
+        # Of fused layers each part is a value of the source, not the whole.
+        return fused if self._strict or met else rest
