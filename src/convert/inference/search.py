@@ -59,6 +59,8 @@ class Search(Walk):
                 if returns > self.returns or not self._back(ways, loosely=not returns):
                     while ways:
                         self.leave(ways.pop().solution)
+                    while deepest and deepest[-1].level.proposals == LEVELS[-1].proposals:
+                        deepest.pop()  # elements that are used again fit by chance, if nothing that follows does
                     self.segments = [*known, *deepest]
                     for s in deepest:
                         self.enter(s.solution)
