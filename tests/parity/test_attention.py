@@ -236,12 +236,12 @@ def test_rules_that_say_too_little(old: str, new: str, message: str) -> None:
 
 
 def test_the_examples_of_the_page_are_rules() -> None:
-    facts = "facts: {min_timescale: 1, max_timescale: 10000, lora_alpha: 16}\n"
+    facts = "facts: {min_timescale: 1, max_timescale: 10000, lora_alpha: 16, image_size: 224, posemb: sincos2d}\n"
     attention, layers = (
         re.findall(r"```yaml\n(.*?)```", (DOCS / "guides" / page).read_text(), re.DOTALL)
         for page in ("attention.md", "layers.md")
     )
     lora = [example for example in layers if "lora" in example]
-    assert len(attention) == 3 and len(lora) == 2
+    assert len(attention) == 4 and len(lora) == 2
     for example in (*attention, *lora):
         rule_file(example, HEAD + facts)

@@ -98,6 +98,8 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     """Pick the match that fits and drops the fewest leaves, unless one that does not fit converts more. A single candidate is picked in any case."""
     if len(matches) == 1:
         return matches[0]
+    if any(match.coverage.converted and not match.below for match in matches):
+        matches = [match for match in matches if not match.below]  # a part of the tree is no model of its own
     fitting = [match for match in matches if _fits(match)]
     taken = _without_second_classes(fitting)
     fewest = min((match.coverage.left_out for match in taken), default=0)
