@@ -243,6 +243,10 @@ def inputs(seed):
     return {"x": np.random.default_rng(seed).normal(size=(5, D))}
 
 
+def zeros(seed):
+    return {"x": np.zeros((5, D))}
+
+
 def empty(seed):
     return {"x": np.zeros((0, D))}
 
@@ -563,6 +567,12 @@ def test_outputs_inside_tuples_and_dicts_are_compared(run: Run, folder: Path) ->
     assert (
         "differs: small_models.py:" in said and "multiplies by 2, the JAX model does not; an output differs by" in said
     )
+
+
+def test_inputs_of_zeros_leave_all_open(run: Run, folder: Path) -> None:
+    _, said = run("infer", "mine.yaml", *small(inputs="zeros"), code=2)
+    assert "note: the input x has nothing but zeros" in said and "error[" not in said
+    assert "ask" in Path("mine.yaml").read_text()
 
 
 def test_outputs_of_other_shapes_are_said_with_both(run: Run, folder: Path) -> None:

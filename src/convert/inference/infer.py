@@ -184,7 +184,7 @@ def _derived(
         same = [parameters_as_data(runs.program(k, x), learned[0]) for k, x in rows if can_rerun(target, x)]
         found = graded_up_to_the_difference(search, found, rivals.undecided, same, allowed, repeated=bool(learned[0]))
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
-    if not solved:
+    if not solved or any(tensor.grade is Grade.OPEN for tensor in found):
         used.update(*(value.leaves for value in first.outputs.values()))
     made = Derivation(
         found,
@@ -278,7 +278,8 @@ def _is_finite(program: Program) -> bool:
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:
-    notes = []
+    zeros = [name for name, value in source.inputs.items() if value.array.size and not value.array.any()]
+    notes = [f"the input {name} has nothing but zeros, which show no parameter; give other numbers" for name in zeros]
     for side, program in (("JAX function", source), ("PyTorch module", target)):
         if program.path_taken:
             notes.append(

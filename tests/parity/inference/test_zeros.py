@@ -124,3 +124,24 @@ def test_a_bias_of_many_elements_that_is_added_to_zeros() -> None:
 
     found = derive(function, Added(), {"b": (D,), "w": (D, D), "c": (D,), "one": (1,)})
     assert not found.complete
+
+
+def test_an_input_of_zeros_leaves_what_meets_it_open_and_is_named() -> None:
+    found = derive(
+        lambda p, x: jnp.tanh(x @ p["w"] + p["b"]),
+        Layer(),
+        {"w": (D, D), "b": (D,)},
+        lambda seed: {"x": np.zeros((5, D))},
+    )
+    assert not found.complete and found.dropped == ()
+    assert found.tensor("layer.weight").grade is Grade.OPEN
+    assert "the input x has nothing but zeros, which show no parameter; give other numbers" in found.notes
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, D)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x).tanh()
