@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, Context, Piece
+from convert.inference.candidates import Candidate, Choice, Piece
+from convert.inference.context import Context
 from convert.inference.derivation import Role
-from convert.inference.sites import role_of
+from convert.inference.meetings.sites import role_of
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

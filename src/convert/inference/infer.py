@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.inference.candidates import Source
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
@@ -37,11 +36,12 @@ from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
+from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import PATHS, recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_again, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
-from convert.inference.sites import site_of
+from convert.inference.source import Source
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
 from convert.references.user_reference import require_inputs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import products
-from convert.inference.sites import Meeting, Product
 
 
 def _leaves(count: int, width: int) -> list[products._Atom]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.sites import OUTPUT, role_of
+from convert.inference.meetings.sites import OUTPUT, role_of
 from convert.programs.program import Operation, Program, Value
 
 LEARNED_INPUT = "learned_input"  # an operation that gives a parameter as data

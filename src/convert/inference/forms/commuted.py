@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.sites import axes_of, role_of
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -16,7 +16,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.reordered import SUMS, terms
-from convert.inference.sites import axes_of, role_of
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.sites import role_of
+from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 MAX_TABLES = 64

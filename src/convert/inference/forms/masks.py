@@ -14,7 +14,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.sums import MOVES, moved_by
-from convert.inference.sites import VISIBLE_SUM, role_of
+from convert.inference.meetings.sites import VISIBLE_SUM, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))

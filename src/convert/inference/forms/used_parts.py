@@ -17,7 +17,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES as LAYOUTS
-from convert.inference.sites import axes_of, role_of
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 MOVES = LAYOUTS | frozenset(

@@ -9,9 +9,9 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Tensor
 from convert.inference.grading import proof
+from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
 from convert.inference.search import Search
-from convert.inference.sites import site_of
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.programs.divergence.search import diverge
 from convert.programs.divergence.wording import named

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Choice, Source
+from convert.inference.candidates import Choice
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.given import give, moving
@@ -22,6 +22,7 @@ from convert.inference.replay import Replay
 from convert.inference.search import Search
 from convert.inference.segment.walk import REFUSALS
 from convert.inference.segments import Segment, Solution
+from convert.inference.source import Source
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program, Value
 

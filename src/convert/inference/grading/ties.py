@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import pair
 from convert.inference.derivation import Grade, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
-from convert.inference.patches import patches_of
-from convert.inference.sites import parameter_operands, products, role_of
+from convert.inference.meetings.columns import pair
+from convert.inference.meetings.patches import patches_of
+from convert.inference.meetings.sites import parameter_operands, products, role_of
 from convert.programs.program import Operation, Program
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Grade, Part, Role, Tensor
-from convert.inference.sites import role_of
+from convert.inference.meetings.sites import role_of
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.sites import free_axes, parameter_operands, role_of
+from convert.inference.meetings.sites import free_axes, parameter_operands, role_of
 from convert.programs import jax_elements
 from convert.programs.program import Operation, Program, Value
 

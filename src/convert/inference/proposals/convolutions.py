@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from convert.inference.candidates import Candidate, Context
-from convert.inference.columns import columns_of, pair
+from convert.inference.candidates import Candidate
+from convert.inference.context import Context
 from convert.inference.derivation import Role
+from convert.inference.meetings.columns import columns_of, pair
+from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import others, products
 from convert.inference.proposals.elementwise import anywhere
-from convert.inference.sites import Meeting, Product
 from convert.programs.program import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]

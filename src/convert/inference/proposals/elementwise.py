@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Candidate, Context, Piece
-from convert.inference.columns import Columns, Pairing, columns_of_rows, matches, pair
+from convert.inference.candidates import COMPUTE, Candidate, Piece
+from convert.inference.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.meetings.columns import Columns, Pairing, columns_of_rows, matches, pair
+from convert.inference.meetings.sites import Meeting, columns_met, role_of
 from convert.inference.proposals import others
-from convert.inference.sites import Meeting, columns_met, role_of
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Candidate, Context, Piece
-from convert.inference.columns import columns_of_rows, pair
+from convert.inference.candidates import COMPUTE, Candidate, Piece
+from convert.inference.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.meetings.columns import columns_of_rows, pair
+from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
 from convert.inference.proposals.affine import Bias, Gate, gates
-from convert.inference.sites import Meeting, parameter_operands, products, role_of
 from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Operation, Program, Value
 

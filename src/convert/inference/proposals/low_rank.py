@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context, Piece, ratio
-from convert.inference.columns import pair
+from convert.inference.candidates import Candidate, Piece, ratio
+from convert.inference.context import Context
 from convert.inference.derivation import Arithmetic, LowRank, Role
-from convert.inference.sites import Meeting, Product
+from convert.inference.meetings.columns import pair
+from convert.inference.meetings.sites import Meeting, Product
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context, siblings
-from convert.inference.columns import pair
+from convert.inference.candidates import Candidate, siblings
+from convert.inference.context import Context
+from convert.inference.meetings.columns import pair
+from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import low_rank, side_by_side
-from convert.inference.sites import Meeting, Product, products
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

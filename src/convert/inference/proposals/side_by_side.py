@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Context, Piece
-from convert.inference.columns import columns_of_rows, pair
+from convert.inference.candidates import Candidate, Piece
+from convert.inference.context import Context
+from convert.inference.meetings.columns import columns_of_rows, pair
+from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals.low_rank import is_value
-from convert.inference.sites import Meeting, Product
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, Context, Source, equal, siblings
+from convert.inference.candidates import Candidate, Choice, equal, siblings
+from convert.inference.context import Context
 from convert.inference.replay import Replay
 from convert.inference.segments import Solution
+from convert.inference.source import Source
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

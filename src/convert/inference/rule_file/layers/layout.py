@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import factors
+from convert.inference.meetings.columns import factors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"

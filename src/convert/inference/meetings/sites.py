@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import Columns, columns_of, columns_of_rows
 from convert.inference.derivation import Role, Site
-from convert.inference.patches import patches_of
+from convert.inference.meetings.columns import Columns, columns_of, columns_of_rows
+from convert.inference.meetings.patches import patches_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

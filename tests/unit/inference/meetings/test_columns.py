@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.inference.columns import columns_of_rows, pair
+from convert.inference.meetings.columns import columns_of_rows, pair
 
 
 @pytest.mark.parametrize("rows", ["large numbers", "rows whose sum is zero"])

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import Columns, matches
 from convert.inference.derivation import Role
-from convert.inference.sites import role_of
+from convert.inference.meetings.columns import Columns, matches
+from convert.inference.meetings.sites import role_of
 from convert.programs.fingerprint import column_fingerprints, fingerprint
 from convert.programs.program import Program
 

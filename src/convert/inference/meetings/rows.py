@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.columns import Columns, matches
-from convert.inference.sites import Meeting, Product, axes_of
+from convert.inference.meetings.columns import Columns, matches
+from convert.inference.meetings.sites import Meeting, Product, axes_of
 from convert.programs.fingerprint import column_fingerprints
 from convert.programs.program import Operation, Program
 

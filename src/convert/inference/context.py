@@ -1,0 +1,280 @@
+"""What proposals are made from: the source, the target's run so far, and which elements are used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates import COMPUTE, Piece, equal, numbers_are_plain, ratio
+from convert.inference.derivation import Arithmetic, Role
+from convert.inference.meetings.sites import Meeting, role_of
+from convert.inference.replay import Replay
+from convert.inference.source import Source
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
+MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
+MAX_BEFORE_MAP = 16  # operations between a product and the map that is made of its result, as those of a norm
+MAX_BEFORE_CONVOLUTION = 32  # operations on the map
+
+
+@dataclass(eq=False)
+class Context:
+    """What proposals are made from.
+
+    Attributes:
+        source: the source.
+        replay: the target, as far as it is known.
+        used: how often each element of the source is used.
+        origins: for each element of the target the source's that it is, or -1.
+        level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
+            gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
+        near: index of the source's operation that was matched last.
+        of_siblings: the operation of a layer of a list (`siblings`) that was matched last, and the index of the source's.
+        tolerance: of sums.
+    """
+
+    source: Source
+    replay: Replay
+    used: Array
+    origins: Array
+    level: int = 0
+    near: int = 0
+    of_siblings: dict[Any, tuple[Operation, int]] = field(default_factory=dict)
+    tolerance: float = EXACT
+    _starts: Array = field(default_factory=lambda: np.zeros(0, int))
+
+    def __post_init__(self) -> None:
+        first = self.replay.program.first_element
+        self._users: dict[Value, list[Operation]] = {}
+        self._made_by = {x: operation for operation in self.replay.program.operations for x in operation.results}
+        for operation in self.replay.program.operations:
+            for operand in operation.operands:
+                self._users.setdefault(operand, []).append(operation)
+        self._names = list(first)
+        self._starts = np.array(list(first.values()), int)
+
+    def met(self, operation: Operation) -> Array:
+        """Return the data that a parameter meets in an operation; only what is kept, if the target cuts the result."""
+        data = self.replay.value(operation.data[0])
+        users = self._users.get(operation.results[0], [])
+        cuts = len(users) == 1 and users[0].name == "slice" and data.shape == operation.results[0].array.shape
+        if not cuts or self.source.has(data, self.tolerance):
+            return data
+        return np.asarray(users[0].again([data])[0])
+
+    def widths(self, value: Value) -> list[int]:
+        """Return the widths of the target's values that stand side by side along the last axis of a value; none if it is one."""
+        size = value.array.shape[-1:]
+        while (made := self._made_by.get(value)) is not None and made.name in VIEWS:
+            value = made.operands[0]
+        last = value.array.ndim - 1
+        if (
+            made is None
+            or made.name != "cat"
+            or value.array.shape[-1:] != size
+            or made.settings.get("dim", 0) not in (-1, last)
+        ):
+            return []
+        return [x.array.shape[-1] for x in made.operands]
+
+    def cuts(self, value: Value, axis: int) -> tuple[int, ...]:
+        """Return the lengths of the parts in which the target takes an axis of a value, or of what it makes of each element; none for one.
+
+        Args:
+            axis: -1 for the last one, also where the others are joined or split.
+        """
+        size, bounds, level = value.array.shape[axis], {0}, [value]
+        for _ in range(MAX_DEPTH):
+            users = [(at, user) for at in level for user in self._users.get(at, [])]
+            level = []
+            for at, user in users:
+                if user.name in SPLITS and user.settings.get("dim", 0) % at.array.ndim == axis % at.array.ndim:
+                    start = (user.settings.get("start") or 0) % size if user.name == "slice" else 0
+                    ends = accumulate(result.array.shape[axis] for result in user.results)
+                    bounds |= {start, *(start + end for end in ends)}
+                elif (made := user.results[0]).array.shape == at.array.shape or (
+                    user.name in VIEWS and axis == -1 and made.array.shape[-1:] == (size,)
+                ):
+                    level.append(made)
+        found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
+        return found if len(found) > 1 else ()
+
+    def map_of(self, value: Value) -> tuple[int, ...]:
+        """Return the axes of the map that the target makes of the last axis of a value, or of each element, in front of a convolution; none if it makes none."""
+        size, level, seen = value.array.shape[-1], [value], {value}
+        for _ in range(MAX_BEFORE_MAP):
+            made = []
+            for at, user in ((of, user) for of in level for user in self._users.get(of, [])):
+                result = user.results[0]
+                axes = _split_off(at.array.shape, result.array.shape) if user.name in VIEWS else ()
+                if axes and self._is_convolved(result):
+                    return axes
+                if result.array.shape[-1:] == (size,) and result not in seen:
+                    made.append(result)
+                    seen.add(result)
+            level = made
+        return ()
+
+    def turns(self, value: Value) -> bool:
+        """Whether the target multiplies what it makes of a value by something else that has several numbers, before the next product: as RoPE does."""
+        made, level = {value}, [value]
+        products: list[Operation] = []
+        for _ in range(MAX_BEFORE_CONVOLUTION):
+            users = [user for at in level for user in self._users.get(at, []) if role_of(user) is not Role.PRODUCT]
+            products += (user for user in users if user.name.removesuffix("_") == "mul")
+            level = [result for user in users for result in user.results if result not in made]
+            made.update(level)
+        others = (x for user in products for x in user.operands if x not in made and not x.of_parameters)
+        return any(x.array.size and np.ptp(x.array) > 0 for x in others)
+
+    def _is_convolved(self, value: Value) -> bool:
+        """Whether a convolution takes a value before any product does."""
+        level, seen = [value], {value}
+        for _ in range(MAX_BEFORE_CONVOLUTION):
+            users = [user for at in level for user in self._users.get(at, [])]
+            if any(role_of(user) is Role.CONVOLUTION for user in users):
+                return True
+            results = (user.results[0] for user in users if user.results and role_of(user) is not Role.PRODUCT)
+            level = [result for result in results if result not in seen]
+            seen.update(level)
+        return False
+
+    def last_sizes(self, value: Value) -> list[int]:
+        """Return the sizes of the last axis in the views that the target takes of a value, such as that of a head's features."""
+        found, level = dict[int, None](), [value]
+        for _ in range(MAX_DEPTH):
+            users = [user for at in level for user in self._users.get(at, []) if user.name in VIEWS]
+            level = [user.results[0] for user in users]
+            found |= dict.fromkeys(size for made in level for size in made.array.shape[-1:])
+        return list(found)
+
+    def free(self, numbers: Array, target: Array | None = None) -> bool:
+        """Whether no element is used yet, but where it is the target's element already, or all may be used again."""
+        used = (numbers >= 0) & (self.used[numbers] > 0)
+        if target is not None:
+            used &= self.origins[target] != numbers
+        return self.level > 1 or not used.any()
+
+    def lacking(self, weight: Value) -> tuple[Array, ...]:
+        """Return the factors of a value of parameters that are not known yet, as `Value.elements`; without a known one such as a mask."""
+        if len(weight.elements) < 2:
+            return weight.elements
+        found = tuple(numbers for numbers in weight.elements if not self._is_known(numbers))
+        return found or weight.elements
+
+    def _is_known(self, numbers: Array) -> bool:
+        used = np.unique(numbers[numbers >= 0])
+        owners = np.searchsorted(self._starts, used, "right") - 1
+        flat = self.replay.parameters
+        return not any(np.isnan(flat[self._names[k]][used[owners == k] - self._starts[k]]).any() for k in set(owners))
+
+    def pieces(
+        self,
+        target: Array,
+        numbers: Array,
+        values: Array,
+        arithmetic: Arithmetic,
+        meeting: Meeting | None,
+        factor: float = 1.0,
+        places: Array | None = None,
+    ) -> tuple[Piece, ...]:
+        """Return pieces by tensor: element `target` (by number) becomes element `numbers` of the source."""
+        target, numbers, values = target.ravel(), numbers.ravel(), np.asarray(values, np.float64).ravel()
+        places = None if places is None else places.ravel()
+        owner = np.searchsorted(self._starts, target, "right") - 1
+        owner[target < 0] = -1
+        found = []
+        for k in np.unique(owner[owner >= 0]):
+            here = owner == k
+            found.append(
+                Piece(
+                    self._names[k],
+                    target[here] - self._starts[k],
+                    numbers[here],
+                    values[here],
+                    arithmetic,
+                    factor,
+                    meeting,
+                    None if places is None else places[here],
+                )
+            )
+        return tuple(found)
+
+    def fitted(
+        self,
+        target: Sequence[Array],
+        numbers: Sequence[Array],
+        operand: Array,
+        read: Callable[[], Array],
+        meeting: Meeting,
+        places: Array,
+    ) -> tuple[Piece, ...] | None:
+        """Return pieces with which the target's operand equals the source's; None if there are none.
+
+        Args:
+            target: numbers of the target's elements, one array for each factor.
+            numbers: numbers of the source's elements, one array for each factor, in the order of `target`.
+            operand: the source's operand in this order.
+            read: returns the target's operand in this order.
+            meeting: where the source uses it.
+            places: positions in the source's operand in this order.
+        """
+        theta = self.source.theta
+        for chosen in itertools.permutations(numbers, len(target)):
+            if any((c < 0).any() for c in chosen):
+                continue
+            ways = list(COMPUTE) if len(target) == 1 else [Arithmetic.SAME]
+            for way in ways:
+                found = tuple(
+                    piece
+                    for t, c in zip(target, chosen, strict=True)
+                    for piece in self.pieces(t, c, COMPUTE[way](theta[c]), way, meeting)
+                )
+                got = self._read(found, read)
+                if equal(got, operand):
+                    if any(len(np.unique(t)) != len(np.unique(c)) for t, c in zip(target, chosen, strict=True)):
+                        break
+                    return found
+                plain = way is Arithmetic.SAME and len(target) == 1 and self.source.is_scaled(meeting.weight)
+                factor = ratio(got, operand) if plain else None
+                if factor is not None:
+                    t, c = target[0], chosen[0]
+                    found = self.pieces(t, c, factor * theta[c], way, meeting, factor)
+                    if equal(self._read(found, read), operand):
+                        return found
+        if (
+            len(target) == 1
+            and len(np.unique(target[0])) == target[0].size
+            and not numbers_are_plain(numbers, operand, theta)
+        ):
+            ids = numbers[0] if len(numbers) else np.full(operand.shape, -1)
+            found = self.pieces(target[0], ids, operand, Arithmetic.COMPUTED, meeting, places=places)
+            if equal(self._read(found, read), operand):
+                return found
+        return None
+
+    def _read(self, pieces: Sequence[Piece], read: Callable[[], Array]) -> Array:
+        with self.replay.assigned([(p.tensor, p.elements, p.values) for p in pieces]):
+            return np.array(read())  # it may share memory with the parameters
+
+    def near_first(self, found: Sequence[Meeting]) -> list[Meeting]:
+        """Return meetings, those nearest to the operation that was matched last first."""
+        return sorted(found, key=lambda meeting: abs(meeting.index - self.near))
+
+
+def _split_off(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes longer than 1 that a view makes of the last axis; none if it makes one, or moves others."""
+    rows = math.prod(before[:-1])
+    heads = [k for k in range(len(after)) if math.prod(after[:k]) == rows]
+    axes = tuple(size for size in after[heads[0] :] if size > 1) if heads else ()
+    return axes if len(axes) > 1 and math.prod(axes) == before[-1] else ()

@@ -1,0 +1,189 @@
+"""The source, prepared for questions: which of its values are these, and where do parameters meet this data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.forms.commuted import commuted
+from convert.inference.forms.joined import of_all_values, of_each_value
+from convert.inference.forms.masks import visible_sums
+from convert.inference.forms.reordered import distributed, terms
+from convert.inference.meetings.columns import Columns
+from convert.inference.meetings.data_products import DataProducts
+from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
+from convert.inference.meetings.sites import Meeting, Product, meetings, products, role_of
+from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
+from convert.programs.program import Program, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Source:
+    """The source's record, indexed.
+
+    Args:
+        repeated: whether a value is the same when it is repeated, as learned inputs are along the batch.
+
+    Attributes:
+        program: the record.
+        theta: the elements of all parameters, by their numbers.
+        table: every value of data, with the index of the operation that computes it; negative for an input.
+        meetings: where data meets parameters, by role.
+        products: the products among them, with their meeting.
+        data_products: those of two values of data.
+    """
+
+    def __init__(self, program: Program, tolerance: float = EXACT, *, repeated: bool = False) -> None:
+        self.program = program
+        self.names = list(program.parameters)
+        self.theta = np.concatenate(
+            [np.zeros(0), *[np.asarray(v.array, np.float64).ravel() for v in program.parameters.values()]]
+        )
+        self.starts = np.array([program.first_element[name] for name in self.names], int)
+        self.table: ValueTable[int] = ValueTable(tolerance, repeated=repeated)
+        self.inputs = list(program.inputs)
+        for number, value in enumerate(program.inputs.values()):
+            self.table.add(value.array, number - len(self.inputs))
+        for index, operation in enumerate(program.operations):
+            for result in operation.results:
+                if result.data:
+                    self.table.add(result.array, index)
+        self._made_by = {result: operation for operation in program.operations for result in operation.results}
+        self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
+        for meeting in meetings(program):
+            self.meetings[meeting.role].append(meeting)
+        for term in (*terms(program), *distributed(program)):
+            role = role_of(term.operation)
+            self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
+            self.table.add(term.result, term.index)
+        for other in commuted(program):
+            self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
+            self.table.add(other.operation.results[0].array, other.index)
+        for one in (*of_each_value(program), *of_all_values(program)):
+            role = role_of(one.operation)
+            self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))
+            self.table.add(one.result, one.index)
+        for part in visible_sums(program):
+            self.meetings[Role.SHIFT].append(Meeting(part.index, (part.operation,), part.side, Role.SHIFT))
+            self.table.add(part.operation.results[0].array, part.index)
+        self.products: list[tuple[Product, Meeting]] = []
+        for meeting in (*self.meetings[Role.PRODUCT], *self.meetings[Role.CONVOLUTION]):
+            self.products += [(product, meeting) for product in products(meeting.operations, meeting.side)]
+        self.data_products = DataProducts(program)
+        self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)
+        self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
+        self._columns: dict[Role, tuple[Array, Array]] = {}
+        self._vectors: dict[Role, Rows] = {}
+        self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
+
+    def is_scaled(self, value: Value) -> bool:
+        """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""
+        while value in self._made_by:
+            operands = [operand for operand in self._made_by[value].operands if operand.leaves]
+            if len(operands) != 1:
+                return False
+            value = operands[0]
+        return True
+
+    def leaf(self, number: int) -> str:
+        """Return the leaf that an element belongs to."""
+        return self.names[int(np.searchsorted(self.starts, number, "right")) - 1]
+
+    def located(self, numbers: Array) -> tuple[str, Array]:
+        """Return the leaf of some elements, and their positions in it."""
+        k = int(np.searchsorted(self.starts, numbers.min(), "right")) - 1
+        return self.names[k], numbers - self.starts[k]
+
+    def same_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the products of the same rows; if there are none, those of these rows and others."""
+        found = [self.products[k] for k in self._rows.find(rows, tolerance)]
+        return found or self._some_rows.find(rows, tolerance)
+
+    def has_rows(self, array: Array, tolerance: float) -> bool:
+        """Whether the source applies a product to each row of an array."""
+        return array.ndim > 0 and bool(self._some_rows.find([array], tolerance))
+
+    @cached_property
+    def _some_rows(self) -> Rows:
+        return Rows([*self.products, *of_each_expert(self.program, self.meetings[Role.PRODUCT])])
+
+    def some_rows_met(self, role: Role, rows: Array, tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the vectors that these rows and others meet in this role, with these rows."""
+        if role not in self._vectors:
+            self._vectors[role] = Rows(list(of_each_vector(self.meetings[role])))
+        return self._vectors[role].find([rows], tolerance)
+
+    def same_data(self, role: Role, data: Array, tolerance: float) -> list[Meeting]:
+        """Return the meetings of this role with the same data."""
+        return [self.meetings[role][k] for k in self._data[role].find([data], tolerance)]
+
+    def same_columns(self, role: Role, columns: Columns, tolerance: float) -> list[Meeting]:
+        """Return the meetings of this role that may have one of these columns, in order: those of plain leaves."""
+        if role not in self._columns:
+            plain = [k for k, meeting in enumerate(self.meetings[role]) if len(meeting.weight.elements) == 1]
+            met = [self.meetings[role][k] for k in plain]
+            sums = [meeting.columns(meeting.weight.elements[0]).sums[1] for meeting in met]
+            keys = np.concatenate([np.zeros(0), *sums])
+            order = np.argsort(keys, kind="stable")
+            self._columns[role] = keys[order], np.repeat(plain, [len(x) for x in sums]).astype(int)[order]
+        keys, owners = self._columns[role]
+        slack = tolerance * columns.scales[1]
+        with np.errstate(all="ignore"):
+            low = np.searchsorted(keys, columns.sums[1] - slack, "left")
+            high = np.searchsorted(keys, columns.sums[1] + slack, "right")
+        found = {int(k) for start, end in zip(low, high, strict=True) for k in np.unique(owners[start:end])}
+        return [self.meetings[role][k] for k in sorted(found)]
+
+    def scales(self, array: Array, tolerance: float) -> bool:
+        """Whether the source multiplies a value of data by a number."""
+        return bool(self._scaled.size) and bool(len(self._scaled.find([array], tolerance)))
+
+    def has(self, array: Array, tolerance: float) -> bool:
+        """Whether an array is a value of the source, or the rows of one of its products."""
+        self.table.tolerance = tolerance
+        return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
+
+
+def _scaled_by_numbers(program: Program) -> list[Array]:
+    found = []
+    for operation in program.operations:
+        if (
+            operation.name in ("mul", "div")
+            and len(operation.data) == 1
+            and any(x.constant and (x.array != 1).any() for x in operation.operands)
+        ):
+            found.append(operation.data[0].array)
+    return found
+
+
+class _Fingerprints:
+    """Fingerprints of lists of arrays; those of a list are added up. `repeated`: those of a list that is repeated are the same."""
+
+    def __init__(self, lists: Sequence[Sequence[Array]], repeated: bool) -> None:
+        self.size = len(lists)
+        self._repeated = repeated
+        self._sums = np.array([self._added_up(arrays)[0] for arrays in lists])
+
+    def find(self, arrays: Sequence[Array], tolerance: float) -> Array:
+        if not self.size:
+            return np.zeros(0, int)
+        with np.errstate(all="ignore"):
+            size = sum(size_of(array) for array in arrays)
+            if (
+                not self._repeated
+                and not (np.abs(self._sums[:, 0] - size) <= tolerance * (size + TINY * len(arrays))).any()
+            ):
+                return np.zeros(0, int)
+            sums, scales = self._added_up(arrays)
+            return np.flatnonzero((np.abs(self._sums - sums) <= tolerance * scales).all(1))
+
+    def _added_up(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
+        found = [fingerprint(array) for array in arrays]
+        with np.errstate(all="ignore"):
+            sums, scales = (np.sum([f[k] for f in found], 0) for k in (0, 1))
+            return per_size(sums, scales) if self._repeated else (sums, scales)
