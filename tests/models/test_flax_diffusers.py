@@ -79,7 +79,7 @@ def refused(source: Path) -> tuple[convert.Finding, ...]:
         ("vae", "encoder/down_blocks_0/downsamplers_0", "leaf-missing", "encoder.down_blocks.0.downsamplers.0.conv"),
         ("vae", "decoder/up_blocks_0/resnets_2", "config-conflict", "layers_per_block+1 = 3, and the tree has 2 layers in decoder.up_blocks.0.resnets"),
         ("unet.sdxl", "add_embedding/linear_2", "leaf-missing", "add_embedding.linear_2"),
-        ("unet.sdxl", "mid_block/attentions_0/transformer_blocks_2", "config-conflict", "transformer_layers_per_block = 3, and the tree has 2 layers"),
+        ("unet.sdxl", "mid_block/attentions_0/transformer_blocks_2", "config-conflict", "transformer_layers_per_block.1 = 3, and the tree has 2 layers"),
         ("unet.sdxl", "down_blocks_1/attentions_0", "config-conflict", "layers_per_block = 1, and the tree has 0 layers in down_blocks.1.attentions"),
         ("controlnet", "controlnet_down_blocks_3", "config-conflict", "down_block_types*layers_per_block+down_block_types = 4, and the tree has 3 layers"),
     ],

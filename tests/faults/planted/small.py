@@ -17,7 +17,7 @@ from support.small_models import CHOSEN
 BEHIND, IN_FRONT = "norm behind RoPE", "norm in front of RoPE"
 FREQUENCIES, CONSTANT = "frequencies divided by another number", "another constant"
 BASE = "RoPE of another base"
-BIASED, UNUSED = "bias of a choice added to its weights", "tensor that the target never uses"
+BIASED = "bias of a choice added to its weights"
 NOT_GIVEN, STALE, REVERSED = "state not given on", "stale state across steps", "sequence in the reverse order"
 LARGEST, UNREAD, PARTS = "another number of largest values", "input that the target does not use", "parts exchanged"
 
@@ -108,7 +108,7 @@ SMALL_FAULTS: tuple[Fault, ...] = (
     fault("normaliser left out", "positions", "operation missing", embedded=lambda module, tokens: module.table(tokens)),
     fault("weights of the experts with the balance bias", "experts", BIASED, shares=lambda module, scores, chosen: weighted((scores + module.balance).gather(-1, chosen))),
     fault("weights of the experts are what they are chosen by", "experts", BIASED, shares=lambda module, scores, chosen: weighted((scores + module.balance).topk(CHOSEN, -1).values)),
-    fault("experts chosen without the balance bias", "experts", UNUSED, chosen=lambda module, scores: scores.topk(CHOSEN, -1).indices),
+    fault("experts chosen without the balance bias", "experts", "operation missing", chosen=lambda module, scores: scores.topk(CHOSEN, -1).indices),
     fault("one expert for two", "experts", LARGEST, chosen=lambda module, scores: (scores + module.balance).topk(1, -1).indices),
     fault("three experts for two", "experts", LARGEST, chosen=lambda module, scores: (scores + module.balance).topk(3, -1).indices),
     fault("weights of the experts do not add up", "experts", "operation missing", shares=lambda module, scores, chosen: scores.gather(-1, chosen) * 1.5),
