@@ -34,8 +34,8 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, float):
         return one == other or (one != one and other != other)  # two NaN are the same
-    if isinstance(one, core.ClosedJaxpr):
-        return same(list(one.consts), list(other.consts)) and same(one.jaxpr, other.jaxpr)
+    if isinstance(one, core.ClosedJaxpr):  # since JAX 0.12 the same class as Jaxpr
+        return same(list(one.consts), list(other.consts)) and _same_body(one.jaxpr, other.jaxpr)
     if isinstance(one, core.Jaxpr):
         return _same_body(one, other)
     if isinstance(one, list | tuple):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from convert.numerics import same_trace
 from convert.numerics.same_trace import traces_alike
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -50,3 +51,23 @@ def test_a_function_of_its_arguments_alone(function: Callable[[Any], Any]) -> No
 )  # fmt: skip
 def test_a_function_that_may_differ(function: Callable[[Any], Any]) -> None:
     assert not traces_alike(function, X)
+
+
+class OneClass:
+    """A program of JAX 0.12, where a closed one is no class of its own, and its body is itself."""
+
+    def __init__(self, traced: Any) -> None:
+        self.consts = traced.consts
+        for name in ("constvars", "invars", "outvars", "eqns"):
+            setattr(self, name, getattr(traced.jaxpr, name))
+
+    @property
+    def jaxpr(self) -> OneClass:
+        return self
+
+
+def test_programs_of_one_class_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [OneClass(jax.make_jaxpr(lambda x, n=n: jnp.tanh(x) * n)(1.0)) for n in (2, 2, 3)]
+    monkeypatch.setattr(same_trace.core, "Jaxpr", OneClass)
+    monkeypatch.setattr(same_trace.core, "ClosedJaxpr", OneClass)
+    assert same_trace.same(traces[0], traces[1]) and not same_trace.same(traces[0], traces[2])
