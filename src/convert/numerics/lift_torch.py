@@ -82,6 +82,11 @@ class _Names(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.view:  # with a dtype it reinterprets bits
             return func(*args, **(kwargs or {}))
+        if (
+            func is torch.Tensor.__deepcopy__ and args[0].dtype in _WIDE
+        ):  # it would put a narrow storage into a wide tensor
+            x, memo = args
+            return memo.setdefault(id(x), x.detach().clone().requires_grad_(x.requires_grad))
         self.mode.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *(kwargs or {}).values()))
         dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
         return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -537,3 +538,14 @@ def test_default_dtype_comes_back_after_an_error() -> None:
     with pytest.raises(ValueError, match="broken"), lifted():
         raise ValueError("broken")
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_module_is_copied_in_float64_with_its_buffers() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    module.mask = module.running_var  # a name more for the same tensor, as a plain attribute
+    with lifted() as mode:
+        made = copy.deepcopy(module)
+    assert made.mask is made.running_var and made.mask is not module.mask
+    assert {x.dtype for x in (made.weight, made.running_var)} == {torch.float64}
+    assert module.running_var.dtype == torch.float32 and not mode.unlifted
+    assert made.weight.requires_grad and torch.equal(made.running_var, torch.ones(3, dtype=torch.float64))
