@@ -96,6 +96,43 @@ def test_latents_without_a_batch_are_those_that_are_repeated_along_it(repeated):
     assert sources(found)["p"] == "z" and sources(found)["m.0.weight"] == "q"
 
 
+class Pooled(torch.nn.Module):
+    """Attention from learned queries, each added to its result."""
+
+    def __init__(self, rows: int, scale: float) -> None:
+        super().__init__()
+        self.p, self.scale = torch.nn.Parameter(torch.randn(1, rows, D)), scale
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        z = self.p.expand(len(x), -1, -1)
+        return z + functional.scaled_dot_product_attention(self.m[0](z), self.m[1](x), self.m[2](x), scale=self.scale)
+
+
+def pooled(w: Any, x: Any) -> Any:
+    """As Equinox's layers are applied: the weight stands first in each product of one vector."""
+
+    def layer(name: str, rows: Any) -> Any:
+        return jax.vmap(lambda row: w[name] @ row + w[f"{name}b"])(rows)
+
+    def attend(sample: Any) -> Any:
+        scores = layer("q", w["z"]) @ layer("k", sample).T / np.sqrt(D)
+        return w["z"] + jax.nn.softmax(scores) @ layer("v", sample)
+
+    return jax.vmap(attend)(x)
+
+
+@pytest.mark.parametrize("rows", [5, D])  # D: sizes do not tell the queries from the weight
+def test_learned_queries_stand_last_in_a_product_with_one_vector(rows):
+    shapes = {"z": (rows, D), **dict.fromkeys("qkv", SQUARE), **dict.fromkeys(("qb", "kb", "vb"), (D,))}
+    found = derive(pooled, Pooled(rows, D**-0.5), shapes)
+    assert found.complete and grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}
+    made = sources(found)
+    assert made["p"] == "z" and made["m.0.weight"] == "q" and made["m.0.bias"] == "qb"
+    (wrong,) = derive(pooled, Pooled(rows, 1 / D), shapes).differences
+    assert "the target's values are 0.25 times the JAX model's" in wrong.brief
+
+
 def test_a_unit_that_one_draw_switches_off_is_told_apart_by_the_others():
     """Of few rows several units of a ReLU are never on; other weights switch on others."""
 

@@ -37,13 +37,19 @@ def learned_inputs(source: Program, target: Program) -> tuple[Sequence[str], Seq
 
     A product of two matrices of parameters has an activation and a weight. In programs in which only one side has such products
     they make a weight: those of LoRA, merged on the other side.
+
+    Of two parameters whose elements nothing mixed before, the activation is the first, as in ``x @ w``. Where the product is turned over
+    (`_turned_over`) it is the last: Equinox's layers multiply a vector by ``w @ x``, under `vmap`. Sizes decide if they can.
     """
-    found = [_learned(program) for program in (source, target)]
-    sizes = [
-        sorted(program.parameters[name].array.size for name in names)
-        for program, names in zip((source, target), found, strict=True)
-    ]
-    return (found[0], found[1]) if sizes[0] == sizes[1] else ((), ())
+    for turned_over in (True, False):
+        found = _learned(source, turned_over), _learned(target, turned_over)
+        sizes = [
+            sorted(program.parameters[name].array.size for name in names)
+            for program, names in zip((source, target), found, strict=True)
+        ]
+        if sizes[0] == sizes[1]:
+            return found
+    return (), ()
 
 
 def parameters_as_data(program: Program, names: Sequence[str]) -> Program:
@@ -126,8 +132,13 @@ def outputs_as_data(program: Program) -> Program:
     return replace(program, operations=tuple(operations), outputs=outputs)
 
 
-def _learned(program: Program) -> list[str]:
-    """Return the parameters to which layers are applied before an input takes part, in the order of their use."""
+def _learned(program: Program, turned_over: bool) -> list[str]:
+    """Return the parameters to which layers are applied before an input takes part, in the order of their use.
+
+    Args:
+        program: the record.
+        turned_over: whether the activation is the last operand of a product that is turned over.
+    """
     made = {result: operation for operation in program.operations for result in operation.results}
     names = {value: name for name, value in program.parameters.items()}
     live: set[Value] = set()
@@ -135,7 +146,8 @@ def _learned(program: Program) -> list[str]:
     for index, operation in enumerate(program.operations):
         weights = [x for x in operation.operands if x.of_parameters and x not in live and x.array.ndim > 1]
         if not any(x.data or x in live for x in operation.operands) and _is_product(operation) and len(weights) > 1:
-            root = _root(operation, made)
+            last = turned_over and _turned_over(program.operations, index)
+            root = _root(operation, made, last)
             if root is None:
                 continue
             found.append(names[root])
@@ -152,11 +164,32 @@ def _pass_on(operation: Operation, live: set[Value]) -> None:
         live.update(operation.results)
 
 
-def _root(product: Operation, made: dict[Value, Operation]) -> Value | None:
-    """Return the parameter that a product of parameters is applied to: behind more operations than the other, or the first."""
+def _root(product: Operation, made: dict[Value, Operation], last: bool) -> Value | None:
+    """Return the parameter that a product is applied to: behind more operations than the other, or else the first, or the `last`."""
     steps = [_walked(x, made) for x in product.operands if x.of_parameters][:2]
-    value, _ = max(steps, key=lambda step: step[1])
+    value, _ = max(reversed(steps) if last else steps, key=lambda step: step[1])
     return value if value not in made else None
+
+
+def _turned_over(operations: Sequence[Operation], index: int) -> bool:
+    """Whether a product of the last axes of two operands has its first axis last in what is computed from it."""
+    product = operations[index]
+    if product.name != "dot_general" or product.settings["dimension_numbers"][0] != tuple(
+        (x.array.ndim - 1,) for x in product.operands
+    ):
+        return False
+    value = product.results[0]
+    for operation in operations[index + 1 :]:
+        if value not in operation.operands:
+            continue
+        if operation.name == "transpose":
+            return bool(operation.settings["permutation"][0] != 0)
+        if operation.name == "dot_general":
+            return 0 in operation.settings["dimension_numbers"][0][operation.operands.index(value)]
+        if len(operation.operands) > 1 or operation.results[0].array.shape != value.array.shape:
+            return False
+        value = operation.results[0]
+    return False
 
 
 def _walked(value: Value, made: dict[Value, Operation]) -> tuple[Value, int]:
