@@ -14,7 +14,7 @@ from convert.inference.derivation import Derivation
 from convert.inference.rule_file.write import write_rules
 from convert.rules.parse import parse_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive, layer_norm, rms_norm, rules
+from support.inferred import WIDTH, derive, floats, layer_norm, rms_norm, rules
 
 D = WIDTH
 SQUARE = (D, D)
@@ -45,6 +45,23 @@ def test_the_activation_behind_a_layer(name):
     found = derive(function, Model(), {"a": SQUARE, "b": SQUARE, "s": (D,), "t": (D,)})
     assert _facts(found, "a.weight") == _facts(found, "a.bias") == {"activation": name}
     assert "activation" not in _facts(found, "b.weight")
+
+
+def test_zeros_are_no_relu_of_negative_numbers():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = torch.nn.ModuleList(torch.nn.Linear(D, 1, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.cat([self.m[0](x), self.m[1](-x)], -1)  # one of them is negative
+
+    def function(w, x):
+        x = jnp.where(x < -1e3, 0.0, x)  # the comparison is false, a zero, for each element
+        return jnp.concatenate([x @ w["a"], -x @ w["b"]], -1)
+
+    found = derive(function, Model(), {"a": (D, 1), "b": (D, 1)}, floats(1, D))
+    assert found.complete and "activation" not in {fact.name for fact in found.facts}
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-3])
