@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from support.inferred import WIDTH, derive, rules
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, floats, grades, rules
 
 D, N, T = WIDTH, 4, 7
 GATES = "ifzo"
@@ -65,3 +66,74 @@ def test_gates_that_one_side_has_apart_have_rules() -> None:
         "- from: b\n  axes: (F + F + F + F)\n  parameter: cell.{bi,bf,bz,bo}",
         '- einsum: "...F,F(G + G + G + G)->...(G + G + G + G)"\n  from: k\n  bias: c\n  linear: cell.{wi,wf,wz,wo}',
     }
+
+
+def fused_gru(w: Mapping[str, Any], x: Any) -> Any:
+    """As Haiku's: one matrix for all gates of the input, one for two gates of the state."""
+    state, found = jnp.zeros((x.shape[0], D)), []
+    for t in range(x.shape[1]):
+        zr, a = jnp.split(x[:, t] @ w["i"], [2 * D], -1)
+        z, r = jnp.split(jax.nn.sigmoid(zr + state @ w["h"][:, : 2 * D] + w["b"][: 2 * D]), 2, -1)
+        a = jnp.tanh(a + (r * state) @ w["h"][:, 2 * D :] + w["b"][2 * D :])
+        found.append(state := (1 - z) * state + z * a)
+    return jnp.stack(found, 1)
+
+
+def joined_gru(w: Mapping[str, Any], x: Any) -> Any:
+    """A matrix for each gate, which multiplies input and state side by side."""
+    state, found = jnp.zeros((x.shape[0], D)), []
+    for t in range(x.shape[1]):
+        both = jnp.concatenate([x[:, t], state], -1)
+        z, r = jax.nn.sigmoid(both @ w["z"] + w["zb"]), jax.nn.sigmoid(both @ w["r"] + w["rb"])
+        a = jnp.tanh(jnp.concatenate([x[:, t], r * state], -1) @ w["a"] + w["ab"])
+        found.append(state := (1 - z) * state + z * a)
+    return jnp.stack(found, 1)
+
+
+class JoinedGRU(torch.nn.Module):
+    def __init__(self, fault: bool = False) -> None:
+        super().__init__()
+        self.z, self.r, self.a = (torch.nn.Linear(N + D, D) for _ in "zra")
+        self.fault = fault
+
+    def forward(self, x: Any) -> Any:
+        state, found = torch.zeros(len(x), D).to(x), []
+        for t in range(x.shape[1]):
+            both = torch.cat([x[:, t], state], -1)
+            z, r = torch.sigmoid(self.z(both)), torch.sigmoid(self.r(both))
+            reset = (0.5 if self.fault else 1) * r * state
+            state = (1 - z) * state + z * torch.tanh(self.a(torch.cat([x[:, t], reset], -1)))
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+class FusedGRU(torch.nn.Module):
+    def __init__(self, fault: bool = False) -> None:
+        super().__init__()
+        self.i, self.h = torch.nn.Linear(N, 3 * D), torch.nn.Linear(D, 2 * D, bias=False)
+        self.a, self.fault = torch.nn.Linear(D, D, bias=False), fault
+
+    def forward(self, x: Any) -> Any:
+        state, found = torch.zeros(len(x), D).to(x), []
+        for t in range(x.shape[1]):
+            (z, r, a), (hz, hr) = self.i(x[:, t]).chunk(3, -1), self.h(state).chunk(2, -1)
+            z, r = torch.sigmoid(z + hz), torch.sigmoid(r + hr)
+            a = torch.tanh(a + (self.a(state) if self.fault else self.a(r * state)))
+            state = (1 - z) * state + z * a
+            found.append(state)
+        return torch.stack(found, 1)
+
+
+FUSED = {"i": (N, 3 * D), "h": (D, 3 * D), "b": (3 * D,)}
+JOINED = dict.fromkeys("zra", (N + D, D)) | dict.fromkeys(("zb", "rb", "ab"), (D,))
+
+
+@pytest.mark.parametrize(
+    ("function", "module", "shapes"),
+    [(fused_gru, JoinedGRU, FUSED), pytest.param(joined_gru, FusedGRU, JOINED, marks=pytest.mark.slow)],
+)
+def test_gates_of_input_and_state_side_by_side_in_one_program(function, module, shapes):
+    found = derive(function, module(), shapes, floats(3, T, N))
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    faulty = derive(function, module(fault=True), shapes, floats(3, T, N))
+    assert not faulty.complete and "multiplies" in str(faulty.differences[0].problem), faulty.differences

@@ -16,6 +16,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.reordered import SUMS, terms
+from convert.inference.forms.used_parts import places_moved
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
@@ -70,16 +71,21 @@ def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) 
         return
     (_, (axis,)), (_, (summed,)) = axes
     ends = np.cumsum(_widths(data, axis, made_by))
-    for start, end in itertools.pairwise([0, *map(int, ends)]):
-        x, elements = (_cut(data.array, axis, start, end), tuple(_cut(n, summed, start, end) for n in weight.elements))
+    blocks = [
+        (_cut(data.array, axis, start, end), start, end) for start, end in itertools.pairwise([0, *map(int, ends)])
+    ]
+    blocks = [block for block in blocks if block[0].any()]  # a state that a recurrent layer starts from is zero
+    for x, start, end in blocks:
+        elements = tuple(_cut(n, summed, start, end) for n in weight.elements)
         one = Value(x, data=True, leaves=data.leaves)
         part = Value(_cut(weight.array, summed, start, end), leaves=weight.leaves, elements=elements)
         operands = (one, part) if side else (part, one)
-        with np.errstate(all="ignore"):
-            made = np.asarray(operation.again([operand.array for operand in operands])[0])
-        yield replace(
-            operation, operands=operands, results=(Value(made, data=True, leaves=operation.results[0].leaves),)
-        )
+        (result,) = operation.results
+        if len(blocks) > 1:
+            with np.errstate(all="ignore"):
+                made = np.asarray(operation.again([operand.array for operand in operands])[0])
+            result = Value(made, data=True, leaves=result.leaves)
+        yield replace(operation, operands=operands, results=(result,))
 
 
 def _of_distinct_rows(side: int, product: Operation) -> Operation:
@@ -116,7 +122,7 @@ def _widths(value: Value, axis: int, made_by: dict[Value, Operation]) -> list[in
         if made is None or not made.operands:
             return []
         if made.name == "concatenate":
-            alone = made.settings.get("dimension") == axis and all(x.data for x in made.operands)
+            alone = made.settings.get("dimension") == axis and all(x.data or not x.array.any() for x in made.operands)
             return [x.array.shape[axis] for x in made.operands] if alone and len(made.operands) <= MAX_VALUES else []
         (value, *others), before = made.operands, value
         same = made.name in SAME_ELEMENTS and not others and value.array.ndim > 0
@@ -147,7 +153,8 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
     for operation in program.operations:
         if operation.name not in SUMS or not operation.results[0].data or operation.results[0] in inner:
             continue
-        products = [one for one in map(_last_axes, _summands(operation.results[0], made_by, uses)) if one is not None]
+        behind = [_product_of(value, made_by) for value in _summands(operation.results[0], made_by, uses)]
+        products = [one for one in behind if one is not None]
         shapes = {(data.array.shape[:-1], weight.array.shape[1:]) for _, data, weight in products}
         if 1 < len(products) <= MAX_SUM and len(shapes) == 1:
             yield _product_of_all(products, places[products[0][0]])
@@ -155,8 +162,8 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
 
 def _summands(
     value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True
-) -> Iterator[Operation]:
-    """Yield the operations that give the terms of a sum."""
+) -> Iterator[Value]:
+    """Yield the terms of a sum."""
     made = made_by.get(value)
     if made is None or (uses[value] > 1 and not first):
         return
@@ -164,13 +171,39 @@ def _summands(
         for operand in made.operands:
             yield from _summands(operand, made_by, uses, False)
     else:
-        yield made
+        yield value
+
+
+def _product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
+    """Return the operation, data and weight of a product; of some columns of a product, such as one gate's, those of the weight."""
+    made = made_by[value]
+    if role_of(made) is Role.PRODUCT:
+        return _last_axes(made)
+    product = made_by.get(made.operands[0]) if made.operands else None
+    found = _last_axes(product) if product is not None and role_of(product) is Role.PRODUCT else None
+    if product is None or found is None or value.array.shape[:-1] != product.results[0].array.shape[:-1]:
+        return None
+    places = places_moved(made, product.results[0])
+    if places is None or found[2].array.ndim != 2:
+        return None
+    rows = places[made.results.index(value)].reshape(-1, value.array.shape[-1])
+    count = product.results[0].array.shape[-1]
+    columns = rows[0]
+    if (rows != count * np.arange(len(rows))[:, None] + columns).any():  # it moves rows, too
+        return None
+    operation, data, weight = found
+    part = Value(
+        weight.array[:, columns],
+        leaves=weight.leaves,
+        elements=tuple(numbers[:, columns] for numbers in weight.elements),
+    )
+    return operation, data, part
 
 
 def _last_axes(operation: Operation) -> tuple[Operation, Value, Value] | None:
     """Return data and weight of a product of the data's last axis and the weight's first one; None if it is another one."""
     side = 0 if operation.operands and not operation.operands[0].data else 1
-    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 else None
+    axes = axes_of(operation, side) if len(operation.data) == 1 else None
     if axes is None or len(operation.operands) != 2 or axes[0][0]:
         return None
     data, weight = operation.operands[1 - side], operation.operands[side]

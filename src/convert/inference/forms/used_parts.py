@@ -152,7 +152,7 @@ def _used(result: Value, users: dict[Value, list[Operation]], outputs: set[Value
     todo = [(result, np.arange(used.size))]
     while todo and not used.all():
         value, places = todo.pop()
-        moved = [(operation, _moved(operation, value)) for operation in users.get(value, [])]
+        moved = [(operation, places_moved(operation, value)) for operation in users.get(value, [])]
         if value in outputs or any(found is None for _, found in moved):
             used[places] = True
             continue
@@ -161,7 +161,7 @@ def _used(result: Value, users: dict[Value, list[Operation]], outputs: set[Value
     return used
 
 
-def _moved(operation: Operation, value: Value) -> list[Array] | None:
+def places_moved(operation: Operation, value: Value) -> list[Array] | None:
     """Return which element of a value each element of the results is made of; None where it is made of others, too."""
     size, others = value.array.size, [x for x in operation.operands if x is not value]
     if len(others) + 1 != len(operation.operands) or any(x.data for x in others):
@@ -229,7 +229,7 @@ def _of_columns(weight: Array, columns: Sequence[int]) -> Array:
 def _followed(operation: Operation, known: dict[Value, tuple[_Part, ...]]) -> list[Operation] | None:
     """Return the operation on each known part of what it is given, and remember those of its results; None if it stays as it is."""
     value = next((x for x in operation.operands if x in known), None)
-    moved = _moved(operation, value) if value is not None else None
+    moved = places_moved(operation, value) if value is not None else None
     if value is None or moved is None:
         return None
     steps: list[Operation] = []
