@@ -500,7 +500,10 @@ def test_wrong_options_are_one_error(run: Run, folder: Path, options: tuple[str,
 
 def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> None:
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts(inputs="trains"), code=2)
-    assert "error[output-not-a-number]: the output 'output' has NaN, and so has the input 'x'" in said
+    text = (
+        "the output 'output' has NaN: expected finite inputs, got nan in the input 'x' at [0, 0]; give finite numbers"
+    )
+    assert f"error[output-not-a-number]: {text}" in said
     assert "Traceback" not in said
 
 

@@ -44,6 +44,7 @@ from convert.inference.search import Search
 from convert.inference.source import Source
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
+from convert.programs.run_checks import require_finite_products
 from convert.references.user_reference import require_inputs
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def _derived(
     shapes = {name: (*shape, 2) if name in complex_leaves else tuple(shape) for name, shape in shapes.items()}
     given = whole_rows(require_inputs(inputs(seed)), masks)
     first = runs.program(seed, given)
+    require_finite_products(first)
     as_run = recorded(module, run, given)
     require_same_again(module, run, as_run)
     target = tables_as_data(first, _in_one_form(as_run, keep=False))

@@ -8,9 +8,11 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
-from convert.programs.program import Array, Program
+from convert.programs.program import Array, Program, Value
 
 REPEATABLE = 1e-9  # relative; runs differ by this much if threads add in another order
+PRODUCTS = {"dot_general", "conv_general_dilated", "mul", "div"}  # of JAX, by which data meets parameters
+GIVE_FINITE = "give finite numbers, such as -1e30 for the -inf of a mask"
 
 
 def require_numbers(program: Program) -> None:
@@ -18,11 +20,13 @@ def require_numbers(program: Program) -> None:
 
     Raises:
         ConvertError: one has NaN. The finding names the first operation that makes NaN of numbers; its `data` has the name of the
-            operation and the parameters that it is computed from.
+            operation and the parameters that it is computed from. Where an input is not finite, it names its element, too.
     """
     bad = next((name for name, value in program.outputs.items() if np.isnan(value.array).any()), None)
     if bad is None:
         return
+    given = _not_finite(program)
+    sides = {"expected": "finite inputs", "got": given} if given else {}
     for operation in program.operations:
         made = any(np.isnan(value.array).any() for value in operation.results)
         if made and not any(np.isnan(value.array).any() for value in operation.operands):
@@ -32,14 +36,59 @@ def require_numbers(program: Program) -> None:
                     "output-not-a-number",
                     f"the output {bad!r} has NaN; the first comes from `{operation.name}`",
                     path=operation.where,
-                    fix="use weights and inputs on which the function is defined",
+                    **sides,
+                    fix=GIVE_FINITE if given else "use weights and inputs on which the function is defined",
                     data={"operation": operation.name, "module": operation.module, "leaves": leaves},
                 )
             )
-    given = [repr(name) for name, value in program.inputs.items() if np.isnan(value.array).any()]
-    problem = f"the output {bad!r} has NaN" + (f", and so has the input {', '.join(given)}" if given else "")
-    fix = "use weights and inputs that are numbers"
-    raise ConvertError(Finding("output-not-a-number", problem, fix=fix, data={"leaves": []}))
+    fix = GIVE_FINITE if given else "use weights and inputs that are numbers"
+    raise ConvertError(
+        Finding("output-not-a-number", f"the output {bad!r} has NaN", **sides, fix=fix, data={"leaves": []})
+    )
+
+
+def require_finite_products(source: Program) -> None:
+    """Check that parameters meet finite data, as far as the inputs decide it.
+
+    In the product with an infinity, one parameter is like another. Infinities that are added, as in a mask, or selected, stay as they are.
+
+    Args:
+        source: a record of JAX.
+
+    Raises:
+        ConvertError: an input is not finite, and enters a product with parameters.
+    """
+    given = _not_finite(source)
+    if not given:
+        return
+    for operation in source.operations:
+        factors = any(operand.of_parameters for operand in operation.operands)
+        if operation.name in PRODUCTS and factors and not all(map(_is_finite, operation.data)):
+            problem = f"`{operation.name}` multiplies parameters by values that are not finite"
+            raise ConvertError(
+                Finding(
+                    "reference-values-invalid",
+                    problem,
+                    path=operation.where,
+                    expected="finite inputs",
+                    got=given,
+                    fix=GIVE_FINITE,
+                )
+            )
+
+
+def _not_finite(program: Program) -> str:
+    """Return the first element of an input that is not finite, in words; empty where there is none."""
+    for name, value in program.inputs.items():
+        if not _is_finite(value):
+            array = value.given
+            index = [int(k) for k in np.argwhere(~np.isfinite(array))[0]]
+            return f"{array[tuple(index)]} in the input {name!r} at {index}"
+    return ""
+
+
+def _is_finite(value: Value) -> bool:
+    return value.array.dtype.kind not in "fc" or bool(np.isfinite(value.array).all())
 
 
 def require_same_outputs(

@@ -96,6 +96,8 @@ def require_inputs(made: Any) -> Mapping[str, Array]:
             arrays[name] = np.array(None)
         if arrays[name].dtype.kind not in "biufc" and arrays[name].dtype.name != "bfloat16":
             _wrong_value("inputs", f"a NumPy array of numbers for {name!r}", _kind(value))
+        if arrays[name].dtype.name == "bfloat16":  # PyTorch reads none from NumPy
+            arrays[name] = arrays[name].astype(np.float32)
     return arrays
 
 

@@ -55,8 +55,7 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     from convert.numerics.lift_jax import lift
 
     side = reference.jax_side()
-    inputs = reference.inputs(seed)
-    require_inputs(inputs)
+    inputs = require_inputs(reference.inputs(seed))
     weights = jax_weights(plan)
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
