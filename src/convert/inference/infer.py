@@ -31,6 +31,7 @@ from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.in_front import graded_up_to_the_difference
+from convert.inference.grading.lost import require_followed
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
@@ -182,6 +183,7 @@ def _derived(
             outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
             found = told_apart(found, target, fresh, outputs, slopes)
     if differences:
+        require_followed(module, run, as_run, [require_inputs(inputs(k)) for k in further])
         rows = [(k, whole_rows(require_inputs(inputs(k)), masks)) for k in further]
         same = [parameters_as_data(runs.program(k, x), learned[0]) for k, x in rows if can_rerun(target, x)]
         found = graded_up_to_the_difference(search, found, rivals.undecided, same, allowed, repeated=bool(learned[0]))

@@ -29,18 +29,19 @@ def recorded(
     Parameters that are not known are drawn: the module may have been made for weights that are loaded later, and hold any numbers.
     Its own are taken where no drawn ones let it run. Its buffers and frozen parameters keep their own: it may have computed them.
     """
-    found = _drawn(module, run, given, known or {}, 0)
+    found = drawn(module, run, given, known or {}, 0)
     for seed in range(1, PATHS + 1):
         if not (found.path_taken and _unread(found)):
             break
-        other = _drawn(module, run, given, known or {}, seed)
+        other = drawn(module, run, given, known or {}, seed)
         found = min(found, other, key=lambda program: len(_unread(program)))
     return found
 
 
-def _drawn(
+def drawn(
     module: torch.nn.Module, run: Run, given: Mapping[str, Array], known: Mapping[str, Array], seed: int
 ) -> Program:
+    """Return the record of a module with the weights of a seed, or with its own where it does not run with these."""
     from convert.programs.record_torch import record_torch
     from convert.programs.torch_module_state import frozen, with_weights
 
@@ -48,8 +49,8 @@ def _drawn(
         with with_weights(module, {**weights, **known}):
             return record_torch(module, run, given)
 
-    drawn = module.state_dict().keys() - known.keys() - frozen(module)
-    parameters = {name: x for name, x in module.named_parameters() if name in drawn}
+    unknown = module.state_dict().keys() - known.keys() - frozen(module)
+    parameters = {name: x for name, x in module.named_parameters() if name in unknown}
     shapes = {name: tuple(x.shape) for name, x in parameters.items()}
     try:
         made: Program = Draws(shapes, {name for name, x in parameters.items() if x.is_complex()}).run(seed, program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,6 +78,20 @@ class Operation:
         return tuple(operand for operand in self.operands if operand.data)
 
 
+class TakenOut(NamedTuple):
+    """A place where Python code took the elements of a value out of the framework.
+
+    Attributes:
+        where: ``file.py:line`` of the model's code.
+        how: what it called, such as ``numpy``.
+        before: the number of operations that had run.
+    """
+
+    where: str
+    how: str
+    before: int
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """One run of a model.
@@ -89,6 +103,7 @@ class Program:
         outputs: by name.
         opaque: operations that could not be run in float64, or not be looked into, by name.
         path_taken: whether the run chose a branch or a number of iterations by its values, so that other inputs may run others.
+        taken_out: where Python code took elements of a value that is not constant, in the order of execution.
         tied: further names of parameters, each with the name in `parameters`.
         buffers: names of those that are not learned: the model computes them, or updates them.
     """
@@ -99,6 +114,7 @@ class Program:
     outputs: Mapping[str, Value]
     opaque: tuple[str, ...] = ()
     path_taken: bool = False
+    taken_out: tuple[TakenOut, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()
 

@@ -104,7 +104,8 @@ def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> P
         values = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
     buffers = parameters.keys() & (dict(module.named_buffers(remove_duplicate=False)).keys() | frozen(module))
-    return Program(parameters, given, tuple(tape.operations), values, opaque, tape.path_taken, tied, frozenset(buffers))
+    taken = tape.path_taken, tuple(tape.taken_out)
+    return Program(parameters, given, tuple(tape.operations), values, opaque, *taken, tied, frozenset(buffers))
 
 
 @contextmanager

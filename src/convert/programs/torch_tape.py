@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import FrameType
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.numerics.lift_torch import Lift, tensors_in
-from convert.programs.program import Array, Operation, Value
+from convert.programs.program import Array, Operation, TakenOut, Value
 from convert.programs.torch_aliases import Aliases, array_of
 from convert.programs.torch_call import Call
 from convert.programs.torch_decompositions import table
@@ -31,7 +31,9 @@ SAME = frozenset(
 )  # in one dtype, they give what they were given
 LOOK_ELSEWHERE = {"as_strided", "set"}  # they say where in a storage a tensor is
 UNSET = ("empty", "new_empty")  # memory that nothing has been written to
-TO_PYTHON = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+TO_NUMPY = {torch.Tensor.numpy: "numpy", torch.Tensor.__array__: "numpy", torch.Tensor.__dlpack__: "dlpack"}
+TO_PYTHON = {**TO_NUMPY, torch.Tensor.tolist: "tolist"}
+SCALARS = {"_local_scalar_dense": "item"}  # operators that give Python a number
 KERNELS = {  # with products inside that no decomposition takes apart
     *("_cudnn_rnn", "mkldnn_rnn_layer", "miopen_rnn", "_thnn_fused_gru_cell", "_thnn_fused_lstm_cell"),
     *("_transformer_encoder_layer_fwd", "_native_multi_head_attention"),
@@ -45,6 +47,7 @@ class Tape(Lift):
         operations: in the order of execution.
         opaque: operators that could not be looked into.
         path_taken: whether Python code has used the elements of a value that is not constant, or they have chosen a shape.
+        taken_out: where it has used them.
 
     Args:
         modules: paths of the modules, by `id`.
@@ -55,6 +58,7 @@ class Tape(Lift):
         self.operations: list[Operation] = []
         self.opaque: set[str] = set()
         self.path_taken = False
+        self.taken_out: list[TakenOut] = []
         self._modules = modules
         self._running = False
         self._aliases = Aliases(self._moved)
@@ -75,10 +79,11 @@ class Tape(Lift):
         """Return the value that a tensor holds now."""
         return self._aliases.read(tensor)
 
-    def used_in_python(self, tensor: torch.Tensor, *, to_numpy: bool) -> None:
-        """Note that Python code has used the elements of a tensor; what NumPy makes of them is not seen."""
-        if not self.read(tensor).constant:
+    def used_in_python(self, values: Iterable[Value], how: str, *, to_numpy: bool = False) -> None:
+        """Note that Python code has used the elements of values; what NumPy makes of them is not seen."""
+        if any(not value.constant for value in values):
             self.path_taken = True
+            self.taken_out.append(TakenOut(model_line(stack(sys._getframe())), how, len(self.operations)))
             self.opaque |= {"numpy"} if to_numpy else set()
 
     def __torch_dispatch__(
@@ -112,7 +117,7 @@ class Tape(Lift):
             for tensor in call.written:
                 self._aliases.write(tensor, Value(array_of(tensor)))
         else:
-            self.path_taken |= any(not operand.constant for operand in operands)
+            self.used_in_python(operands, SCALARS.get(call.name, call.name))
         self.path_taken |= any(not operands[k].constant for k in call.sizing)
         return out
 
@@ -197,7 +202,7 @@ class _ToPython(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in TO_PYTHON:
-            self.tape.used_in_python(args[0], to_numpy=func is not torch.Tensor.tolist)
+            self.tape.used_in_python([self.tape.read(args[0])], TO_PYTHON[func], to_numpy=func in TO_NUMPY)
         return func(*args, **(kwargs or {}))
 
 
