@@ -351,8 +351,9 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
     for note in derivation.notes:
         yield f"note: {note}"
     if derivation.proof is not None:
+        drawn = "weights, with the same inputs," if derivation.proof.same_inputs else "weights and inputs"
         yield (
-            f"proven with {derivation.proof.draws} further draws of weights and inputs through the module as it is: "
+            f"proven with {derivation.proof.draws} further draws of {drawn} through the module as it is: "
             f"relative error {derivation.proof.error:.1e}"
         )
 

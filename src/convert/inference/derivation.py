@@ -333,11 +333,13 @@ class Proof:
         draws: how many times.
         error: the largest difference of an output, relative to the largest value of that output.
         allowed: up to which error it proves: the rounding of float64, or of numbers that a program has in float32.
+        same_inputs: whether the inputs ignore their seed, so that only the leaves are fresh.
     """
 
     draws: int
     error: float
     allowed: float
+    same_inputs: bool = False
 
 
 @dataclass(frozen=True, eq=False)

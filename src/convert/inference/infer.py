@@ -26,7 +26,7 @@ from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.sums import constants_last
 from convert.inference.forms.used_parts import used_parts
-from convert.inference.grading import proof, unshown
+from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
@@ -155,17 +155,18 @@ def _derived(
         differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
     unseen: tuple[str, ...] = ()
+    weak: tuple[str, ...] = ()
     again = any(t.ties for t in found)
     allowed = tolerance(first, target)
     further = range(seed + 1, seed + 1 + DRAWS)
     if solved and all(t.grade is not Grade.OPEN for t in found):
-        fresh = [
-            parameters_as_data(runs.program(other, require_inputs(inputs(other))), learned[0]) for other in further
-        ]
+        drawn = [require_inputs(inputs(other)) for other in (seed, *further)]
+        plain = [runs.program(other, x) for other, x in zip(further, drawn[1:], strict=True)]
+        fresh = [parameters_as_data(run, learned[0]) for run in plain]
         again = any(told_by_some(tensor, first, fresh) for tensor in found)
         error, allowed = partial(proof.error, module, run, masks), tolerance(first, target)
         errors = [error(found, program) for program in fresh]
-        evidence = Proof(DRAWS, max(errors), allowed)
+        evidence = Proof(DRAWS, max(errors), allowed, weak_proof.same_inputs(drawn))
         if evidence.error > allowed:
             problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
             end = target.operations[-1]
@@ -174,6 +175,7 @@ def _derived(
             differences = (explained(ended, found, target.buffers, module, run, worst),)
             found, evidence = tensors(search, names, False, []), None
         else:
+            weak = weak_proof.notes(plain, evidence.same_inputs)
             ran = [_target_run(target, found, first)]
             unseen = unshown.notes([first], ran, allowed)
             if unseen:  # most have nothing to show, and the first run says so
@@ -198,7 +200,7 @@ def _derived(
         differences,
         evidence,
         search.tried,
-        (*_notes(first, target), *unseen),
+        (*_notes(first, target), *weak, *unseen),
         {name: value.array for name, value in first.parameters.items()},
         proof.whole_numbers(module),
         frozenset(complex_leaves),
