@@ -86,6 +86,7 @@ def test_a_weight_normalised_kernel(parametrized):
     function, shapes = linen(Model(), np.zeros((3, 7, D)))
     found = derive(function, module, shapes)
     assert found.complete and grades(found) == {Grade.DERIVED} and not found.dropped
+    assert not any(tensor.unseen for tensor in found.tensors)
     kernel, scale = "params/Dense_1/kernel", "params/WeightNorm_0/Dense_1/kernel/scale"
     if parametrized:
         assert sources(found.tensor("0.parametrizations.weight.original0")) == scale

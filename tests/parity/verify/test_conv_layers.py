@@ -206,6 +206,24 @@ def test_a_momentum_that_no_rule_states_is_no_matter_but_of_training(tmp_path: P
     assert ["the rules do not declare the momentum of n" in said for said in notes] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQIO\n  from: k\n  conv: m", True),
+        ("- einsum: ...PQI,PQIO->...O\n  from: k\n  linear: {{module: m, axes: OIPQ}}", False),
+    ],
+)
+def test_a_product_of_patches_has_no_words_for_the_strides_of_a_convolution(
+    tmp_path: Path, first: str, said: bool
+) -> None:
+    """A convolution that states nothing is one note."""
+    rule = f"\n{first}\n{RULE[RULE.index('- from: s') :]}"
+    notes = facts_of(tmp_path, "", 1, "", nn.Conv2d(2, 4, 3, stride=3, bias=False), rule=rule).notes
+    about = [note for note in notes if note.startswith("the rules do not declare the strides")]
+    depends = "the outputs that the model level compares depend on it"
+    assert about == ([f"the rules do not declare the strides, dilation, padding of m: {depends}"] if said else [])
+
+
 def test_a_padding_is_repaired_in_the_words_of_each_side(tmp_path: Path) -> None:
     (finding,) = facts_of(tmp_path, "VALID", 1, "conv", nn.Conv2d(2, 4, 3, padding=1, bias=False)).findings
     assert (finding.expected, finding.got) == ("padding=(0, 0) of m", "padding=(1, 1) (the target's module m)")

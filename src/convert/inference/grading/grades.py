@@ -250,10 +250,10 @@ def _join(parts: Sequence[Part]) -> Part:
 
 def _completed(source: Source, parts: list[Part], shape: Sequence[int], size: int) -> tuple[list[Part], int]:
     """Extend the pattern of the only part to elements that the run did not use, if the leaf has them; return how many."""
-    seen = sum(len(part.elements) for part in parts)
-    if len(parts) != 1 or seen == size or not parts[0].leaf:
+    if len(parts) != 1 or not parts[0].leaf or len(parts[0].elements) == size:
         return parts, 0
     (part,) = parts
+    seen = len(np.unique(part.elements))  # an element of a scale stands there for each that it is multiplied with
     leaf = source.program.parameters[part.leaf].array.shape
     if tuple(s for s in leaf if s > 1)[1:] != tuple(s for s in shape if s > 1)[1:] or len(part.positions) < 2:
         return parts, 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,7 @@ INNER = ("rope_parameters", "rope_scaling", "text_config")  # sections of config
 NO_FACTS = ("architectures", "_class_name", "model_type", "dtype", "torch_dtype")  # class and precision, not a fact
 TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
 TRAINING_FACTS = ("momentum",)  # that only training reads
+GEOMETRY = ("strides", "dilation", "padding", "output_padding")  # of a convolution
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms
 
 
@@ -111,7 +112,10 @@ def check_facts(
     if reference is None or isinstance(reference, str):
         notes.append(f"the facts of the target's module were not read{f': {reference}' if reference else ''}")
     else:
-        findings += _module(written, reference, comparison, notes, causes, training=training)
+        products = (
+            {step.name.rpartition(".")[0] for step in plan.steps if step.kind_name == "linear"} if plan else set()
+        )
+        findings += _module(written, reference, comparison, notes, causes, products, training=training)
     trained = [finding for finding in findings if finding.data.get("fact") in TRAINING_FACTS]
     findings = [finding for finding in findings if finding not in trained]
     trained += compare_training_keys(plan, written) if plan is not None else ()
@@ -332,6 +336,7 @@ def _module(
     comparison: _Comparison,
     notes: list[str],
     causes: Mapping[str, str],
+    products: Collection[str],
     *,
     training: bool,
 ) -> Iterator[Finding]:
@@ -339,6 +344,7 @@ def _module(
 
     Args:
         causes: setting of the target -> the key of config.json that changes it.
+        products: modules whose weights are matrices of products in the source: no rule can declare the geometry of a convolution there.
         training: whether what only training reads counts.
     """
     from convert.verify.config.meta_module import facts_of
@@ -352,7 +358,8 @@ def _module(
         for name, value in stated.items():
             facts = comparison.named(name, module or None if name in LAYER_FACTS else None)
             if name in LAYER_FACTS and not any(fact.layer for fact in facts):
-                undeclared.setdefault(name, []).append(module)
+                if name not in GEOMETRY or module not in products:
+                    undeclared.setdefault(name, []).append(module)
                 continue
             if value is None or value == "unknown" or (name == "multiplies_by" and value in UNREADABLE):
                 continue  # listed as not compared
@@ -368,10 +375,13 @@ def _module(
                 finding = replace(finding, got=f"{_padding(value)} ({where})")
             if finding is not None:
                 groups.setdefault((name, str(value), facts[0].at), []).append(finding)
+    missing: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for name, modules in undeclared.items():
-        if training or name not in TRAINING_FACTS:
-            shown = "" if name in TRAINING_FACTS else ": the outputs that the model level compares depend on it"
-            notes.append(f"the rules do not declare the {name} of {_few(modules)}{shown}")
+        missing.setdefault((name in TRAINING_FACTS, tuple(modules)), []).append(name)
+    for (trained, of), names in missing.items():
+        if training or not trained:
+            shown = "" if trained else ": the outputs that the model level compares depend on it"
+            notes.append(f"the rules do not declare the {', '.join(names)} of {_few(of)}{shown}")
     for group in groups.values():
         first = group[0]
         more = f"; {len(group) - 1} more modules of this rule do so" if len(group) > 1 else ""
@@ -404,5 +414,5 @@ def _may_be_made_elsewhere(facts: list[DeclaredFact], value: Any) -> bool:
     return not exact and not any(value)
 
 
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
