@@ -1,14 +1,15 @@
-"""Loads what `convert openpi --to lerobot` writes with lerobot's `PI0Policy` and `PI05Policy`, and compares the actions, on a CPU.
+"""Loads what `convert openpi --to lerobot` writes with lerobot's `PI0Policy`, `PI05Policy` and `PI0FastPolicy`, and compares what they compute, on a CPU.
 
     python3.11 -m venv env && env/bin/pip install torch==2.13.0 'transformers>=5.4,<5.6' 'draccus<0.12' einops gymnasium 'numpy<2.3' \\
-        pillow requests ml_dtypes tensorstore msgpack typer rich xxhash rapidfuzz jinja2 zstandard PyYAML
+        pillow requests ml_dtypes tensorstore msgpack typer rich xxhash rapidfuzz jinja2 zstandard PyYAML scipy
     env/bin/pip install --no-deps --ignore-requires-python lerobot==0.6.1 'opencv-python-headless<4.14' termcolor
     PYTHONPATH=src:tests env/bin/python tests/golden/read_back_lerobot.py
 
 lerobot 0.6.1 asks for Python 3.12, for three generic declarations, and for torch below 2.12, of which PyPI has no build without CUDA.
 These declarations are read as Python 3.11 writes them. lerobot has the published sizes in its code; they are replaced by those of the golden cases.
 `from_pretrained` reads the directory and nothing else, strictly. `predict_action_chunk` gets images in [0, 1], and for the second
-observation one camera less, as the goldens have it masked.
+observation one camera less, as the goldens have it masked. π0-FAST is compared by its logits: its `forward` gets the tokens with mask 0 as the prompt, the others
+as the tokens of the actions. Its two tokenizers, which it loads from the Hub by name and does not use here, are replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import sys
 import tempfile
 import types
+from collections.abc import Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.metadata import version
@@ -32,8 +34,15 @@ from support.goldens import relative_error
 from support.memory_source import MemorySource
 
 GOLD = DrawnCases(Path(__file__).parent / "openpi")
-CASES = {"pi0": "PI0Policy", "pi0-lora": "PI0Policy", "pi05": "PI05Policy", "pi05-lora": "PI05Policy"}
+CASES = {
+    "pi0": "PI0Policy",
+    "pi0-lora": "PI0Policy",
+    "pi05": "PI05Policy",
+    "pi05-lora": "PI05Policy",
+    "pi0-fast": "PI0FastPolicy",
+}
 ALPHA, STEPS = 6, 4
+SETTINGS = {"pi0-fast": {"action_horizon": 3, "action_dim": 5}}
 _GENERIC = re.compile(r"^(def|class) (\w+)\[([\w, :]+)\]\(", re.MULTILINE)
 
 
@@ -79,31 +88,56 @@ class _StandIn(MetaPathFinder, Loader):
 
 def policy_of(case: str) -> Any:
     """Return lerobot's class with the sizes of the golden in place of the published ones, which stand in its code."""
-    name = case.removesuffix("-lora")
+    name = case.removesuffix("-lora").replace("-", "_")
     module = importlib.import_module(f"lerobot.policies.{name}.modeling_{name}")
     sizes = GOLD.config(case)
     text, expert, vision = sizes["text"], sizes["expert"], sizes["vision"]
     module.get_gemma_config = lambda variant: module.GemmaConfig(**{"gemma_2b": text, "gemma_300m": expert}[variant])
     source = Path(str(module.__file__)).read_text()
     rows = next(x.shape[0] for leaf, x in GOLD.leaves(case).items() if leaf.endswith("input_embedding"))
-    start = source.index("class PaliGemmaWithExpertModel")
+    start = source.index("class PI0FastPaliGemma" if case == "pi0-fast" else "class PaliGemmaWithExpertModel")
     end = source.index("\nclass ", start + 1)
     changed = source[start:end].replace("257152", str(rows)).replace("4304", str(vision["mlp_dim"])).replace("2048", str(text["width"]))  # fmt: skip
-    tower = {"hidden_size": vision["width"], "num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"], "patch_size": vision["patch"], "vision_use_head": False}  # fmt: skip
+    tower = {"hidden_size": vision["width"], "num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"], "patch_size": vision["patch"], "image_size": vision["side"], "vision_use_head": False}  # fmt: skip
     mapping = importlib.import_module("transformers.models.auto").CONFIG_MAPPING
     paligemma = lambda: mapping["paligemma"](vision_config={**tower, "model_type": "siglip_vision_model"}, text_config={"model_type": "gemma", "hidden_size": text["width"]}, projection_dim=text["width"])  # noqa: E731  # fmt: skip
     module.CONFIG_MAPPING = {"paligemma": paligemma, "gemma": mapping["gemma"]}
     exec(compile(changed, str(module.__file__), "exec"), module.__dict__)
+    module.AutoProcessor = module.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
     return getattr(module, CASES[case])
 
 
+def _logits(policy: Any, batch: dict[str, Any], starts: Any) -> Any:
+    """Return the logits of π0-FAST at all places: its loss is computed from those of the actions alone."""
+    tokens, present = (batch.pop(f"observation.language.{name}") for name in ("tokens", "attention_mask"))
+    (prompt,) = (starts[0] == 0).nonzero(as_tuple=True)
+    assert prompt.tolist() == list(range(len(prompt))), "expected the prompt in front of the actions"
+    for kind, x in (("tokens", tokens), ("attention_mask", present)):
+        batch[f"observation.language.{kind}"] = x[:, : len(prompt)]
+    batch |= {"action.tokens": tokens[:, len(prompt) :], "action.token_mask": present[:, len(prompt) :]}
+    text, seen = policy.model.paligemma_with_expert.paligemma, []
+    with text.model.language_model.norm.register_forward_hook(lambda *call: seen.append(call[-1][0])):
+        policy(batch)
+    (hidden,) = seen
+    return text.lm_head(hidden)
+
+
+def _present(given: Mapping[str, Any]) -> Any:
+    """Return [batch, place], true at the tokens of images that are there and of the text."""
+    masks = [x for name, x in given.items() if name.startswith("image_masks/")]
+    text = given["tokenized_prompt_mask"]
+    tokens = (GOLD.values("pi0-fast", "out")["logits"].shape[1] - text.shape[1]) // len(masks)
+    return np.concatenate([*(np.repeat(x[:, None], tokens, 1) for x in masks), text], 1)
+
+
 def error(case: str, folder: Path) -> float:
-    """Convert a case, load it, and return the error of its actions, relative to the largest of those that openpi's JAX code gave."""
+    """Convert a case, load it, and return the error of its actions or logits, relative to the largest of those that openpi's JAX code gave."""
     import torch
 
     leaves = MemorySource({f"params/{name}": x for name, x in GOLD.leaves(case).items()})
     lora = {"lora_alpha": ALPHA} if case.endswith("-lora") else {}
-    convert.convert("openpi", leaves, folder / case, to="lerobot", settings={"action_horizon": 3, **lora})
+    given_settings = SETTINGS.get(case, {"action_horizon": 3})
+    convert.convert("openpi", leaves, folder / case, to="lerobot", settings=given_settings | lora)
     policy = policy_of(case).from_pretrained(folder / case).eval()
     policy.config.num_inference_steps = STEPS
     given = GOLD.values(case, "in")
@@ -115,8 +149,13 @@ def error(case: str, folder: Path) -> float:
         batch["observation.state"] = here["state"]
         batch["observation.language.tokens"] = here["tokenized_prompt"].long()
         batch["observation.language.attention_mask"] = here["tokenized_prompt_mask"]
-        made.append(policy.predict_action_chunk(batch, noise=here["noise"]).numpy())
-    return relative_error(np.concatenate(made), GOLD.values(case, "out")["actions"])
+        with torch.no_grad():
+            got = _logits(policy, batch, here["token_ar_mask"]) if case == "pi0-fast" else policy.predict_action_chunk(batch, noise=here["noise"])  # fmt: skip
+        made.append(got.numpy())
+    if case != "pi0-fast":
+        return relative_error(np.concatenate(made), GOLD.values(case, "out")["actions"])
+    there = _present(given)  # at absent images and padding, which nothing attends to, each code has numbers of its own
+    return relative_error(np.concatenate(made)[there], GOLD.values(case, "out")["logits"][there])
 
 
 def main() -> None:
@@ -128,7 +167,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for case in sys.argv[1:] or CASES:
-            print(f"{case}: {CASES[case]}'s actions {error(case, Path(folder)):.1e}")
+            print(
+                f"{case}: {CASES[case]}'s {'logits' if case == 'pi0-fast' else 'actions'} {error(case, Path(folder)):.1e}"
+            )
 
 
 if __name__ == "__main__":

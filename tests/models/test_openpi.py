@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 CHECKPOINT = GOLDEN / "openpi-ckpt"
 CASES = ("pi0", "pi0-lora", "pi05", "pi05-lora", "pi0-fast")
 EXACT = 1e-12
+FAST = {"action_horizon": 3, "action_dim": 5}
 HEAD = "paligemma_with_expert.gemma_expert.lm_head.weight"
 
 
@@ -126,6 +127,33 @@ def test_lerobot_gets_the_same_tensors_and_its_own_configuration(case: str, tmp_
     assert own.keys() == made.keys() and all(np.array_equal(x, made[name]) for name, x in own.items())
 
 
+def test_lerobot_gets_pi0_fast_with_the_names_of_openpis_class(tmp_path: Path) -> None:
+    """Its class copies `lm_head` to the table. Actions are tokens, so their number and their width are asked for."""
+    with pytest.raises(convert.PlanError, match="action_horizon, action_dim"):
+        convert.convert("openpi", source_of("pi0-fast"), tmp_path / "out", to="lerobot")
+    out, own = tmp_path / "out", tmp_path / "own"
+    convert.convert("openpi", source_of("pi0-fast"), out, to="lerobot", settings=FAST)
+    config = json.loads((out / "config.json").read_text())
+    assert (config["type"], config["chunk_size"], config["n_action_steps"], config["max_action_dim"]) == (
+        "pi0_fast",
+        3,
+        3,
+        5,
+    )
+    assert {name.rpartition(".")[2] for name in config["input_features"]} == {"base_0_rgb", "base_1_rgb", "wrist_0_rgb"}
+    assert config["output_features"]["action"]["shape"] == [5]
+    own.mkdir()
+    theirs = load_file(converted("pi0-fast", own) / "model.safetensors")
+    made = load_file(out / "model.safetensors")
+    renamed = {
+        name.replace("paligemma_with_expert.paligemma.", "")
+        .replace("vision_tower.vision_model", "vision_tower")
+        .replace("lm_head.weight", "model.language_model.embed_tokens.weight"): x
+        for name, x in made.items()
+    }
+    assert renamed.keys() == theirs.keys() and all(np.array_equal(x, theirs[name]) for name, x in renamed.items())
+
+
 def test_what_save_state_writes(tmp_path: Path) -> None:
     """A step with `params` and `train_state`; frozen leaves are bfloat16, and a weight has the dtype of its leaf after the merge, too."""
     with pytest.raises(convert.CheckpointError, match="--item"):
@@ -197,11 +225,12 @@ def test_the_class_takes_the_names_that_it_renames(tmp_path: Path) -> None:
     assert len(rejected) == 1 and rejected[0].endswith("ForConditionalGeneration: paligemma_with_expert.expert.model.norm.weight")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ["pi0", "pi05"])
-def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "to"), [("pi0", "openpi"), ("pi05", "openpi"), ("pi0-fast", "lerobot")])
+def test_mistakes_in_the_file_are_named(case: str, to: str, tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     np.savez(tmp_path / "ckpt" / "c.npz", **{f"params/{n}": x for n, x in GOLD.leaves(case).items()})
-    convert.convert("openpi", tmp_path / "ckpt" / "c.npz", tmp_path / "out", to="openpi")
+    settings = FAST if case == "pi0-fast" else {}
+    convert.convert("openpi", tmp_path / "ckpt" / "c.npz", tmp_path / "out", to=to, settings=settings)
     assert assert_mistakes_are_named(tmp_path / "out", tmp_path / "ckpt" / "c.npz") >= 9
 
 

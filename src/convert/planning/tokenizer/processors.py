@@ -34,7 +34,7 @@ PROCESSORS = {
     "whisper": "WhisperProcessor",
 }
 
-LEROBOT = ("pi0", "pi05")  # `type` in config.json of lerobot's policies
+LEROBOT = ("pi0", "pi05", "pi0_fast")  # `type` in config.json of lerobot's policies
 
 
 def missing_processor(config: Mapping[str, Any], given: TokenizerFiles | None) -> str | None:
