@@ -94,10 +94,17 @@ def test_scales_that_were_multiplied_or_left_out_are_named(tmp_path: Path) -> No
     out, stored = directory(case, tmp_path), restored(case)
     kernel, scale = stored[f"{LAYER}/kernel"].astype(np.float32), stored[f"{LAYER}/scale"]
     name = "model.layers.0.self_attn.q_proj.weight"
-    for wrong in (kernel * scale, kernel, kernel / scale[::-1], kernel / scale.mean()):
+    wrongs = {
+        "multiplied by the scales": kernel * scale,
+        "scales left out": kernel,
+        "scales in reverse order along axis 0": kernel / scale[::-1],
+        "the mean of the scales": kernel / scale.mean(),
+    }
+    for words, wrong in wrongs.items():
         replace_tensors(out, {name: np.ascontiguousarray(wrong.transpose(0, 2, 1).reshape(32, 16))})
         (report,) = check(out, checkpoint(case), levels=["weights"]).levels
-        assert report.verdict.value == "failed" and name in " ".join(map(str, report.findings))
+        said = " ".join(map(str, report.findings))
+        assert report.verdict.value == "failed" and name in said and words in said
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -360,6 +360,8 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
     for case in gemma_towers.CASES:
         yield f"{case}{TOWERS} (gemma, with its masks, windows and norms)", GEMMA_4, f"{case}{TOWERS}"
+    for case in gemma_drawn.INTEGERS:
+        yield f"{case} (gemma, with the divided weights)", GEMMA_4, case
     for case in (*gemma_models.INTEGERS, *t5gemma.CASES):
         yield f"{case} (gemma)", GEMMA_4, case
     for case in ("unet", "unet.linear", "vae", "controlnet"):
@@ -370,7 +372,7 @@ def families() -> Iterator[tuple[str, str, str]]:
 
 def bytes_by(writer: str, case: str) -> str:
     """Return who wrote the bytes of a row's checkpoint."""
-    from support import gemma_models, siglip2, vit
+    from support import gemma_drawn, gemma_models, siglip2, vit
 
     if writer in (FLAX, DIFFUSERS):
         return EQUAL
@@ -378,7 +380,7 @@ def bytes_by(writer: str, case: str) -> str:
         siglip2.CASE,
         *vit.CASES,
     )
-    return TESTS if drawn and case not in gemma_models.INTEGERS else THAT_RUN
+    return TESTS if drawn and case not in (*gemma_models.INTEGERS, *gemma_drawn.INTEGERS) else THAT_RUN
 
 
 def row(name: str, writer: str, case: str) -> dict[str, str]:

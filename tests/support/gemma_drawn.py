@@ -16,13 +16,20 @@ from support.paths import GOLDEN
 
 ALL = DrawnCases(GOLDEN / "gemma4")
 CASES = ("gemma3n", "gemma4-e2b", "gemma4-e4b", "gemma4-31b", "gemma4-26b-a4b")
+OF_INTEGERS = DrawnCases(GOLDEN / "gemma4-int")  # beside CASE.npz, what Orbax saved of the integers and scales
+INTEGERS = OF_INTEGERS.names
 SHOWN = {"gemma4-26b-a4b": "gemma, with its router's input"}  # in the table of families
 WORDS = {"L": "sliding_attention", "G": "full_attention"}
 
 
+def golden(case: str) -> DrawnCases:
+    """Return the golden cases of which this is one."""
+    return OF_INTEGERS if case in INTEGERS else ALL
+
+
 def settings(case: str) -> dict[str, Any]:
     """What a user must say of a model of no published size; taken from the configuration it was made with."""
-    config = ALL.config(case)
+    config = golden(case).config(case)
     said = {
         "vocab_size": config["num_embed"],
         "sliding_window": config["sliding_window_size"],
@@ -44,7 +51,9 @@ def settings(case: str) -> dict[str, Any]:
 
 
 def write(case: str, folder: Path) -> Path:
-    """Write the leaves of a case with the names of the NESTED layout."""
+    """Write the leaves of a case with the names of the NESTED layout; a case of integers lies there as upstream saved it."""
+    if case in INTEGERS:
+        return OF_INTEGERS.folder / case
     folder.mkdir(exist_ok=True)
     np.savez(folder / "ckpt.npz", **ALL.leaves(case))  # type: ignore[arg-type]
     return folder / "ckpt.npz"
@@ -69,10 +78,10 @@ def logits(case: str, out: Path, dtype: torch.dtype, *, as_gemma: bool = True) -
         out, output_loading_info=True, dtype=dtype, attn_implementation="eager"
     )
     assert not any(report.values()), report
-    for layer in model.model.layers if as_gemma and ALL.config(case).get("enable_moe") else ():
+    for layer in model.model.layers if as_gemma and golden(case).config(case).get("enable_moe") else ():
         layer.router.register_forward_pre_hook(lambda _, given, layer=layer: (layer.pre_feedforward_layernorm_2(given[0]),))  # fmt: skip
     with torch.no_grad():
-        return model.eval()(torch.tensor(ALL.values(case, "in")["tokens"]).long()).logits.numpy()
+        return model.eval()(torch.tensor(golden(case).values(case, "in")["tokens"]).long()).logits.numpy()
 
 
 def errors(case: str, out: Path, **options: Any) -> tuple[float, float]:
@@ -80,7 +89,7 @@ def errors(case: str, out: Path, **options: Any) -> tuple[float, float]:
     single = logits(case, out, torch.float32, **options)
     with lifted():
         double = logits(case, out, torch.float64, **options)
-    wanted = (ALL.values(case, kind)["logits"] for kind in ("out", "out64"))
+    wanted = (golden(case).values(case, kind)["logits"] for kind in ("out", "out64"))
     single, double = map(relative_error, (single, double), wanted)
     return single, double
 

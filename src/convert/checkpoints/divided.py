@@ -83,8 +83,12 @@ class DividedSource(Source):
     def read(self, name: str) -> np.ndarray:
         if name not in self.scales:
             return self._inner.read(name)
-        kernel = self._inner.read(name)
-        return _values(kernel, self._inner.read(self.scales[name]), (0,) * kernel.ndim)
+        kernel, scale = self.read_stored(name)
+        return _values(kernel, scale, (0,) * kernel.ndim)
+
+    def read_stored(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the integers and the scales of a divided leaf."""
+        return self._inner.read(name), self._inner.read(self.scales[name])
 
     def chunks(self, name: str) -> Grid:
         return self._inner.chunks(name)

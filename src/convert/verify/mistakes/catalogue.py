@@ -18,6 +18,7 @@ from convert.layers.step_tensor import expected, maker
 from convert.planning.plan import Plan
 from convert.planning.target_formats.base import TranslatedTensor
 from convert.verify.mistakes.index_moves import find_move, without_numbers
+from convert.verify.mistakes.integers import integer_mistakes
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 from convert.verify.mistakes.orders_of_parts import order_mistakes
@@ -44,9 +45,10 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 
 
 def own_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
-    """Yield the mistakes of the kind of layer, and those with a low-rank pair."""
+    """Yield the mistakes of the kind of layer, those with a low-rank pair, and those with a weight of integers."""
     yield from group_mistakes(step, plan)
     yield from pair_mistakes(step, plan)
+    yield from integer_mistakes(step, plan)
     if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
         yield from _of_kind(step, plan)
 
