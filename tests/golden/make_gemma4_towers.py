@@ -2,7 +2,7 @@
 
 The environment is that of `make_gemma4.py`:
 
-    PYTHONPATH=src:tests python tests/golden/make_gemma4_towers.py
+    PYTHONPATH=src:tests python tests/golden/make_gemma4_towers.py [CASE ...]
 
 Each case is one file, gemma4-towers/CASE.npz, as those of `make_gemma4.py`. Images fill all patches, or, for `padded_tokens`, some of them.
 The mel filterbank has no weights: its features are an input of both sides. The second
@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4-31b": LARGE,
     "gemma4-26b-a4b": LARGE,
     "gemma4-e2b": {"vision": {**VISION, "use_clipped_linears": True}, "audio": AUDIO},
+    "gemma4-e4b": {"vision": {**VISION, "use_clipped_linears": True}, "audio": AUDIO},
 }
 FULL, PADDED = ((12, 12), (6, 24)), ((12, 12), (6, 12))  # heights and widths in pixels
 
@@ -119,7 +120,8 @@ def main() -> None:
     _stand_in_for_kauldron()
     names = ("gemma", "flax", "jax", "numpy")
     print(f"Python {sys.version.split()[0]}, {', '.join(f'{name} {version(name)}' for name in names)}")
-    for case, towers in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        towers = CASES[case]
         sizes = {**SIZES, **TEXT[case]}
         model = transformer(case, {**sizes, **encoders(towers)})
         inputs: dict[str, np.ndarray] = {}

@@ -14,8 +14,9 @@ BOUNDS = {family_table.T5X: 1e-5, family_table.GEMMA: 5e-6, family_table.OPENPI:
 BOUNDS[family_table.FLAXFORMER] = 1e-5
 BOUNDS[family_table.DIFFUSERS] = 1e-5
 BOUNDS[family_table.GEMMA_4] = 4e-5  # as far as JAX is from its own float64
-BOUNDS["gemma4-e2b with towers (gemma, with its masks, windows and norms)"] = (
-    1e-4  # 71 positions: JAX is 2.3e-5 from its own float64
+BOUNDS |= dict.fromkeys(
+    (f"gemma4-{size} with towers (gemma, with its masks, windows and norms)" for size in ("e2b", "e4b")),
+    1e-4,  # 71 positions: JAX is 2.3e-5 from its own float64
 )
 BOUNDS |= dict.fromkeys(
     (name for name in ROWS if name.startswith("gemma4") and "MaxText" in name), 5e-5

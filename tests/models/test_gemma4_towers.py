@@ -21,7 +21,12 @@ from support.rule_mistakes import report_of_mistake
 
 pytestmark = pytest.mark.slow
 
-MODELS = {"gemma4-31b": "gemma4_vision", "gemma4-26b-a4b": "gemma4_moe_vision", "gemma4-e2b": "gemma4_e_towers"}
+MODELS = {
+    "gemma4-31b": "gemma4_vision",
+    "gemma4-26b-a4b": "gemma4_moe_vision",
+    "gemma4-e2b": "gemma4_e_towers",
+    "gemma4-e4b": "gemma4_e_towers",
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +122,7 @@ PUBLISHED = {  # gm/nn/gemma4/_gemma4.py: width, layers, heads, feed-forward blo
     "4-31b": ("gemma4-31b", (1152, 27, 16, 4304)),
     "4-26b-a4b": ("gemma4-26b-a4b", (1152, 27, 16, 4304)),
     "4-e2b": ("gemma4-e2b", (768, 16, 12, 3072)),
+    "4-e4b": ("gemma4-e4b", (768, 16, 12, 3072)),
 }
 
 

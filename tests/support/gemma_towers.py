@@ -19,7 +19,7 @@ from support.goldens import relative_error
 from support.paths import GOLDEN
 
 ALL = DrawnCases(GOLDEN / "gemma4-towers")
-CASES = ("gemma4-31b", "gemma4-26b-a4b", "gemma4-e2b")
+CASES = ("gemma4-31b", "gemma4-26b-a4b", "gemma4-e2b", "gemma4-e4b")
 IMAGE, SOUND = -2, -4
 OF_IMAGES = {"padded_patches": "hidden"}
 OF_SOUND = {"audio_norm": "before", "audio_context": 12, "padded_frames": "cleared"}
