@@ -344,8 +344,9 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         yield f"differs: {place}: {difference.brief or difference.problem}{far}"
         if difference.brief:
             yield f"  in full: {difference.problem}"
+    follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
-        yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade])
+        yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade], follows)
     for name, why in list(unwritten.items())[:LISTED]:
         yield f"no rule: {name}: {why}"
     for note in derivation.notes:
@@ -358,8 +359,12 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         )
 
 
-def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
-    """Say what is known of tensors, those that differ in numbers together."""
+def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
+    """Say what is known of tensors, those that differ in numbers together.
+
+    Args:
+        follows: how the operations behind columns that are tied do not tell them apart.
+    """
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(re.sub(r"[0-9]+", "#", tensor.name), []).append(tensor)
@@ -370,7 +375,7 @@ def _listed(grade: str, tensors: list[Tensor]) -> Iterator[str]:
             tie = first.ties[0]
             columns = output.count(len(tie.columns), "column")
             said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
-            yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and what follows does not tell them apart'}"
+            yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart'}"
         elif grade == "open":
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
             yield f"open: {name}: {candidates or first.lack}"

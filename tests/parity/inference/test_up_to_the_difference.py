@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
+from convert.cli.infer import summary
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.write import write_rules
@@ -106,3 +107,46 @@ def test_a_norm_that_is_missing_gives_its_scale_to_no_other() -> None:
             ours, theirs = (sources(one.tensor(tensor.name)) for one in (found, right))
             assert ours == theirs, tensor.name
     assert grades(found) == {Grade.IN_FRONT, Grade.BEHIND, Grade.OPEN}
+
+
+class Fields(torch.nn.Module):
+    """Every number of x scales an embedding of its own, so that all of its elements meet one number."""
+
+    def __init__(self, first: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.first = first
+        self.number = torch.nn.Parameter(torch.zeros(3, 4))
+        self.mix = torch.nn.Linear(3, 4)
+        self.one, self.two = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.two(self.one(self.first(x[..., None] * self.number, self.mix(x))).sigmoid())
+
+
+FIELDS = {"n": (3, 4), "m": (3, 4), "mb": (4,), "o": (4, 6), "ob": (6,), "t": (6, 2), "tb": (2,)}
+
+
+def of_fields(first: Callable[[Any, Any], Any], of_torch: Callable[[Any, Any], Any], fault: bool = True) -> Derivation:
+    def function(w: Any, x: Any) -> Any:
+        y = first(x[..., None] * w["n"], x @ w["m"] + w["mb"]) @ w["o"] + w["ob"]
+        return (jnp.tanh(y) if fault else 1 / (1 + jnp.exp(-y))) @ w["t"] + w["tb"]
+
+    return derive(function, Fields(of_torch), FIELDS, floats(16, 3))
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_what_follows_in_front_of_the_difference_tells_elements_apart_that_meet_one_number(fault: bool) -> None:
+    found = of_fields(lambda e, y: jnp.tanh(e).sum(1) + y, lambda e, y: e.tanh().sum(1) + y, fault)
+    number = found.tensor("number")
+    assert number.ties == () and number.grade is (Grade.IN_FRONT if fault else Grade.DERIVED)
+    if fault:
+        (difference,) = found.differences
+        assert "sigmoid" in difference.problem and not any(said.startswith("tied") for said in summary(found, {}))
+
+
+def test_elements_that_nothing_in_front_of_the_difference_tells_apart_are_tied() -> None:
+    """Any order of the embedding's elements gives the sum of their squares."""
+    found = of_fields(lambda e, y: (e**2).sum((1, 2))[:, None] + y, lambda e, y: (e**2).sum((1, 2))[:, None] + y)
+    assert found.tensor("number").grade is Grade.TIED
+    (said,) = [line for line in summary(found, {}) if line.startswith("tied: number")]
+    assert said.endswith("nothing in front of the difference tells them apart")

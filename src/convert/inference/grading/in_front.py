@@ -7,7 +7,7 @@ right from there on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,17 @@ from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.given import give, moving
 from convert.inference.grading.proof import weights
+from convert.inference.grading.ties import told_apart
 from convert.inference.replay import Replay
 from convert.inference.search import Search
 from convert.inference.segment.walk import REFUSALS
 from convert.inference.segments import Segment, Solution
 from convert.inference.source import Source
-from convert.programs.fingerprint import EXACT
+from convert.programs.fingerprint import EXACT, fingerprint
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+FOLLOWED = 64  # so many operations behind a parameter are looked at, to tell its columns apart
 CLAIMED = (Grade.TIED, Grade.IN_FRONT, Grade.BEHIND)
 
 
@@ -89,7 +91,43 @@ def graded_up_to_the_difference(
         leaves.setdefault(name, set()).update(_leaves(search, rival, name))
         for other in _made_of(search, rival, name) - shown:  # it was found as the others of these leaves
             leaves.setdefault(other, set())
-    return tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
+    made = tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
+    if draws and any(tensor.grade is Grade.TIED for tensor in made):
+        return _told_apart(search, made, draws, given, allowed)
+    return made
+
+
+def _told_apart(
+    search: Search, tensors: tuple[Tensor, ...], draws: Sequence[_Draw], given: set[Value], allowed: float
+) -> tuple[Tensor, ...]:
+    """Return the tensors without the ties that values in front of the difference resolve: of these, the fingerprints are compared."""
+    replays = {id(draw.source.program): _replayed(search, draw.values) for draw in draws}
+    found = []
+    for tensor in tensors:
+        steps = [o for o in search.target.operations if o.data and any(tensor.name in x.leaves for x in o.operands)]
+        made = [value for step in steps[:FOLLOWED] for value in step.results]
+        shown = [value for value in made if _is_own(value, draws, given, allowed)]
+
+        def outputs(state: Mapping[str, Array], source: Program, steps: Any = steps, shown: Any = shown) -> Array:
+            replay = replays[id(source)]
+            replay.assign([(name, np.arange(x.size), x.ravel()) for name, x in state.items() if x.dtype.kind == "f"])
+            for step in steps[:FOLLOWED]:
+                replay.keep(step, replay.run(step))
+            return np.concatenate([fingerprint(replay.value(value))[0] for value in shown])
+
+        if tensor.grade is Grade.TIED and shown:
+            of = [one if one is tensor else replace(one, ties=()) for one in tensors]
+            told = told_apart(of, search.target, [d.source.program for d in draws], outputs, lambda *_: None)
+            tensor = next(one for one in told if one.name == tensor.name)
+            tensor = tensor if tensor.ties else replace(tensor, grade=Grade.IN_FRONT)
+        found.append(tensor)
+    return tuple(found)
+
+
+def _replayed(search: Search, values: Mapping[Value, Array]) -> Replay:
+    replay = Replay(search.target)
+    replay.values.update(values)
+    return replay
 
 
 def _rivals(search: Search, segment: Segment, others: Sequence[Solution]) -> Iterator[tuple[str, Solution]]:
