@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 import torch
 from torch import nn
 
@@ -41,3 +42,21 @@ def test_a_number_with_other_axes_of_size_one() -> None:
     assert "- from: s\n  parameter: {name: scales.scale, axes: .}" in written, written
     assert "- from: f\n  axes: .\n  parameter: scales.factor" in written
     assert "- from: t\n  parameter: {name: scales.shift, axes: ..}" in written
+
+
+class Logit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.ones(D)), nn.Linear(D, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(torch.tanh(x * self.scale)).squeeze(-1)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_kernel_that_is_a_vector_and_its_bias(shape: tuple[int, ...]) -> None:
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh(x * w["s"]) @ w["w"] + w["b"].reshape(())
+
+    written = "\n".join(rules(derive(function, Logit(), {"s": (D,), "w": (D,), "b": shape}), Logit()))
+    assert ("parameter: layer.bias" in written) == bool(shape) and "linear: layer" in written

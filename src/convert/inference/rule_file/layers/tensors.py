@@ -163,7 +163,8 @@ def _has_bias_apart(
 ) -> bool:
     """Whether the bias has a rule of its own.
 
-    Its leaf may have axes of size 1 behind its numbers, as it is added along another axis than the last. Or the weight has a part of the
+    Its leaf may have axes of size 1 behind its numbers, as it is added along another axis than the last; or that axis alone, where the
+    kernel is a vector. Or the weight has a part of the
     inputs of a leaf, and another module has the rest.
     """
     bias = tensors.get("bias")
@@ -175,7 +176,8 @@ def _has_bias_apart(
     shape = leaves.get(bias.parts[0].leaf, ())
     main = tensors["weight"].parts[0]
     product = main.evidence.source is not None and main.evidence.source.operation == "dot_general"
-    return product and len(shape) > 1 and shape[-1] == 1 and bias.shape != shape
+    is_vector = len(leaves.get(main.leaf, ())) == len(main.contracted)  # which has no axis of outputs for the bias
+    return product and ((len(shape) > 1 and shape[-1] == 1 and bias.shape != shape) or (is_vector and len(shape) > 0))
 
 
 def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
