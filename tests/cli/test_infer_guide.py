@@ -73,6 +73,26 @@ def test_haiku() -> None:
     assert np.allclose(_forward("Haiku", model)(_other(leaves)), expected)
 
 
+def test_haiku_with_state() -> None:
+    hk = pytest.importorskip("haiku")
+
+    def net(x: Any, is_training: bool) -> Any:
+        return hk.nets.MLP([4, 2])(hk.BatchNorm(True, True, 0.9)(x, is_training))
+
+    model = hk.transform_with_state(net)
+    trees = jax.tree.map(
+        lambda x: x + 1, dict(zip(("params", "state"), model.init(jax.random.key(0), X, True), strict=True))
+    )
+    leaves = {
+        f"{top}/{module}/{name}": x
+        for top, tree in trees.items()
+        for module, part in tree.items()
+        for name, x in part.items()
+    }
+    expected, _ = model.apply(trees["params"], trees["state"], None, X, is_training=False)
+    assert np.allclose(_forward("With state, as hk.transform_with_state", model)(leaves), expected)
+
+
 def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(4, 2, 4, 1, key=jax.random.key(0))
