@@ -110,7 +110,8 @@ def _told_apart(
 
         def outputs(state: Mapping[str, Array], source: Program, steps: Any = steps, shown: Any = shown) -> Array:
             replay = replays[id(source)]
-            replay.assign([(name, np.arange(x.size), x.ravel()) for name, x in state.items() if x.dtype.kind == "f"])
+            known = {name: state[name] for name in replay.parameters if state[name].dtype.kind == "f"}
+            replay.assign([(name, np.arange(x.size), x.ravel()) for name, x in known.items()])
             for step in steps[:FOLLOWED]:
                 replay.keep(step, replay.run(step))
             return np.concatenate([fingerprint(replay.value(value))[0] for value in shown])
