@@ -21,6 +21,7 @@ from convert.inference.forms.as_data import (
 )
 from convert.inference.forms.constant_parts import parts_apart
 from convert.inference.forms.contractions import sums_as_products
+from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
@@ -275,7 +276,7 @@ class _Runs:
             twice = not self._records
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
-        return _in_one_form(made, keep=True)
+        return _in_one_form(kernels_opened(made), keep=True)
 
 
 def _is_finite(program: Program) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from convert.inference.candidates import Candidate
 from convert.inference.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.meetings.sites import Meeting
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -55,8 +56,22 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
         yield from any_leaf(context, operation, side)
 
 
-def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
-    """Yield any leaf of this size in any order of its axes; what the operation gives decides."""
+def of_kernels(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield the leaves of this size that enter a kernel which nothing looks into: there they meet data that the source has not got."""
+    opaque = context.source.program.opaque
+    met = [meeting for meeting in context.source.meetings[Role.OTHER] if meeting.operation.name in opaque]
+    if met:
+        yield from any_leaf(context, operation, side, met)
+
+
+def any_leaf(
+    context: Context, operation: Operation, side: int, among: Sequence[Meeting] | None = None
+) -> Iterator[Candidate]:
+    """Yield any leaf of this size in any order of its axes; what the operation gives decides.
+
+    Args:
+        among: where the leaves meet data; None: anywhere.
+    """
     target = _numbers(context, operation.operands[side])
     if target is None:
         return
@@ -64,8 +79,9 @@ def any_leaf(context: Context, operation: Operation, side: int) -> Iterator[Cand
     if (target < 0).any() or len(np.unique(target)) != target.size:
         return
     seen: set[int] = set()
-    everything = [meeting for role in Role for meeting in context.source.meetings[role]]
-    for meeting in context.near_first(everything):
+    if among is None:
+        among = [meeting for role in Role for meeting in context.source.meetings[role]]
+    for meeting in context.near_first(among):
         for numbers in meeting.weight.elements:
             numbers = _once(numbers)
             if numbers.size != target.size or numbers.min() in seen or not context.free(numbers):

@@ -312,6 +312,8 @@ class Walk(Assigned):
         if cells is None or not (cells or self._strict):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
             yield from own.propose(self.context, operation, side)
+            if not self._strict:
+                yield from others.of_kernels(self.context, operation, side)
 
     def _children(self, at: int, operation: Operation, side: int, before: Sequence[Choice]) -> list[Choice]:
         """Return the choices for an operand; those whose result is a value of the source alone, if there are any."""
