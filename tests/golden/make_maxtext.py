@@ -178,6 +178,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo3": ("olmo3-7b", "params", TINY | WINDOW | layers(8)),
     "olmo3-unscanned": ("olmo3-7b", "params", TINY | WINDOW | layers(4) | UNSCANNED),
     "deepseek2": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(4)),
+    "deepseek2-unscanned": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(3) | UNSCANNED),
     "deepseek3": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(5) | {"q_lora_rank": 10}),
     "deepseek3-unscanned": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
 }  # fmt: skip
