@@ -328,12 +328,40 @@ def verify(table: Mapping[str, Any]) -> None:
             assert listed == set(actual), set(actual) - listed
 
 
+def nulls(name: str) -> list[str]:
+    """Return the keys with a default for which a null stops the class: while it is made, or when it runs."""
+    config = next(iter(CONFIGS[name][1:2] if "UNet" in name or "Control" in name else CONFIGS[name]))
+    run(name, config)
+    found = []
+    for key, default in defaults(name).items():
+        if default is not None and key not in UNREAD.get(name, {}):
+            try:
+                run(name, {**config, key: None})
+            except (AttributeError, TypeError, ValueError):
+                found.append(key)
+    return found
+
+
+def run(name: str, config: Mapping[str, Any]) -> None:
+    """Make a model and run it once."""
+    model = getattr(diffusers, name)(**config).eval()
+    image = torch.zeros(1, 3, 16, 16)
+    with torch.no_grad():
+        if name == "AutoencoderKL":
+            model.decode(model.encode(image).latent_dist.mean)
+            return
+        given = {"encoder_hidden_states": torch.zeros(1, 5, 16), "added_cond_kwargs": {"text_embeds": torch.zeros(1, 32), "time_ids": torch.zeros(1, 6)}}  # fmt: skip
+        more = {"controlnet_cond": torch.zeros(1, 3, 64, 64)} if name == "ControlNetModel" else {}
+        model(torch.zeros(1, 4, 8, 8), torch.tensor([3]), **given, **more)
+
+
 def table() -> dict[str, Any]:
     found = entries()
     roots = [name for name in found if name in CONFIGS]
     return {
         "made_by": f"tests/golden/make_diffusers_classes.py, diffusers {diffusers.__version__}",
         "library": "diffusers",
+        "nulls": {name: [key for key in nulls(name) if key not in found[name]["unread"]] for name in roots},
         "classes": {name: found[name] for name in roots},
         "blocks": {name: one for name, one in found.items() if name not in roots},
     }

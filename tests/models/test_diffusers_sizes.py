@@ -12,6 +12,7 @@ import pytest
 import convert
 from support import config_numbers, diffusers_cases
 from support.goldens import SpecsOnly
+from support.paths import GOLDEN
 
 FAMILY = "flax-diffusers"
 # Keys of numbers of which another one, or none, is accepted -> why.
@@ -81,3 +82,29 @@ def test_a_key_that_the_class_refuses_is_named(tmp_path: Path) -> None:
         convert.plan_conversion(FAMILY, specs("unet", tmp_path, num_attention_heads=4))
     (found,) = error.value.findings
     assert found.code == "target-requirement" and "num_attention_heads" in str(found.path)
+
+
+NULLS = json.loads((GOLDEN.parents[1] / "rules" / "diffusers-classes.json").read_text())["nulls"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["unet.sdxl", "vae", "controlnet"])
+def test_a_null_that_stops_the_class_is_refused(case: str, tmp_path: Path) -> None:
+    stated = diffusers_cases.ALL.config(case)
+    keys = [key for key in NULLS[stated["_class_name"].removeprefix("Flax")] if key in stated]
+    assert len(keys) > 7
+    for key in keys:
+        with pytest.raises(convert.ConvertError) as error:
+            convert.plan_conversion(FAMILY, specs(case, tmp_path, **{key: None}))
+        assert error.value.findings, key
+
+
+def test_the_null_is_named(tmp_path: Path) -> None:
+    """The switch and the block that are off do not stop the class."""
+    with pytest.raises(convert.ConvertError) as error:
+        convert.plan_conversion(FAMILY, specs("vae", tmp_path, latent_channels=None))
+    (found,) = error.value.findings
+    assert (found.code, found.path, found.got) == ("config-conflict", "latent_channels", "null")
+    assert "which the class of diffusers refuses" in found.problem
+    plan = convert.plan_conversion(FAMILY, specs("unet.equal", tmp_path, use_linear_projection=None))
+    assert plan.config is not None and plan.config["mid_block_type"] is plan.config["use_linear_projection"] is None

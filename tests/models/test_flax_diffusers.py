@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from convert.reversing.source import ReversedSource
 from convert.verify.run import check
 from support import diffusers_cases
 from support.diffusers_cases import CASES, DIGESTS
+from support.goldens import SpecsOnly, ends_of_modules
 from support.paths import GOLDEN
+from support.rule_mistakes import assert_mistake_is_named, report_of_mistake
 from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,54 @@ def test_faults_are_named(case: str, tmp_path: Path) -> None:
     levels = {level.level: level.verdict.value for level in check(tmp_path / "out", source).levels}
     assert levels == {"coverage": "passed", "weights": "passed", "layers": "passed", "model": "skipped"}
     assert assert_mistakes_are_named(tmp_path / "out", source) >= 9
+
+
+SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it
+    ("vae", "NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
+    ("vae", "    query: to_q\n    key: to_k", "    query: to_k\n    key: to_q", "of another tensor"),
+    ("vae", "    query: to_q\n    key: to_k\n    value: to_v", "    query: to_v\n    key: to_k\n    value: to_q", "of another tensor"),
+    ("vae", "multiplies_by: scale", "multiplies_by: 1+scale", "1+scale on a plain norm"),
+    ("unet", 'LayerNorm\n  from: "{module}/scale"\n  bias: "{module}/bias"', 'LayerNorm\n  from: "{module}/bias"\n  bias: "{module}/scale"', "scale and bias exchanged"),
+    ("unet", 'GroupNorm\n  from: "{module}/scale"\n  bias: "{module}/bias"', 'GroupNorm\n  from: "{module}/bias"\n  bias: "{module}/scale"', "scale and bias exchanged"),
+    ("vae", "...I,IO->...O", "...O,IO->...I", "transposed"),
+    ("controlnet", "...I,IO->...O", "...I,IO->...O\n  prescaled_by: 2.0", "multiplied by a number"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "old", "new", "name"), SLIPS)
+def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
+    source = diffusers_cases.write(case, tmp_path / "source")
+    assert_mistake_is_named(FAMILY, source, old, new, name, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("NHWC,HWIO->NHWC", "NHWC,HWOI->NHWC", "shape-mismatch"),
+        ("    value: to_v\n", "    value: to_q\n", "leaf-missing"),
+        ('blocks}_{i}": "{down_blocks,up_blocks', 'blocks}_{i}": "{up_blocks,down_blocks', "leaf-missing"),
+    ],
+)
+def test_slips_in_the_rules_that_no_tree_fits_are_refused(old: str, new: str, code: str, tmp_path: Path) -> None:
+    source = diffusers_cases.write("vae", tmp_path / "source")
+    with pytest.raises(convert.PlanError) as error:
+        report_of_mistake(FAMILY, source, old, new, tmp_path / "out")
+    assert code in {found.code for found in error.value.findings}
+
+
+@pytest.mark.parametrize("case", ["unet.sdxl", "vae", "controlnet"])
+def test_each_block_and_each_module_is_needed(case: str, tmp_path: Path) -> None:
+    """Of modules that differ in numbers alone, the first and the last is removed, with all that lies in it."""
+    shapes, config = diffusers_cases.ALL.shapes(case), diffusers_cases.ALL.config(case)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    removed = ends_of_modules(shapes)
+    assert {name for name in removed if re.fullmatch(r"(encoder/|decoder/)?(down|up)_blocks_\d", name)}
+    for without in (inside for name, inside in removed.items() if name not in shapes):
+        source = SpecsOnly({name: (shape, "float32") for name, shape in shapes.items() if name not in without})
+        source.path = tmp_path
+        with pytest.raises(convert.ConvertError):
+            convert.plan_conversion(FAMILY, source)
+            pytest.fail(f"the plan does not need {without}")
 
 
 def refused(source: Path) -> tuple[convert.Finding, ...]:
@@ -134,6 +185,8 @@ def test_the_lists_of_modules_are_those_of_the_classes() -> None:
     script = runpy.run_path(str(GOLDEN / "make_diffusers_classes.py"))
     table = json.loads((GOLDEN.parents[1] / "rules" / "diffusers-classes.json").read_text())
     script["verify"](table)
+    for name, listed in table["nulls"].items():
+        assert [key for key in script["nulls"](name) if key not in table["classes"][name]["unread"]] == listed
     block = table["blocks"]["DownBlock2D"]
     (linear,) = (heading for heading in block["modules"] if heading.startswith("Linear"))
     names = block["modules"].pop(linear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.verify.run import check
 from support import keras_hub
-from support.goldens import SpecsOnly
+from support.goldens import SpecsOnly, ends_of_modules
 from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,46 @@ def test_a_task_saved_by_save_weights_has_the_backbone_below_its_name(case: str,
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = keras_hub.converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 9
+
+
+# What may be missing, as the tree is then that of another model: Llama with a tied head, which no key of a preset states.
+OTHER_MODEL = {("llama", "layers/reversible_embedding/vars/1")}
+
+
+@pytest.mark.parametrize("case", keras_hub.CASES)
+def test_each_block_and_each_module_is_needed(case: str, tmp_path: Path) -> None:
+    """Of modules that differ in numbers alone, the first and the last is removed, with all that lies in it."""
+    source = keras_hub.checkpoint(case, tmp_path)
+    if (
+        case == "vit"
+    ):  # beside `save_weights` lies no configuration, and a tree without its last block is a smaller model
+        preset = {"class_name": "ViTBackbone", "config": {"patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 16, "mlp_dim": 24}}  # fmt: skip
+        (source / "config.json").write_text(json.dumps(preset))
+    plan = planned(case, source)
+    leaves = {name: (leaf.spec.shape, leaf.spec.dtype) for name, leaf in plan.source.leaves.items()}
+    removed = ends_of_modules(leaves)
+    assert any(re.search(r"(block|decoder|encoder)_1$", name) for name in removed)
+    dropped = {drop.leaf for drop in plan.dropped}
+    for name, without in removed.items():
+        if without <= dropped:
+            continue
+        less = SpecsOnly({leaf: spec for leaf, spec in leaves.items() if leaf not in without})
+        less.path = source
+        if (case, name) in OTHER_MODEL:
+            assert planned(case, less).rules.model != MODELS[case]
+            continue
+        with pytest.raises(ConvertError):
+            planned(case, less)
+            pytest.fail(f"the plan does not need {name}")
+
+
+def test_a_classifier_that_averages_is_not_what_transformers_computes(tmp_path: Path) -> None:
+    """`ViTImageClassifier(pooling="gap")` has the same tree: a note says so until the user confirms the class token."""
+    source = keras_hub.checkpoint("vit", tmp_path)
+    assert any("--set pooling=token confirms it" in note for note in planned("vit", source).config_notes)
+    assert not any("pooling" in note for note in planned("vit", source, pooling="token").config_notes)
+    with pytest.raises(convert.PlanError, match="class token"):
+        planned("vit", source, pooling="gap")
 
 
 SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it

@@ -10,6 +10,7 @@ import pytest
 import convert
 from support import sbx
 from support.goldens import SpecsOnly
+from support.rule_mistakes import assert_mistake_is_named, report_of_mistake
 from support.value_mistakes import assert_mistakes_are_named
 
 MODELS = {"ppo": "sbx-ppo-2", "ppo-choices": "sbx-ppo-3", "sac": "sbx-sac-2"}
@@ -48,3 +49,37 @@ def test_the_tree_tells_the_number_of_layers(layers: int) -> None:
 def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     source, out = sbx.converted(case, tmp_path)
     assert assert_mistakes_are_named(out, source) >= 8
+
+
+SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it
+    ("ppo", "axes: A\n  parameter: log_std", "axes: A\n  prescaled_by: 2.0\n  parameter: log_std", "multiplied by a number"),
+    ("ppo", "actor/params/{Dense_0,Dense_1}/bias", "actor/params/{Dense_1,Dense_0}/bias", "of another layer"),
+    ("sac", "actor.{mu,log_std}", "actor.{log_std,mu}", "of another tensor"),
+    ("sac", "actor/params/{Dense_2,Dense_3}/bias", "actor/params/{Dense_3,Dense_2}/bias", "of another tensor"),
+    ("sac", "{critic,critic_target}.qf{k}", "{critic_target,critic}.qf{k}", "of another tensor"),
+    ("sac", "VmapContinuousCritic_0/{Dense_0,Dense_1,Dense_2}/bias", "VmapContinuousCritic_0/{Dense_1,Dense_0,Dense_2}/bias", "of another layer"),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "old", "new", "name"), SLIPS)
+def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, tmp_path: Path) -> None:
+    assert_mistake_is_named("sbx", sbx.FOLDER / f"{case}.msgpack", old, new, name, tmp_path / "out.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "old", "new", "code"),
+    [
+        ("ppo", "...I,IO->...O", "...O,IO->...I", "shape-mismatch"),
+        ("ppo", "value_net.{0,2}", "policy_net.{0,2}", "tensor-made-twice"),
+        ("ppo", "vf/params/{Dense_0,Dense_1}/bias", "actor/params/{Dense_0,Dense_1}/bias", "leaf-claimed-twice"),
+        ("sac", "stacked: {k: 0}", "stacked: {k: 1}", "size-conflict"),
+    ],
+)
+def test_slips_in_the_rules_that_no_tree_fits_are_refused(
+    case: str, old: str, new: str, code: str, tmp_path: Path
+) -> None:
+    with pytest.raises(convert.PlanError) as error:
+        report_of_mistake("sbx", sbx.FOLDER / f"{case}.msgpack", old, new, tmp_path / "out.safetensors")
+    assert code in {found.code for found in error.value.findings}

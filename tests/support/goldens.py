@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,19 @@ class SpecsOnly(Source):
 
     def read(self, name: str) -> np.ndarray:
         raise AssertionError("a plan reads no array")
+
+
+def ends_of_modules(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return each leaf and module with the leaves in it; of those that differ in numbers alone, the first and the last."""
+    inside: dict[str, set[str]] = {}
+    for name in names:
+        keys = name.split("/")
+        for k in range(1, len(keys) + 1):
+            inside.setdefault("/".join(keys[:k]), set()).add(name)
+    alike: dict[str, list[str]] = {}
+    for name in inside:
+        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    numbers = lambda name: [int(number) for number in re.findall(r"\d+", name)]  # noqa: E731
+    return {
+        name: inside[name] for found in alike.values() for name in (min(found, key=numbers), max(found, key=numbers))
+    }

@@ -11,19 +11,19 @@ from convert.planning.modules.table import read_table
 from convert.rules.file import RuleFile
 from convert.rules.library import shipped_rules_dir
 
-TRANSFORMERS = "transformers"  # the target whose classes refuse them
-TABLE = "transformers-classes.json"
-TYPE = "model_type"
+# Target whose classes refuse them -> the table of these classes, and the key that names one.
+TABLES = {"transformers": ("transformers-classes.json", "model_type"), "diffusers": ("diffusers-classes.json", "_class_name")}  # fmt: skip
 
 
 def refused_nulls(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Finding]:
     """Report each null that the output's ``config.json`` would have, too; not those that the rules replace."""
-    if target != TRANSFORMERS or rules.sidecar is None:
+    if target not in TABLES or rules.sidecar is None:
         return
+    table, name = TABLES[target]
     written = {**rules.targets[target].config, **rules.facts}
     copied = {key: value for key, value in sidecar.for_output.items() if key not in NOT_COPIED and key not in written}
-    of_type = {TYPE: rules.targets[target].config.get(TYPE, sidecar.config.get(TYPE))}
-    for key in _nulls({**copied, **of_type}):
+    of_type = {name: rules.targets[target].config.get(name, sidecar.config.get(name))}
+    for key in _nulls({**copied, **of_type}, read_table(shipped_rules_dir() / table)["nulls"], name):
         yield Finding(
             "config-conflict",
             f"{key} in the {rules.sidecar.file} of the checkpoint is null, which the class of {target} refuses",
@@ -35,13 +35,16 @@ def refused_nulls(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Fi
         )
 
 
-def _nulls(config: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yield the keys that are null and must not be, those of parts too."""
-    if None not in config.values() and not any(isinstance(value, Mapping) for value in config.values()):
-        return
-    refused = read_table(shipped_rules_dir() / TABLE)["nulls"].get(config.get(TYPE), ())
+def _nulls(config: Mapping[str, Any], nulls: Mapping[str, Any], name: str, before: str = "") -> Iterator[str]:
+    """Yield the keys that are null and must not be, those of parts too.
+
+    Args:
+        nulls: of each class, the keys that it refuses to be null.
+        name: the key that names the class.
+    """
+    refused = nulls.get(str(config.get(name)).removeprefix("Flax"), ())
     for key, value in config.items():
-        if isinstance(value, Mapping) and TYPE in value:
-            yield from _nulls(value, f"{before}{key}.")
+        if isinstance(value, Mapping) and name in value:
+            yield from _nulls(value, nulls, name, f"{before}{key}.")
         elif value is None and key in refused:
             yield f"{before}{key}"
