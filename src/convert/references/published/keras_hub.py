@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     ),
     "keras-vit": (
         Published({"layer_norm_epsilon": 1e-6, "hidden_act": "gelu"}, f"{_KERAS}/vit/vit_backbone.py, vit_layers.py"),
+        Published({"pooling": "token"}, f"{_KERAS}/vit/vit_image_classifier.py", binding=False),
         *(Published({"image_size": side}, f"{_KERAS}/vit/vit_presets.py", sizes, binding=False) for side, sizes in ((224, {"P": 16, "L": 197}), (384, {"P": 16, "L": 577}), (224, {"P": 32, "L": 50}), (384, {"P": 32, "L": 145}), (224, {"P": 14, "L": 257}))),
     ),
 }  # fmt: skip
