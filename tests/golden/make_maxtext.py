@@ -84,6 +84,13 @@ EXPERTS = {
 }
 ALL_EXPERTS = EXPERTS | {"base_mlp_dim": 12}  # no layer without experts
 LATENT = {"kv_lora_rank": 6, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "base_num_kv_heads": 4}
+DELTA = {  # layers of a gated delta rule: value heads 2 to a key head, of another width; a chunk shorter than the text
+    "gdn_key_head_dim": 6,
+    "gdn_value_head_dim": 10,
+    "gdn_num_key_heads": 2,
+    "gdn_num_value_heads": 4,
+    "gdn_chunk_size": 4,
+}
 HEADS = {"head_dim": 4}  # `to_huggingface` has shapes for heads of width / heads alone
 UNSCANNED = {"scan_layers": False}
 IMAGES = {  # 32 x 32 patches, which VisionExit averages to 256 tokens: published images have 64 x 64
@@ -170,6 +177,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-untied": ("qwen3-8b", "params", SMALL | layers(2) | UNSCANNED),
     "qwen3-moe": ("qwen3-30b-a3b", "params", SMALL | ALL_EXPERTS | layers(3)),
     "qwen3-moe-unscanned": ("qwen3-30b-a3b", "params", SMALL | ALL_EXPERTS | layers(2) | UNSCANNED),
+    "qwen3-next": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(8)),
+    "qwen3-next-unscanned": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
     "mistral": ("mistral-7b", "params", SMALL | layers(3)),
     "mixtral": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(3)),
     "mixtral-unscanned": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(2) | UNSCANNED),
@@ -320,6 +329,8 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
             size_tower(hf, config)
         if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum
             hf.qk_head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
+        if config.model_name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers
+            hf.full_attention_interval = config.inhomogeneous_layer_cycle_interval
         to_huggingface.main([*argv, f"load_parameters_path={items}", f"base_output_directory={out}"])
         tensors: dict[str, np.ndarray] = {}
         for file in sorted(Path(out).glob("*.safetensors")):

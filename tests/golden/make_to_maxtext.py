@@ -69,6 +69,8 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
         sized.query_pre_attn_scalar = sized.head_dim  # as published, for all but 27B
     if hasattr(sized, "qk_head_dim"):
         sized.qk_head_dim = sized.qk_nope_head_dim + sized.qk_rope_head_dim
+    if name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers
+        known.full_attention_interval = config.inhomogeneous_layer_cycle_interval
     to_maxtext.HF_MODEL_CONFIGS[name] = known
     said = known.to_dict()
     mapped = to_maxtext.PARAM_MAPPING[name](said, config, config.scan_layers)
@@ -112,7 +114,7 @@ def main() -> None:
             try:
                 made = directory(argv, name, given)
                 made["leaves"] = {dtype: converted(argv, given, dtype, Path(folder) / dtype) for dtype in DTYPES}
-            except (KeyError, ValueError) as error:  # what MaxText cannot convert is a fact of the case
+            except (KeyError, TypeError, ValueError) as error:  # what MaxText cannot convert is a fact of the case
                 made = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"}
         (HERE / case / "to_maxtext.json").write_text(json.dumps(made).replace("], ", "],\n") + "\n")
         print(case, made.get("error") or len(made["leaves"]["float32"]), flush=True)

@@ -36,10 +36,12 @@ FACTORS = (
     "gemma4-moe-vision",
     "gemma4-e",
 )
-ERRORS = {  # of to_maxtext: no entry in its tables; a bias that they lack; scanned experts stacked on the wrong axis
+# Of to_maxtext: no entry in its tables; a bias that they lack; scanned experts stacked on the wrong axis; no shapes (also of to_huggingface)
+ERRORS = {
     "llama3": "KeyError: 'llama3-8b'",
     "mistral": "KeyError: 'mistral-7b'",
     "olmo3": "KeyError: 'olmo3-7b'",
+    "qwen3-next": "TypeError: 'NoneType' object is not subscriptable",
     "deepseek3": "ValueError: maxtext_state_dict must be a subset",
     "deepseek2": "ValueError: cannot reshape array",
     "mixtral": "ValueError: Shape mismatch for params-decoder-layers-MoeBlock_0-gate-kernel",

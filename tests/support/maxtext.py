@@ -71,6 +71,8 @@ def settings(case: str) -> dict[str, Any]:
         case "olmo3":
             yarn = {"rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}
             return yarn | {"sliding_window": 4, "eos_token_id": 1, "pad_token_id": 1}
+        case "qwen3-next":
+            return said | {"experts_per_token": 2, "key_heads": 2, "key_head_width": 6}
         case "qwen3-moe":
             return said | {"experts_per_token": 2, "rope_theta": 1e7}
     return said
@@ -88,8 +90,11 @@ def converted(case: str, out: Path, **options: Any) -> Path:
 
 
 def bound(case: str) -> float:
-    """Return how far the class may be off in float32. Gemma 4 does not divide its scores: both codes drift more, and float64 tells."""
-    return 5e-5 if case.startswith("gemma4") else BOUND
+    """Return how far the class may be off in float32. Gemma 4 does not divide its scores: both codes drift more, and float64 tells.
+
+    So does the delta rule, which solves a triangular system: scanned Qwen 3-Next drifts by 4e-6 in MaxText itself.
+    """
+    return 5e-5 if case.startswith("gemma4") else 1e-5 if case.startswith("qwen3-next") else BOUND
 
 
 def exact_error(case: str, out: Path) -> float:

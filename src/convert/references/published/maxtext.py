@@ -73,6 +73,13 @@ MODELS: dict[str, tuple[Published, ...]] = {
         *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
+    "maxtext-qwen3-next": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e7, "rotated": 0.25, "rope": "half-split"}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml"),
+        Published({"attention_pattern": Every(("linear_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml, inhomogeneous_layer_cycle_interval"),
+        Published({"experts_per_token": 10, "key_heads": 16, "key_head_width": 128}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml"),
+        Published({"context_length": 262144}, _EXPORTER),
+        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+    ),
     "maxtext-gpt-oss": (
         Published({"epsilon": 1e-5, "rope_theta": 1.5e5, "rope_factor": 32.0, "rope_original_length": 4096, "swiglu_limit": 7.0}, f"{_MAXTEXT}/gpt-oss-*.yml"),
         Published({"attention_pattern": Every(("sliding_attention", "full_attention"))}, "maxtext 0.2.5 models/gpt_oss.py, GPT_OSS_ATTENTION_PATTERN"),

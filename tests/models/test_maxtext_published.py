@@ -1,0 +1,56 @@
+"""MaxText's hybrid and sparse models in their published sizes, from shapes alone: no setting is needed, and transformers' class has these tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import convert
+from support import maxtext
+from support.goldens import SpecsOnly
+
+pytestmark = pytest.mark.slow
+
+NEXT = {"s": 12, "p": 3, "V": 151936, "D": 2048, "N": 16, "K": 2, "H": 256, "Q": 512, "A": 4096, "F": 512, "S": 512, "E": 512, "P": 12288, "B": 64, "C": 8192, "T": 4, "U": 32, "W": 128, "Z": 4096}  # fmt: skip
+SIZES: dict[
+    str, tuple[str, dict[str, int]]
+] = {  # maxtext 0.2.5 configs/models: the golden that has the names, its letters
+    "80b-a3b": ("qwen3-next", NEXT)
+}
+
+
+def published(name: str) -> SpecsOnly:
+    """The tree of a published size: the golden's names, the axes of its leaves at other sizes."""
+    case, sizes = SIZES[name]
+    plan = convert.plan_conversion("maxtext", maxtext.checkpoint(case), settings=maxtext.settings(case))
+    axes = {part.leaf: [x for x, _ in part.stored] for step in plan.steps for part in step.parts}
+    return SpecsOnly({leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()})
+
+
+def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Join the experts of published names as transformers 5 does when it loads them."""
+    made: dict[str, tuple[int, ...]] = {}
+    counts: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if found := re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name):
+            of_all = f"{found[1]}.{'down_proj' if found[2] == 'down' else 'gate_up_proj'}"
+            counts[of_all] = counts.get(of_all, 0) + (0 if found[2] == "up" else 1)
+            made[of_all] = (counts[of_all], *(shape if found[2] == "down" else (2 * shape[0], shape[1])))
+        else:
+            made[name] = shape
+    return made
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> None:
+    plan = convert.plan_conversion("maxtext", published(name))
+    assert plan.version == name and plan.config is not None
+    (architecture,) = plan.config["architectures"]
+    model_class: Any = getattr(transformers, architecture)
+    with torch.device("meta"):
+        made = model_class(model_class.config_class(**plan.config)).state_dict()
+    assert {key: tuple(x.shape) for key, x in made.items()} == joined({s.name: s.spec.shape for s in plan.steps})
