@@ -152,9 +152,8 @@ def _derived(
         if search.met_nothing and not learned[0]:
             others_of = partial(_search_again, runs, module, run, inputs)
             found = found_by_others(found, [partial(others_of, seed + 1 + k) for k in range(PATHS)])
-    else:
-        differences = (explained(differences[0], found, target.buffers, module, run, first),)
     evidence: Proof | None = None
+    shown_by = first
     unseen: tuple[str, ...] = ()
     weak: tuple[str, ...] = ()
     again = any(t.ties for t in found)
@@ -173,7 +172,7 @@ def _derived(
             end = target.operations[-1]
             ended = Difference(site_of("target", len(target.operations) - 1, end), problem, evidence.error)
             worst = fresh[errors.index(evidence.error)]
-            differences = (explained(ended, found, target.buffers, module, run, worst),)
+            differences, shown_by = (ended,), worst
             found, evidence = tensors(search, names, False, []), None
         else:
             weak = weak_proof.notes(plain, evidence.same_inputs)
@@ -190,6 +189,7 @@ def _derived(
         rows = [(k, whole_rows(require_inputs(inputs(k)), masks)) for k in further]
         same = [parameters_as_data(runs.program(k, x), learned[0]) for k, x in rows if can_rerun(target, x)]
         found = graded_up_to_the_difference(search, found, rivals.undecided, same, allowed, repeated=bool(learned[0]))
+        differences = (explained(differences[0], found, target.buffers, module, run, shown_by),)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved or any(tensor.grade is Grade.OPEN for tensor in found):
         used.update(*(value.leaves for value in first.outputs.values()))

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
 EXACT = 1e-6  # relative; tables of angles that NumPy rounds to float32 leave about 1e-8, another GELU or epsilon 1e-5 and more
 TINY = 1e-12
+ROUNDING = 1e-11  # relative, of sums of the same numbers in two programs
+FURTHER = 10  # times the distance of the nearest value: one of the same numbers, computed in another way
 PROPORTIONS = [2, 1, 3, 4]  # of the sums; the first is never zero by cancellation
 
 
@@ -90,8 +92,12 @@ class ValueTable(Generic[T]):
         self._items.append(item)
         self._matrix = None
 
-    def find(self, array: Array) -> Sequence[T]:
-        """Return the items of the values that hold the same numbers, in the order in which they were added."""
+    def find(self, array: Array, *, closest: bool = False) -> Sequence[T]:
+        """Return the items of the values that hold the same numbers, in the order in which they were added.
+
+        Args:
+            closest: leave out those that are further away than rounding moves the nearest: with a small number added or without it.
+        """
         if not self._rows:
             return []
         if self._matrix is None:
@@ -103,7 +109,10 @@ class ValueTable(Generic[T]):
                 return []
             sums, scales = self.sums(array)
             near = np.sort(self._near(sums[0], scales[0]))
-            same = (np.abs(self._matrix[near] - sums) <= self.tolerance * scales).all(1)
+            away = (np.abs(self._matrix[near] - sums) / scales).max(1)
+            same = away <= self.tolerance
+            if closest and same.sum() > 1:
+                same &= away <= max(ROUNDING, FURTHER * away[same].min())
         return [self._items[k] for k in near[same]]
 
     def _near(self, first: float, scale: float) -> Array:

@@ -7,7 +7,7 @@ marked ``# shows: name``, such as the line that uses a value as it is where an o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,19 @@ class Faulty(torch.nn.Module):
 
 def lines_of(module: torch.nn.Module, fault: str) -> set[str]:
     """The places of a fault in the code of a module, as ``file.py:line``."""
-    lines, first = inspect.getsourcelines(type(module))
     file = (inspect.getsourcefile(type(module)) or "").rpartition("/")[2]
     found = set()
-    for number, line in enumerate(lines, first):
+    for number, line in _lines({type(one) for one in module.modules() if isinstance(one, Faulty)}):
         shown = [name.strip() for name in line.partition("# shows:")[2].split(",")]
         if f'has("{fault}")' in line:
             found |= {f"{file}:{number}", f"{file}:{number + 1}"}
         elif fault in shown:
             found.add(f"{file}:{number}")
     return found
+
+
+def _lines(classes: set[type]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of classes with their numbers."""
+    for one in classes:
+        lines, first = inspect.getsourcelines(one)
+        yield from enumerate(lines, first)

@@ -125,7 +125,7 @@ class Decoder(Faulty):
             return x * (x.pow(2).sum(-1, keepdim=True) + 1e-6).rsqrt() * self.w[k]  # shows: sum
         if self.has("centred") and k == 2:
             x = x - x.mean(-1, keepdim=True)  # shows: centred
-        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * self.w[k]  # shows: centred
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * self.w[k]  # shows: centred, norm behind, embedding scale
 
     def turn(self, x: Any, key: bool) -> Any:
         base = 10000.0 if self.has("base") else 100.0  # shows: base
@@ -155,7 +155,7 @@ class Decoder(Faulty):
         x = (
             self.norm(x + z, 1)
             if self.has("norm behind")
-            else x + (z if self.has("no second norm") else self.norm(z, 1))
+            else x + (z if self.has("no second norm") else self.norm(z, 1))  # shows: embedding scale
         )
         y = self.norm(x, 2)  # shows: no second norm
         g, u = self.m[4](y), self.m[5](x if self.has("gate of x") else y)

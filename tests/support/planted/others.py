@@ -149,7 +149,7 @@ class Net(Faulty):
             y = f.max_pool2d(y, 3, 1)  # shows: wide
         elif not self.has("no pool"):
             y = f.max_pool2d(y, 2, 1)  # shows: residual, dilated
-        s = y.mean((2, 3)) if not self.has("gate of maximum") else y.amax((2, 3))
+        s = y.mean((2, 3)) if not self.has("gate of maximum") else y.amax((2, 3))  # shows: no pool
         g = self.e(s)  # shows: no pool, average, wide
         g = g.tanh() if self.has("tanh gate") else g.softmax(-1) if self.has("softmax gate") else g.sigmoid()
         y = y if self.has("no gate") else y + g[:, :, None, None] if self.has("added gate") else y * g[:, :, None, None]

@@ -132,7 +132,7 @@ class Bag(Faulty):
         else:
             y = y.mean(1)
         y = self.h(f.pad(y, (0, D - T)) if self.has("channels") else y)  # shows: last
-        y = y if self.has("temperature") else y / 2
+        y = y if self.has("temperature") else y / 2  # shows: no softmax
         return y.softmax(-1) if self.has("no logarithm") else y if self.has("no softmax") else y.log_softmax(0 if self.has("axis") else -1)  # shows: temperature
 
 
@@ -182,7 +182,7 @@ class Decay(Faulty):
         z = z.cumsum(1) if self.has("summed") else z  # shows: reversed, step before
         g = self.g(y if self.has("gate of y") else x)  # shows: no gate
         g = f.gelu(g) if self.has("erf") else f.silu(g) if self.has("silu") else g if self.has("linear gate") else f.gelu(g, approximate="tanh")
-        z = z if self.has("no gate") else z + g if self.has("added gate") else z * g
+        z = z if self.has("no gate") else z + g if self.has("added gate") else z * g  # shows: reversed
         return self.o(z if self.has("residual") else z + x)
 
 

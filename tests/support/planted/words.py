@@ -1,4 +1,4 @@
-"""What must be said of a planted fault: regular expressions, by model and fault. A fault without one must be found; it has no name yet."""
+"""What must be said of a planted fault: regular expressions, by model and fault."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ WORDS: dict[str, dict[str, str]] = {
         "last residual": "of what m.5 gives, the JAX model adds" + MISSING,
     },
     "decoder": {
+        "centred": "target takes the mean over the last axis, subtracts .*the JAX model uses it as it is",
+        "embedding scale": "JAX model multiplies by 2.828427 = sqrt.8." + MISSING,
+        "norm behind": "target computes the norm behind the addition, and the JAX model in front of it",
+        "no second norm": "what m.3 gives, the target adds .*JAX model multiplies, sums over the last axis, divides by 8, adds 1e-06, takes the square root",
         "epsilon outside": "takes the square root, adds 1e-06 .*adds 1e-06, takes the square root",
         "sum": "JAX model divides by 8" + MISSING,
         "base": "multiplies by a table .*(raises to the power|the two tables hold other numbers)",
@@ -50,6 +54,9 @@ WORDS: dict[str, dict[str, str]] = {
         "no last cap": "tanh up to 3" + MISSING,
     },
     "encoder": {
+        "no first norm": "of the sum of .*" + _NORM,
+        "norm inside": "target computes the norm in front of the addition, and the JAX model behind it",
+        "residual only": "of the sum of .*, the JAX model adds.* ob" + MISSING,
         "positions in pairs": "target adds p.weight .*JAX model adds p ",
         "epsilon": "adds 1e-05 .*adds 0.001",
         "causal": "target masks" + MISSING,
@@ -78,6 +85,7 @@ WORDS: dict[str, dict[str, str]] = {
         "axis": "softmax over axis 2 for softmax over the last axis",
     },
     "mixer": {
+        "not back": "l is given what m.1 gives with its elements in another order",
         "epsilon": "adds 0.001 .*adds 1e-06",
         "bias": "JAX model adds bb",
         "no norm": _NORM,
@@ -101,6 +109,12 @@ WORDS: dict[str, dict[str, str]] = {
         "no tanh": _TANH,
     },
     "net": {
+        "circular": "with the values of the other end, and the JAX model .1, 1. and .1, 1. with zeros",
+        "epsilon": "of bn.running_var, the target adds 1e-05.*the JAX model adds 0.001",
+        "wide": "pools by the largest of 3 x 3 .*pools by the largest of 2 x 2",
+        "no pool": "target takes the mean over axes 2, 3 .*JAX model pools by the largest of 2 x 2, sums over",
+        "no gate": "the target gives o .*; the JAX model gives it .* the sigmoid of .*, it multiplies",
+        "added gate": "target adds .*JAX model multiplies",
         "groups": "takes the mean over the last axis.*in gn.*sums over axes 1, 2, 4",
         "one group": "sums over axes 1, 2, 4",  # groups normed first pass one group as they are
         "group epsilon": "adds 0.001 .*adds 1e-05",
@@ -122,6 +136,17 @@ WORDS: dict[str, dict[str, str]] = {
         "mean": "takes the mean over axes 2, 3 .*sums over axis 1",
     },
     "experts": {
+        # The JAX model has silu there; its gelu_tanh is another layer's, for which a.0 was guessed, and the sentence says that it is open.
+        "gelu": "of what a.0 gives, the target applies gelu_erf .*what follows is not compared, as a.0.weight",
+        "one": "takes the 1 largest, and the JAX model the 2 largest",
+        "three": "takes the 3 largest, and the JAX model the 2 largest",
+        "least": "of the softmax of .*, the JAX model changes the sign" + MISSING,
+        "all": "a part of the quotient of .*JAX model changes the sign, sorts over the last axis, runs lt, masks",
+        "equal": "target divides by 2 .*JAX model computes division by the L1 norm over the last axis",
+        "not normed": "a part of the value of .*the JAX model sums over the last axis, divides, takes the matrix product",
+        "experts of x": "target has the input x where the JAX model has the sum of",
+        "no factor": "JAX model multiplies by 1.5" + MISSING,
+        "erf": "of what m.0 gives, .*gelu_erf for gelu_tanh",
         "shared of experts": "the target gives m.0 the .* of ",
         "router of x": "of the input x, the JAX model .*" + _NORM,
         "temperature": "JAX model divides by 2" + MISSING,
@@ -129,6 +154,7 @@ WORDS: dict[str, dict[str, str]] = {
         "over tokens": "softmax over axis 1 for softmax over the last axis",
     },
     "features": {
+        "sign": "JAX model changes the sign" + MISSING,
         "axis": "target takes the softmax over axis 0",
         "no logarithm": "target takes the softmax over the last axis",
         "width": "JAX model divides by 2" + MISSING,
@@ -142,7 +168,7 @@ WORDS: dict[str, dict[str, str]] = {
         "beta": "target applies softplus",
         "elu": "of what b gives, the target applies elu .*elu for softplus",
         "of waves": "target joins .*, and the JAX model the input x",
-        "first norm": "of what c gives, the target takes the absolute value .*the JAX model has the square of that",
+        "first norm": "L1 norm over the last axis for L2 norm over the last axis",
         "batch": "division by the L2 norm over axis 0 for division by the L2 norm over the last axis",
         "not normed": "JAX model computes division by the L2 norm over the last axis" + MISSING,
         "length": "JAX model multiplies by 3" + MISSING,
@@ -151,6 +177,9 @@ WORDS: dict[str, dict[str, str]] = {
         "relu": "relu for leaky_relu with slope 0.1",
     },
     "gated": {
+        "epsilon of the last norm": "adds 0.01 .*adds 1e-05",
+        "centred": "of the input x, the target takes the mean over the last axis, subtracts .*the JAX model uses it as it is",
+        "no squares": "of the input x, the target takes the absolute value .*the JAX model has the square of that",
         "epsilon": "adds 1e-06 .*adds 0.001",
         "sum": "JAX model divides by 8" + MISSING,
         "no root": "the JAX model has the square root of that",
@@ -171,6 +200,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no tanh": _TANH,
     },
     "bag": {
+        "no softmax": "JAX model computes log_softmax over the last axis" + MISSING,
         "axis": "target takes the softmax over axis 0",
         "first is one": "adds a table .*the two tables hold other numbers",
         "base": "adds a table .*the two tables hold other numbers",
@@ -189,6 +219,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no logarithm": "target takes the softmax over the last axis",
     },
     "decay": {
+        "reversed": "of the joined value of .*; the elements are in another order$",
         "sine": "applies sin .*applies tanh",
         "no tanh": "JAX model computes tanh" + MISSING,
         "step before": "target joins",
@@ -204,5 +235,28 @@ WORDS: dict[str, dict[str, str]] = {
         "root": "of the sigmoid of .*, the target squares, subtracts 1, takes the square root .*the JAX model subtracts 1",
         "exponential": "of k, the target applies exp, .*JAX model applies sigmoid",
         "ones": "target adds k" + MISSING,
+    },
+    "vision": {
+        "root": "takes the square root, adds 1e-06 .*in l.1.*adds 1e-06, takes the square root",
+        "no shift": "of the product of .*, the JAX model adds t1" + MISSING,
+        "stride": "target has stride .4, 4., and the JAX model .2, 2.",
+        "class without place": "target adds p, joins c to .*JAX model joins c to .*, adds p",
+        "values of y": _NORM + ".*in m.2",
+        "width": "divides by 2.828427 = sqrt.8. .*divides by 2 ",
+        "class hidden": "target masks" + MISSING,
+        "axis": "softmax over axis 2 for softmax over the last axis",
+        "twice": "adds ob, adds .*JAX model adds, adds ob",
+        "gate of one more": "of a part of what i gives, the target adds 1" + MISSING,
+        "no last norm": _NORM,
+        "mean": "mean over axis 1 for first element over axis 1",
+        "last": "last element over axis 1 for first element over axis 1",
+        "temperature": "divides by 4 .*divides by 2 ",
+        "limit": "target limits the values to -2 to 2 .*JAX model limits the values to at least -1",
+    },
+    "recurrent": {
+        "ones": "target multiplies h.0.weight by a value that is 1 throughout .*the JAX model begins with a constant, it is 0",
+        "reversed": "of the input x, the target takes the indices 3 to 0 of axis 1 .*JAX model takes the indices 0 to 3",
+        "hard": "limits the values to 0 to 1 .*applies sigmoid",
+        "tanh": "tanh for sigmoid",
     },
 }

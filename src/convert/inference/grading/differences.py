@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.inference.derivation import Difference, Tensor
+from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.grading import proof
 from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
@@ -15,6 +15,7 @@ from convert.inference.search import Search
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.programs.divergence.search import diverge
 from convert.programs.divergence.wording import named
+from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def explained(
 
     The target runs with the guessed weights, and the source's values are put in until the output is the source's. Buffers for which
     no leaf was guessed keep the module's own numbers.
+
+    Args:
+        tensors: with the grades that hold although the programs differ: an open one may be guessed wrongly.
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     weights = proof.weights(guessed, source)
@@ -58,11 +62,13 @@ def explained(
             return float(np.abs(got - want).max(initial=0) / (np.abs(want).max(initial=0) or 1.0))
 
         before = error(target.outputs[name].array)
-        share = max(FINEST, SHARE * before)
-        found = diverge(source, target, name, error, share, share)
+        share = max(FINEST, SHARE * min(1.0, before))
+        lacking = weights.keys() - state.keys()
+        doubtful = {t.name for t in tensors if t.grade is Grade.OPEN and t.name in state}
+        found = diverge(source, target, name, error, share, min(share, EXACT), lacking)
         if found is None or not (found.proven or found.entry):
             continue
-        said = named(found, source, target, NUMPY_ACTIVATIONS, lacking=weights.keys() - state.keys())
+        said = named(found, source, target, NUMPY_ACTIVATIONS, lacking=lacking, doubtful=doubtful)
         first = found.repairs[0] if found.repairs else None
         at = found.entry
         if first is not None:  # behind the last operation, where the source goes on

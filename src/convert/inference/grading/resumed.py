@@ -17,9 +17,10 @@ from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.inference.search import RETURNS, Search
 from convert.inference.segment.walk import WITHOUT_PROGRESS
 from convert.inference.segments import LEVELS, Given, Segment, Solution
+from convert.programs.fingerprint import EXACT, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_Merit = tuple[bool, int, int, int]  # as `_merit` counts
+_Merit = tuple[int, int, int, int]  # as `_merit` counts
 PATIENCE = 150  # candidates after the deepest operation was reached
 TRIED = 700  # candidates in all, and for each tensor
 EACH = 20
@@ -99,18 +100,34 @@ def _with_values(search: Search, at: int) -> Iterator[tuple[_Merit, Segment]]:
             yield from _partial(search, at, given)
         else:
             segment.given = given
-            yield _merit(search, segment.solution, whole=True), segment
+            whole = 2 if _leads_on(search, segment.solution) else 1
+            yield _merit(search, segment.solution, whole), segment
         search.mark(given.value, None)
         search.replay.values = own
-        if segment is not None and not _constants(segment.solution):
+        if segment is not None and whole == 2 and not _constants(segment.solution):
             break
 
 
-def _merit(search: Search, solution: Solution, whole: bool = False) -> _Merit:
+def _leads_on(search: Search, solution: Solution) -> bool:
+    """Whether the source gives parameters of the same role what a solution ends with.
+
+    A norm of another place fits with the scale of that place, and what follows there is no product.
+    """
+    operations = search.target.operations
+    if solution.end == len(operations) or not parameter_operands(operations[solution.end]):
+        return True
+    search.enter(solution)
+    size = size_of(search.replay.value(operations[solution.end].data[0]))
+    search.leave(solution)
+    meetings = search.source.meetings[role_of(operations[solution.end])]
+    return any(abs(size_of(x.array) - size) <= EXACT * size for meeting in meetings for x in meeting.operation.data)
+
+
+def _merit(search: Search, solution: Solution, whole: int = 0) -> _Merit:
     """Return what speaks for a solution, the most important first.
 
-    These are: whether it is a whole segment; how few constants stand for parameters; how many of its values the source has with the
-    same axes, which the scores of attention lack where queries and keys are exchanged; and how many it has in any order.
+    These are: whether it is a whole segment (1) that leads on (2); how few constants stand for parameters; how many of its values the
+    source has with the same axes, which the scores of attention lack where queries and keys are exchanged; and how many it has in any order.
     """
     known = [array for array in solution.values.values() if search.source.has(array, search.context.tolerance)]
     laid_out = sum(any(map(partial(is_same, array), arrays_like(search, array))) for array in known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from convert.programs.divergence.graph import root, users_of
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
-from convert.programs.divergence.shared_values import FEW, Part, SharedValues, same_numbers
+from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,12 +25,17 @@ class Knowledge:
         rerun: the target's record with what was put in.
         found: value of the target -> where the source has it.
         known: value of the target -> whether the source has it; one that cannot tell is known if what it is computed from is.
+        lacking: parameters of the target whose numbers are not those of the source, as nothing was found for them.
+        fused: the source's products of which the target has the columns in one with others.
         had: the source's values that the target had where others were put in.
         producer, users: value of the target -> number of the operation that gives it; operations that it is given.
         source_producer, source_users: the same in the source, with the operation itself.
     """
 
-    def __init__(self, source: Program, target: Program, output: str, shared: SharedValues) -> None:
+    def __init__(
+        self, source: Program, target: Program, output: str, shared: SharedValues, lacking: Collection[str] = ()
+    ) -> None:
+        self.lacking = lacking
         self.source, self.target, self.shared, self.goal = source, target, shared, target.outputs[output]
         self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
@@ -46,6 +51,20 @@ class Knowledge:
             self.found[value], self.known[value] = shared.find(value.array) or named, True
         for operation in target.operations:
             self.assess(operation)
+        self.fused = frozenset(self._in_fused())
+
+    def _in_fused(self) -> Iterator[Value]:
+        """Yield the source's products that are columns of what a fused matrix of the target gives of the same value."""
+        for operation in self.target.operations:
+            if kind_of(operation) != "product" or len(operation.data) != 1 or self.found[operation.results[0]]:
+                continue
+            result = operation.results[0].array
+            of = {root(part.value, self.source_producer) for part in self.found[operation.data[0]]}
+            for one in self.source.operations:
+                made = one.results[0]
+                of_it = len(one.data) == 1 and root(one.data[0], self.source_producer) in of
+                if kind_of(one) == "product" and of_it and contains(result, made.array):
+                    yield made
 
     def array(self, value: Value) -> Array:
         """Return what a value of the target is now."""
@@ -112,6 +131,17 @@ class Knowledge:
         """Return the value of the target whose elements this one has in another layout."""
         return root(value, {v: self.target.operations[k] for v, k in self.producer.items()})
 
+    def uses(self, value: Value) -> list[Operation]:
+        """Return the operations of the target that compute something of a value, in any layout."""
+        found, waiting = list[Operation](), [self.root(value)]
+        while waiting:
+            for user in self.users.get(waiting.pop(), ()):
+                if kind_of(user) == LAYOUT:
+                    waiting.extend(user.results)
+                else:
+                    found.append(user)
+        return found
+
     def behind(self, value: Value) -> tuple[Operation, ...]:
         """Return the operations that compute an unknown value from known ones."""
         found: set[int] = set()
@@ -140,10 +170,10 @@ class Knowledge:
         return tuple(one for one in self.source.operations if one in found)
 
     def has_leaf(self, leaf: str) -> bool:
-        """Whether a parameter of the source is one of the target's."""
+        """Whether a parameter of the source is one of the target's, or one of which nothing is known may be it."""
         array = self.source.parameters[leaf].array
-        sizes = (v.array for v in self.target.parameters.values() if v.array.size == array.size)
-        return any(same_numbers(array, one) for one in sizes)
+        of_size = {name: v.array for name, v in self.target.parameters.items() if v.array.size == array.size}
+        return any(name in self.lacking or same_numbers(array, one) for name, one in of_size.items())
 
     def between(self, values: Sequence[Value], last: Value) -> tuple[Operation, ...]:
         """Return the operations of the source through which these values go into another one."""

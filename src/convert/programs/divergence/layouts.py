@@ -28,18 +28,33 @@ def layouts(array: Array, like: Array, anchors: Sequence[tuple[Array, Array]] = 
     kept = array.reshape([size for size in array.shape if size > 1])
     orders = [] if kept.ndim > MOST_AXES else _orders(kept.shape, like.shape)
     beside = [(one, two) for one, two in anchors if one.shape == array.shape and two.shape == like.shape]
+    moved: list[Array] = []
     for one, two in beside:
         axes = one.reshape(kept.shape)
         right = [order for order in orders if same(axes.transpose(order).reshape(like.shape), two)]
         if right:
-            orders = right
+            orders, moved = right, []  # another anchor has its elements in another order: that may be the fault
             break
         if (order := places(one, two)) is not None:
-            yield array.ravel()[order].reshape(like.shape)
+            moved.append(array.ravel()[order].reshape(like.shape))
+    yield from moved
+    for one, two in anchors:
+        if one.ndim == array.ndim and two.ndim == like.ndim and one.shape != array.shape:
+            yield from _turned(array, like, one, two)
     found = [kept.transpose(order).reshape(like.shape) for order in orders]
     scores = [-_likeness(one, like) for one in found]
     for k in sorted(range(len(found)), key=lambda k: (round(scores[k], 3), k))[:MOST_LAYOUTS]:
         yield found[k]
+
+
+def _turned(array: Array, like: Array, one: Array, two: Array) -> Iterator[Array]:
+    """Yield an array with its axes in the order that makes one anchor of the other, where that gives the shape of `like`."""
+    if one.ndim > MOST_AXES or sorted(one.shape) != sorted(two.shape):
+        return
+    for order in itertools.permutations(range(array.ndim)):
+        made = array.transpose(order)
+        if made.shape == like.shape and one.transpose(order).shape == two.shape and same(one.transpose(order), two):
+            yield made
 
 
 def same(one: Array, two: Array) -> bool:

@@ -8,21 +8,21 @@ one after another; the one from which known values follow is what the source com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.graph import on_the_way
+from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.needed import needed
 from convert.programs.divergence.padding_rows import with_rows_filled
 from convert.programs.divergence.rerun import Change, Rerun
-from convert.programs.divergence.shared_values import SharedValues, one_of, same_numbers
+from convert.programs.divergence.shared_values import SharedValues, contains, one_of, same_numbers
 from convert.programs.divergence.trials import Trial, after_in_source, trials
 from convert.programs.program import Operation, Program, Value
 
@@ -34,6 +34,9 @@ REPAIRS = 400  # entries of a program
 PLACES = 3  # lines at which repairs explain a difference; with more of them any two programs are made equal
 WORK = 10**9  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
+FEW_LAYERS = (
+    2  # that may be too much in the target, such as an adapter: with more of them it is a value of another place
+)
 LAYERS = ("product", "convolution")
 
 
@@ -53,6 +56,7 @@ class Repair:
         change: what is put in.
         layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
         taken: (axis, index) of the elements that the source takes of its value; None for all.
+        made: how the source computes what it gives a layer, where that is a layer's own output and a little more; empty otherwise.
     """
 
     target: tuple[Operation, ...]
@@ -66,6 +70,7 @@ class Repair:
     change: Change = field(repr=False)
     layer: Operation | None = None
     taken: tuple[int, int] | None = None
+    made: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ def diverge(
     error: Callable[[Array], float],
     enough: float,
     tolerance: float,
+    lacking: Collection[str] = (),
 ) -> Divergence | None:
     """Find where the target departs from the source on the way to an output; None if all values on the way are the source's.
 
@@ -102,9 +108,34 @@ def diverge(
         error: of an array as this output.
         enough: the error up to which the output is equal.
         tolerance: relative error up to which values inside the programs are equal.
+        lacking: parameters of the target for which nothing was found.
     """
-    source, target = (on_the_way(program, output) for program in (source, target))
-    plain = Knowledge(source, target, output, SharedValues(source, tolerance))
+    source = on_the_way(source, output)
+    used = on_the_way(target, output)
+    found = _diverge(source, used, output, error, enough, tolerance, lacking)
+    if found is None or not _is_vague(found) or len(used.operations) == len(target.operations):
+        return found
+    # What the target computes and does not use may be what is missing: a residual, a gate.
+    whole = _diverge(source, target, output, error, enough, tolerance, lacking)
+    return whole if whole is not None and whole.proven else found
+
+
+def _is_vague(found: Divergence) -> bool:
+    """Whether nothing restores the output, or a value that a layer is given, without a word of how it is computed."""
+    return not found.proven or any(one.layer is not None and not one.source and not one.made for one in found.repairs)
+
+
+def _diverge(
+    source: Program,
+    target: Program,
+    output: str,
+    error: Callable[[Array], float],
+    enough: float,
+    tolerance: float,
+    lacking: Collection[str],
+) -> Divergence | None:
+    """Find where a target departs, with the operations that it has."""
+    plain = Knowledge(source, target, output, SharedValues(source, tolerance), lacking)
     filled = with_rows_filled(plain)
     found = None
     for known in dict.fromkeys((filled, plain)):  # the rows of zeros may be the fault
@@ -204,7 +235,8 @@ class _Search:
             return None
         source = _few(known.between([part.value for part in parts], known.source_goal))
         got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
-        repair = Repair((), source, (known.goal,), (got,), (want,), got, want.array, last, Change())
+        begin = (parts[0].value,) if source and parts[0].axis is None else (want,)
+        repair = Repair((), source, (known.goal,), (got,), begin, got, want.array, last, Change())
         return Divergence((*repairs, repair), 0.0, proven=True)
 
     def repair(self, entry: int, region: set[int]) -> Repair | None:
@@ -221,7 +253,9 @@ class _Search:
             t for t in every if last is not None and self.same(t, last)
         ]  # the same difference in the next layer
         best: tuple[int, Trial, Repair, Knowledge] | None = None
-        for trial in (*expected, *(t for t in every if t.of_layer), *found[:TRIALS]):
+        weak = False  # then all are tried, and the one is taken that leaves least
+        missing = [t for t in found[TRIALS:] if t.missing_at is not None]
+        for trial in (*expected, *(t for t in every if t.of_layer), *found[:TRIALS], *missing):
             for change in trial.changes():
                 described = cache(partial(self.described, entry, trial, change))
                 outcome = self.attempt(change, len(region), trial.similar and self.tentative, described)
@@ -229,11 +263,13 @@ class _Search:
                 if outcome is None or repair is None:
                     continue
                 left = 0 if self.at_goal(outcome.rerun) else len(outcome.region())
-                if best is not None and left >= best[0]:
+                if best is not None and (left, _is_weak(trial, outcome)) >= (best[0], _is_weak(best[1], best[3])):
                     continue
                 best = left, trial, repair, outcome
-                break
-            if best is not None and (best[1] in expected or not (best[0] and _is_weak(best[1]))):
+                if not left or trial.missing_at is None:  # of a missing operation, all ways to put it in are compared
+                    break
+            weak = weak or (best is not None and _is_weak(best[1], best[3]))
+            if best is not None and (best[1] in expected or not (best[0] and weak)):
                 break
         if best is None:
             return None
@@ -321,7 +357,7 @@ class _Search:
         if trial.of_layer:
             return self.describe_layer(entry, trial, change)
         target = known.behind(trial.value) if trial.missing_at is None else ()
-        present = known.present() | known.had
+        present = known.present() | known.had | known.fused - {root(trial.part.value, known.source_producer)}
         source = known.behind_in_source(trial.part.value, present)
         if trial.missing_at is not None:
             after = known.reached_in_source([part.value for part in known.found[trial.value]])
@@ -368,7 +404,9 @@ class _Search:
         layer, given = known.target.operations[entry], known.array(trial.value)
         source = _few(known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value))
         put_in = next(iter(change.operands.values()))
-        return Repair((), source, (trial.value,), (given,), (trial.part.value,), given, put_in, entry, change, layer)
+        made = () if source else _few(known.behind_in_source(trial.part.value, known.present()))
+        theirs = (trial.part.value,)
+        return Repair((), source, (trial.value,), (given,), theirs, given, put_in, entry, change, layer, None, made)
 
     def instead(self, entry: Operation) -> tuple[Operation, ...]:
         """Return what the source computes of the values that an entry is given."""
@@ -385,9 +423,18 @@ def _few(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     return () if of_layer or len(steps) > LONGEST else operations
 
 
-def _is_weak(trial: Trial) -> bool:
-    """Whether a trial may restore values of another place: those of another layer, where what the source computes is known."""
-    return trial.of_layer or trial.depths[1] == 0
+def _is_weak(trial: Trial, known: Knowledge) -> bool:
+    """Whether a trial may restore values of another place.
+
+    It may be those of another layer, where what the source computes is known; or an operation that seems to be missing, behind which
+    something that uses the value gives none of the source's, or only chooses among its elements.
+    """
+    if trial.of_layer or trial.depths[1] == 0:
+        return True
+    if trial.missing_at is None:
+        return False
+    users = known.uses(trial.value)
+    return any(kind_of(one) in ("sort", "pick") or not all(map(known.is_known, one.results)) for one in users)
 
 
 def _is_local(repair: Repair, known: Knowledge) -> bool:
@@ -400,7 +447,7 @@ def _is_local(repair: Repair, known: Knowledge) -> bool:
     if max(len(one), len(two)) > LONGEST:
         return False
     if not one or not two:
-        return True
+        return sum(kind_of(x) in LAYERS and bool(_parameters([x])) for x in one) <= FEW_LAYERS
     mine, others = (
         [x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)
     )
@@ -433,7 +480,9 @@ def _same_leaves(one: Sequence[Operation], two: Sequence[Operation], known: Know
     mine = [known.target.parameters[leaf].array for leaf in ours]
     others = [known.source.parameters[leaf].array for leaf in theirs]
     pairs = ((mine, others), (others, mine))
-    return all(all(any(one_of(x, y) for y in b) for x in a) for a, b in pairs)
+    if all(all(any(one_of(x, y) for y in b) for x in a) for a, b in pairs):
+        return True
+    return len(mine) == 1 and contains(mine[0], others[0])  # a part of what a fused matrix gives
 
 
 def _parameters(operations: Sequence[Operation]) -> list[Value]:
@@ -448,7 +497,7 @@ def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int], 
     only moves them, such as one that spreads them among zeros.
     """
     kind = kind_of(operation)
-    if kind in (LAYOUT, "part", "join"):
+    if kind in (LAYOUT, "part", "join", "pick"):
         return False
     numbers = [_nonzero(rerun.array(v)) for v in operation.operands if v in moved]
     if any(np.array_equal(_nonzero(rerun.array(v)), x) for v in operation.results for x in numbers):

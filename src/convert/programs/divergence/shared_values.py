@@ -65,6 +65,16 @@ def one_of(one: Array, two: Array) -> bool:
     return large.ndim > 1 and any(x.size == small.size and same_numbers(small, x) for x in large)
 
 
+def contains(large: Array, small: Array) -> bool:
+    """Whether a fused parameter holds all numbers of a smaller one, in any order."""
+    if not small.size or small.size >= large.size:
+        return False
+    numbers, wanted = np.sort(large, axis=None), small.ravel()
+    at = np.clip(np.searchsorted(numbers, wanted), 1, numbers.size - 1)
+    nearest = np.minimum(np.abs(numbers[at] - wanted), np.abs(numbers[at - 1] - wanted))
+    return bool((nearest <= 1e-9 * float(np.abs(numbers).max())).all())
+
+
 def slices(array: Array) -> Iterator[tuple[int, Iterator[Array]]]:
     """Yield each short axis with the arrays at its indices."""
     if array.ndim < 2:
@@ -92,7 +102,7 @@ class SharedValues:
         array = visible(array)
         if not tells(array):
             return ()
-        found = tuple(self._whole.find(array)) or tuple(self._stacked().find(array))
+        found = tuple(self._whole.find(array, closest=True)) or tuple(self._stacked().find(array, closest=True))
         return found or next(self._taken_apart(array), ())
 
     def _stacked(self) -> ValueTable[Part]:

@@ -77,7 +77,8 @@ class Trial:
     def _anchors(self) -> list[tuple[Array, Array]]:
         known = self.known
         operation = known.target.operations[known.producer[self.value]]
-        return [(part.array, known.array(v)) for v in operation.data for part in known.found.get(v, ())]
+        given = [*operation.data, *(v for operand in operation.data for v in _padded(known, operand))]
+        return [(part.array, known.array(v)) for v in given for part in known.found.get(v, ())]
 
 
 def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
@@ -85,6 +86,7 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
     operation = known.target.operations[entry]
     present = known.present()
     anchors = [(v, part) for v in operation.data for part in known.found.get(v, ())]
+    anchors = anchors or [(v, part) for v in _in_front(known, operation) for part in known.found.get(v, ())]
     if not anchors:  # a mask that is computed of lengths, and added to scores
         beside = {
             v: None
@@ -118,6 +120,13 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
         for other, far in near:
             if far and other.array.size == value.array.size and tells(known.array(value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _in_front(known: Knowledge, operation: Operation) -> list[Value]:
+    """Return the data of the operations in front of one: where that is a comparison, say, no value of the source's is equal."""
+    roots = map(known.root, operation.data)
+    before = [known.producer[v] for v in roots if v in known.producer]
+    return [v for k in before for v in known.target.operations[k].data if known.is_known(v)]
 
 
 def _other_operands(known: Knowledge, entry: int, present: set[Value]) -> Iterator[Trial]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, line, steps, unshared
-from convert.programs.divergence.naming.brief import brief, brief_of_entry
+from convert.programs.divergence.naming.brief import brief, brief_of_entry, layer, without_places
 from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
     EXTRA,
@@ -27,14 +27,15 @@ from convert.programs.divergence.naming.details import (
     padding_counts,
 )
 from convert.programs.divergence.naming.functions import Function, computed, steps_in_functions
+from convert.programs.divergence.naming.loops import other_end, other_start
 from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
-from convert.programs.divergence.naming.operations import CONSTANT, OTHER
+from convert.programs.divergence.naming.operations import CONSTANT, NORM_BEHIND, NORM_IN_FRONT, OTHER
 from convert.programs.divergence.naming.selections import other_selection
-from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED
+from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED, windows_of_entry
 from convert.programs.divergence.search import Divergence, Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
-from convert.programs.program import Program
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BY_RULES = (
@@ -87,6 +88,7 @@ def named(
     activations: Mapping[str, Function],
     training: Collection[str] = (),
     lacking: Collection[str] = (),
+    doubtful: Collection[str] = (),
 ) -> Named:
     """Name a divergence.
 
@@ -94,22 +96,33 @@ def named(
         activations: known ones by name.
         training: modules of the target that are in training mode.
         lacking: parameters of the target whose numbers are not those of the source, so that what they give shows nothing.
+        doubtful: those whose numbers may be wrong: no further difference that depends on them is named.
     """
     ours, theirs = (Words(p.operations, names_of(p)) for p in (target, source))
     if not divergence.proven:
-        return _unproven(divergence, ours, theirs, activations, training, lacking)
+        begin = other_end(source, target, ours, theirs) or other_start(source, target, lacking)
+        if begin:
+            return Named("", begin, "", without_places(begin))
+        return _unproven(divergence, ours, theirs, activations, training, lacking, doubtful)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
     seen: set[Any] = set()
+    left_out: list[str] = []
     for repair in divergence.repairs:
         what = tuple(tuple((one.name, one.where) for one in ones) for ones in (repair.target, repair.source))
         if what in seen and repair.target and repair.source:
             continue  # the next step of a loop
         if repair is not divergence.repairs[0] and same_function(repair, activations):
             continue  # what the first difference, or weights that were guessed, lead to
+        if repair is not divergence.repairs[0] and _with_operations_of(repair, divergence.repairs[0]):
+            continue  # the first difference, where its result is used again
         seen.add(what)
         name, problem = describe(Both(repair, ours, theirs, activations, training))
         if name in UNCLEAR and (which := other_selection(repair, ours, theirs)) and which not in problem:
             name, problem = PART, f"{problem}; {which}"
+        moved_by = {name, *(which for _, which, _ in described.values())} == {MISSING, EXTRA}
+        if described and not moved_by and (unsure := _behind(repair.operands, repair.target, ours, doubtful)):
+            left_out = left_out or unsure
+            continue
         lines = {one.where for one in repair.target} or {one.where for one in repair.source}
         described.setdefault((name, min(lines, default="")), (repair, name, problem))
     chosen = list(described.values())
@@ -124,14 +137,47 @@ def named(
     if set(names) == {MISSING, EXTRA}:
         name = _moved(chosen, activations) or name
     problems = list(dict.fromkeys(problem for _, _, problem in chosen))
+    if moved := next((said for which, said in (NORM_BEHIND, NORM_IN_FRONT) if name == which and len(names) > 1), ""):
+        problems[0] = f"{moved}: {problems[0]}"
     if counted:
         problems.append("the padding counts in the target's mean, and not in the JAX model's")
     problem = "; ".join(problems[:2] if not counted else problems) + (
         f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
     )
+    problem += _not_compared(left_out)
     by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, divergence.repairs))
     first = Both(divergence.repairs[0], ours, theirs, activations, training)
-    return Named(name, problem, _fix(first), brief(first, *chosen[0][1:], len(problems) - 1), by_rules)
+    short = moved or brief(first, *chosen[0][1:], len(problems) - 1)
+    return Named(name, problem, _fix(first), short, by_rules)
+
+
+def _behind(
+    operands: Sequence[Value], operations: Sequence[Operation], words: Words, doubtful: Collection[str]
+) -> list[str]:
+    """Return the doubtful parameters that values, or what operations are given, are computed from."""
+    waiting = [*operands, *(v for one in operations for v in one.operands)]
+    seen: set[Value] = set()
+    while doubtful and waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            before = words.producer.get(value)
+            waiting += before.operands if before is not None else ()
+    return sorted({words.names[v] for v in seen if v.of_parameters and v in words.names}.intersection(doubtful))
+
+
+def _not_compared(unsure: Sequence[str]) -> str:
+    """Say that nothing is compared that depends on parameters for which several leaves are possible."""
+    if not unsure:
+        return ""
+    many = f"{unsure[0]} and {len(unsure) - 1} more are" if len(unsure) > 1 else f"{unsure[0]} is"
+    return f"; what follows is not compared, as {many} open"
+
+
+def _with_operations_of(repair: Repair, first: Repair) -> bool:
+    """Whether a repair stands for operations that another one stands for, too."""
+    sides = ((repair.target, first.target), (repair.source, first.source))
+    return any(one in others and kind_of(one) != LAYOUT for ones, others in sides for one in ones)
 
 
 def _crossed(one: Repair, two: Repair) -> bool:
@@ -159,7 +205,7 @@ def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, 
     if len(functions) == 2 and functions[0] and functions[0] == functions[1]:
         return MOVED
     if all(any(kind in ("sqrt", "rsqrt") for kind, _ in steps(one.source or one.target)) for one in sides):
-        return "norm behind the addition, not in front of it"
+        return (NORM_BEHIND if sides[0].index < sides[1].index else NORM_IN_FRONT)[0]
     one, two = (steps(x.source or x.target) for x in sides)
     begins = [one.operands[0].array for one in sides]
     if one == two and same_numbers(*begins):  # of one value, both do the same with other parts of it
@@ -203,13 +249,14 @@ def _unproven(
     activations: Mapping[str, Function],
     training: Collection[str],
     lacking: Collection[str],
+    doubtful: Collection[str],
 ) -> Named:
     """Say at which operation the target departs, where no value of the source's restores the output."""
     entry = divergence.entry
     if entry is None:
         return Named("", "", "")
     said, short = "", brief_of_entry(entry, divergence.instead, ours, theirs)
-    if divergence.repairs:
+    if divergence.repairs and divergence.repairs[0].index <= ours.operations.index(entry):
         first = Both(divergence.repairs[0], ours, theirs, activations, training)
         name, said = describe(first)
         short = brief(first, name, said, 0)
@@ -219,6 +266,11 @@ def _unproven(
     at = f"of {given}, the target {ours.verb(entry)}{places([entry])}"
     if unknown and said:
         return Named("", f"{said}; what follows is not compared, as nothing was found for {unknown}", "", short)
+    if said and (unsure := _behind(entry.data, [entry], ours, doubtful)):
+        return Named("", said + _not_compared(unsure), "", short)
+    windows = windows_of_entry(entry, divergence.instead, ours, theirs)
+    if windows and not said:
+        return Named("", f"of {given}, {windows}{places([entry])}", "", f"{layer([entry], entry.data, ours)}{windows}")
     if unknown:
         said = f"nothing was found for {unknown}: {at}"
     else:
@@ -226,4 +278,5 @@ def _unproven(
         said += f"the first operation of the target that is given values of the JAX model and gives none of its values: {at}"
     if divergence.instead:
         said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
+    said += f"; {windows}" if windows else ""
     return Named("", said, "", short)

@@ -59,6 +59,7 @@ NOUNS = {
 POOLED = {"max": "the largest", "avg": "the mean", "sum": "the sum"}  # by a word in the operator's name
 SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
 INDICES = ("lt", "add", "select_n")  # what JAX does with indices, of which negative ones count from the end
+JOINS = ("concatenate", "cat")  # the other ones pad with their number
 REDUCED = ("axes", "dim", "axis", "dimension")  # names of the setting in JAX and in torch
 
 
@@ -71,9 +72,9 @@ class Words:
         self.names = names
         self.parameters = {name: value.array for value, name in names.items() if value.of_parameters}
 
-    def largest_behind(self, values: Sequence[Value]) -> int:
-        """How many of the largest values go into these, a few operations behind them; 0 if none do, or not always as many."""
-        found: set[int] = set()
+    def chosen_behind(self, values: Sequence[Value]) -> tuple[int, str]:
+        """How many of the largest or smallest values go into these, a few operations behind them, and which; 0 if none do, or not always as many."""
+        found: set[tuple[int, str]] = set()
         waiting = [(value, 0) for value in values]
         while waiting:
             value, depth = waiting.pop()
@@ -81,10 +82,24 @@ class Words:
             if one is None or depth > NEAR:
                 continue
             if one.name in ("top_k", "topk"):
-                found.add(one.results[0].array.shape[-1])
+                which = "largest" if one.settings.get("largest", True) else "smallest"
+                found.add((one.results[0].array.shape[-1], which))
+            elif ranked := self._ranked(one):
+                found.add(ranked)
             else:
                 waiting += [(v, depth + 1) for v in one.data]
-        return found.pop() if len(found) == 1 else 0
+        return found.pop() if len(found) == 1 else (0, "")
+
+    def _ranked(self, operation: Operation) -> tuple[int, str] | None:
+        """Return how many of which values a comparison of their ranks keeps: argsort(argsort(-x)) < 2 keeps the two largest."""
+        number = scalar(operation)
+        if operation.name != "lt" or number is None or operation.data[0].array.dtype.kind not in "iu":
+            return None
+        sorts, value = 0, operation.data[0]
+        while (before := self.producer.get(root(value, self.producer))) is not None and kind_of(before) == "sort":
+            sorts, value = sorts + 1, before.data[0]
+        negative = before is not None and kind_of(before) == "negate"
+        return (int(number), "largest" if negative else "smallest") if sorts > 1 else None
 
     def chain(self, operations: Sequence[Operation]) -> str:
         """Say what operations do, one after another."""
@@ -134,11 +149,17 @@ class Words:
         if kind == "limit":
             return PLAIN[kind] + _bounds(operation)
         if kind == "pooling":
-            return PLAIN[kind] + next((f" by {by}" for word, by in POOLED.items() if word in operation.name), "")
+            by = next((f" by {by}" for word, by in POOLED.items() if word in operation.name), "")
+            window = operation.settings.get("window_dimensions") or operation.settings.get("kernel_size") or ()
+            sizes = [str(size) for size in window if size > 1] if isinstance(window, list | tuple) else []
+            return PLAIN[kind] + by + (f" of {' x '.join(sizes)}" if by and sizes else "")
         if kind == "resize":
             return f"interpolates by {operation.name.strip('_')}"
         if kind == "join" and any(v.of_parameters for v in operation.operands):
             return f"joins {self.other(operation)} to it"
+        if operation.name in JOINS and (number := scalar(operation)) is not None:
+            given = " and ".join(dict.fromkeys(map(self.value, operation.data)))
+            return f"joins {number:.7g} to {given}"
         if kind == "part":
             return _taken(operation) or PLAIN[kind]
         if operation.name in ("top_k", "topk"):
@@ -191,15 +212,17 @@ class Words:
         return f"{NOUNS.get(kind_of(operation), 'the value')} of {operation.where}" if operation.where else "a value"
 
 
-def user_of(value: Value, operations: Sequence[Operation]) -> list[Operation]:
-    """Return the first operation that computes something of a value, in any layout; nothing where none does."""
-    reached = {value}
-    for one in operations:
+def user_of(value: Value, operations: Sequence[Operation], near: int = 0) -> list[Operation]:
+    """Return the first operation that computes something of a value, in any layout, from a number on if one does; nothing where none does."""
+    reached, found = {value}, list[Operation]()
+    for number, one in enumerate(operations):
         if reached.intersection(one.operands):
             if kind_of(one) != LAYOUT:
-                return [one]
-            reached.update(one.results)
-    return []
+                found = found or [one]
+                if number >= near:
+                    return [one]
+            reached.update(one.results if kind_of(one) == LAYOUT else ())
+    return found
 
 
 def names_of(program: Program) -> dict[Value, str]:
@@ -311,6 +334,24 @@ def _taken(operation: Operation) -> str:
     if operation.name in ("rev", "flip"):
         axes = settings.get("dimensions", settings.get("dims", ()))
         return f"reverses axis {axes[0] % len(shape)}" if len(axes) == 1 else ""
+    if (at := _of_one_axis(operation)) is None:
+        return ""
+    axis, which = at
+    if len(which) == 1:
+        return f"takes index {which[0]} of axis {axis}"
+    step = f", every {which.step}," if which.step != 1 else ""
+    return f"takes the indices {which[0]} to {which[-1]}{step} of axis {axis}"
+
+
+def takes_one(operation: Operation) -> tuple[int, int] | None:
+    """Return (axis, index) where an operation takes what stands at one index of an axis; None where it takes something else."""
+    at = _of_one_axis(operation) if len(operation.results) == 1 else None
+    return (at[0], at[1][0]) if at is not None and len(at[1]) == 1 else None
+
+
+def _of_one_axis(operation: Operation) -> tuple[int, range] | None:
+    """Return (axis, indices) that an operation takes; None where it takes them of several axes, or of none."""
+    settings, shape = operation.settings, operation.operands[0].array.shape
     taken: list[tuple[int, range]] = []
     if "start_indices" in settings and settings.get("limit_indices"):
         steps = settings.get("strides") or (1,) * len(shape)
@@ -324,13 +365,7 @@ def _taken(operation: Operation) -> str:
         how = slice(settings.get("start"), settings.get("end"), settings.get("step"))
         taken = [(axis, range(shape[axis])[how])]
     taken = [(axis, which) for axis, which in taken if len(which) != shape[axis]]
-    if len(taken) != 1 or not len(taken[0][1]):
-        return ""
-    axis, which = taken[0]
-    if len(which) == 1:
-        return f"takes index {which[0]} of axis {axis}"
-    step = f", every {which.step}," if which.step != 1 else ""
-    return f"takes the indices {which[0]} to {which[-1]}{step} of axis {axis}"
+    return taken[0] if len(taken) == 1 and len(taken[0][1]) else None
 
 
 def _over(operation: Operation) -> str:

@@ -152,8 +152,11 @@ def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for tensor in tensors.values():
         known = sum(len(part.elements) for part in tensor.parts)
         if known + tensor.unseen < (size := int(np.prod(tensor.shape))) and tensor.grade is Grade.OPEN:
+            some = f"{size - known} of its {size} elements"
             raise NoWordsError(
-                f"{size - known} of its {size} elements meet nothing but zeros, so that no output shows them"
+                f"nothing was found that fits {some}"
+                if tensor.guessed
+                else f"{some} meet nothing but zeros, so that no output shows them"
             )
     return tensors
 

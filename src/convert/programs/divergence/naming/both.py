@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.by_functions import (
@@ -15,6 +18,9 @@ from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, places, scalar, user_of
 from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NEARLY = 1e-6  # relative; what numbers of a table are rounded to in float32 leaves about 1e-8
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,20 @@ class Both:
         repair = self.repair
         if not repair.target and (pair := self.theirs.of_two(repair.source)):
             return pair
-        given = [x.array for x in repair.source_operands] if repair.target else repair.given
+        theirs = [x.array for x in repair.source_operands]
+        if not repair.target:
+            of_each = len(theirs) == len(repair.given)
+            return self._chained(list(map(_or_nearly, repair.given, theirs)) if of_each else repair.given)
+        return self._chained(theirs)
+
+    def _chained(self, given: Sequence[Array]) -> str:
+        repair = self.repair
         return chain(self.theirs, repair.source, given, repair.want, self.activations)
 
     @cached_property
     def user(self) -> list[Operation]:
         """The first operation of the target that uses what its operations would be given; nothing where none does."""
-        return user_of(self.repair.operands[0], self.ours.operations)
+        return user_of(self.repair.operands[0], self.ours.operations, self.repair.index)
 
     @property
     def as_it_is(self) -> str:
@@ -105,6 +118,12 @@ def unshared(repair: Repair) -> tuple[list[Value], list[Value]]:
     theirs = repair.source_operands
     mine = [value for value, x in pairs if not any(same_numbers(x, y.array) for y in theirs)]
     return mine, [y for y in theirs if not any(same_numbers(x, y.array) for _, x in pairs)]
+
+
+def _or_nearly(ours: Array, theirs: Array) -> Array:
+    """Return the source's numbers where the target has them but for rounding, in the same layout: a function is exact for these."""
+    near = ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=0, atol=NEARLY * np.abs(theirs).max(initial=0))
+    return theirs if near else ours
 
 
 def line(operations: Sequence[Operation]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, steps
 from convert.programs.divergence.naming.by_functions import EXTRA
 from convert.programs.divergence.words import Words, arithmetic, layer_of
@@ -49,6 +49,11 @@ def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, 
     return f"{at}the target {does}, the JAX model {other}"
 
 
+def without_places(problem: str) -> str:
+    """Return a sentence without the lines of the code."""
+    return PLACES.sub("", problem)
+
+
 def layer(operations: Sequence[Operation], given: Sequence[Value], words: Words) -> str:
     """Return the layer of the target in which operations are, or the nearest in front of what they are given, with a colon; or nothing."""
     inside = next((one.module for one in operations if one.module), "")
@@ -59,7 +64,10 @@ def layer(operations: Sequence[Operation], given: Sequence[Value], words: Words)
         if not todo:
             break
         before = words.producer.get(todo.pop(0))
-        if before is not None and (name := layer_of(before, words.producer) or before.module):
+        own = (
+            "" if before is None or kind_of(before) == LAYOUT else before.module
+        )  # a view of what comes from elsewhere
+        if before is not None and (name := layer_of(before, words.producer) or own):
             return f"behind {name}: "
         todo += before.data if before is not None else ()
     return ""
@@ -88,16 +96,21 @@ def _begin(does: str) -> str:
 def _apart(both: Both) -> str:
     """Say the steps in which the sides differ, without those that they begin and end with in common; empty where they are many."""
     sides = [arithmetic(x) for x in (both.repair.target, both.repair.source)]
-    kinds = [steps(x) for x in sides]
+    kinds = [
+        [(step, words.verb(one) if kind_of(one) == "pooling" else "") for step, one in zip(steps(x), x, strict=True)]
+        for words, x in zip((both.ours, both.theirs), sides, strict=True)
+    ]
     common = [_common(*kinds), _common(*(x[::-1] for x in kinds))]
     common[1] = min(common[1], min(map(len, sides)) - common[0])
     left = [x[common[0] : len(x) - common[1]] for x in sides]
-    if not any(left) or max(map(len, left)) > MOST:
+    if not any(left) or (max(map(len, left)) > MOST and all(left)):
         return ""
     ours, theirs = (words.chain(x) if x else "" for words, x in zip((both.ours, both.theirs), left, strict=True))
     if not ours or not theirs:
         return (
-            f"the JAX model {theirs}, the target does not" if theirs else f"the target {ours}, the JAX model does not"
+            f"the JAX model {_short(left[1], theirs)}, the target does not"
+            if theirs
+            else f"the target {_short(left[0], ours)}, the JAX model does not"
         )
     return f"the target {ours}, the JAX model {theirs}"
 

@@ -18,12 +18,14 @@ from convert.programs.divergence.naming.windows import PADS
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import FEW, one_of, same_numbers, visible
-from convert.programs.divergence.words import Words, arithmetic, places
+from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 POWER = "another power"
 PART, PARAMETER, FUNCTION = "another part", "another parameter", "another function of a parameter"
+EPSILON = "another constant added to a parameter"
+ROOTS = {"rsqrt": "sqrt"}  # one program multiplies by the reciprocal, the other one divides
 BIASED, UNBIASED = "bias of a choice added to its weights", "bias of a choice not added to its weights"
 MOST_CHOICES = 4096  # elements of such a bias
 MOST_MOVED = 16  # indices of an axis whose order a finding writes out
@@ -129,6 +131,11 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
             if all(any(kind_of(one) == "pick" for one in ops) for ops in made):
                 return PART, f"of {leaves}, the two pick other elements"
             said = [words.chain(ops) for words, ops in zip((ours, theirs), made, strict=True)]
+            numbers = [[scalar(one) for one in ops if kind_of(one) == "add"] for ops in made]
+            kinds = [[ROOTS.get(kind_of(one), kind_of(one)) for one in ops if kind_of(one) != LAYOUT] for ops in made]
+            if kinds[0] == kinds[1] and numbers[0] != numbers[1]:
+                at = [places(ops) for ops in made]
+                return EPSILON, f"of {leaves}, the target {said[0]}{at[0]}; the JAX model {said[1]}{at[1]}"
             return FUNCTION, f"of {leaves}, the target {said[0]}, and the JAX model {said[1]}"
     return None
 

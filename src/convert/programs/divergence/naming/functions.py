@@ -186,7 +186,7 @@ def _root(function: Callable[[float], float], wanted: float, *, falls: bool) -> 
 def over(axis: int) -> Iterator[tuple[str, Function]]:
     """Yield functions along an axis."""
     yield "softmax", lambda x: _softmax(x, axis)
-    yield "log_softmax", lambda x: np.log(_softmax(x, axis))
+    yield "log_softmax", lambda x: _log_softmax(x, axis)
     yield "L2 norm", lambda x: np.sqrt(np.square(x).sum(axis))
     yield "L1 norm", lambda x: np.abs(x).sum(axis)
     yield "division by the L2 norm", lambda x: x / np.sqrt(np.square(x).sum(axis, keepdims=True))
@@ -206,6 +206,12 @@ def over(axis: int) -> Iterator[tuple[str, Function]]:
 def _softmax(x: Array, axis: int) -> Array:
     made = np.exp(x - x.max(axis, keepdims=True))
     return np.asarray(made / made.sum(axis, keepdims=True))
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    """Return the logarithm of the softmax, also where that is too small for a number."""
+    below = x - x.max(axis, keepdims=True)
+    return np.asarray(below - np.log(np.exp(below).sum(axis, keepdims=True)))
 
 
 def mask_offsets(visible: Array) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
@@ -16,6 +17,7 @@ from convert.programs.divergence.naming.by_functions import (
 )
 from convert.programs.divergence.naming.computed_tables import of_other_tables
 from convert.programs.divergence.naming.details import (
+    EPSILON,
     FUNCTION,
     PART,
     axes_exchanged,
@@ -38,7 +40,7 @@ from convert.programs.divergence.naming.tables import (
 )
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
-from convert.programs.divergence.words import Words, arithmetic, places, scalar
+from convert.programs.divergence.words import JOINS, Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,16 +50,29 @@ LARGEST, SMALLEST = "another number of largest values", "smallest values for the
 
 
 def largest(both: Both) -> Described | None:
-    repair = both.repair
-    most, theirs_most = both.ours.largest_behind(repair.operands), both.theirs.largest_behind(repair.source_operands)
+    (most, _), (theirs_most, _) = _chosen(both)
     if not most or not theirs_most or most == theirs_most:
         return None
     counts = f"the target takes the {most} largest, and the JAX model the {theirs_most} largest"
     return LARGEST, f"{both.sentence}; {counts}"
 
 
+def _chosen(both: Both) -> tuple[tuple[int, str], tuple[int, str]]:
+    """Return how many of the largest or smallest values each side takes, in the operations of a repair or in front of them."""
+    repair = both.repair
+    sides = ((both.ours, repair.target, repair.operands), (both.theirs, repair.source, repair.source_operands))
+    ours, theirs = (
+        words.chosen_behind([*(x for one in ops[-1:] for x in one.results), *given]) for words, ops, given in sides
+    )
+    return ours, theirs
+
+
 def smallest(both: Both) -> Described | None:
     """The smallest values in the place of the largest ones."""
+    (most, which), (_, theirs_which) = _chosen(both)
+    if most and {which, theirs_which} == {"largest", "smallest"}:
+        said = f"the target takes the {most} {which}{both.here}; the JAX model takes the {most} {theirs_which}"
+        return SMALLEST, f"of {both.given}, {said}{both.there}"
     sides = [[one for one in of if kind_of(one) == "sort"] for of in (both.repair.target, both.repair.source)]
     if len(sides[0]) != 1 or len(sides[1]) != 1:
         return None
@@ -88,7 +103,17 @@ def input_of_layer(both: Both) -> Described | None:
             ORDER,
             f"{name} is given {given} with its elements in another order: the target{places_of[0]}, the JAX model{places_of[1]}",
         )
-    return OPERAND, f"the target gives {name} {given}{places([layer])}; the JAX model gives it {meant}"
+    return (
+        OPERAND,
+        f"the target gives {name} {given}{places([layer])}; the JAX model gives it {meant}{_made(repair, theirs)}",
+    )
+
+
+def _made(repair: Repair, theirs: Words) -> str:
+    """Say how the JAX model computes what it gives a layer, of values that the target has."""
+    results = {x for one in repair.made for x in one.results}
+    given = dict.fromkeys(theirs.value(x) for one in repair.made for x in one.data if x not in results)
+    return f": of {' and '.join(given)}, it {theirs.chain(repair.made)}{places(repair.made)}" if given else ""
 
 
 def choice(both: Both) -> Described | None:
@@ -106,6 +131,15 @@ def other_value(both: Both) -> Described | None:
         OPERAND,
         f"the target has {both.given}{at} where the JAX model has {theirs.value(meant)}{which and f'; {which}'}",
     )
+
+
+def other_limit(both: Both) -> Described | None:
+    """Both limit the values, the target so far away that nothing reaches its limits."""
+    made = made_at(both.repair, both.ours)
+    limits = {kind_of(one) for one in (*made, *arithmetic(both.repair.source))} == {"limit"}
+    if not made or not both.repair.source or not limits:
+        return None
+    return CONSTANT, f"the target {both.ours.verb(made[0])}{places(made)}; the JAX model {both.instead}{both.there}"
 
 
 def missing_layout(both: Both) -> Described | None:
@@ -127,6 +161,22 @@ def missing_part(both: Both) -> Described | None:
         return None
     of = other_selection(repair, ours, theirs) or f"the target has {both.given} as it is"
     return PART, f"{both.only_theirs}; {of}{places(made_at(repair, ours))}"
+
+
+def joined_number(both: Both) -> Described | None:
+    """Both join a number to a value, and not the same: zeros that the target joins are no other value."""
+    repair, ours = both.repair, both.ours
+    made = ours.producer.get(root(repair.operands[0], ours.producer)) if len(repair.operands) == 1 else None
+    first = next(iter(arithmetic(repair.source)), None)
+    if made is None or first is None or made.name not in JOINS or first.name not in JOINS:
+        return None
+    numbers = scalar(made), scalar(first)
+    if None in numbers or numbers[0] == numbers[1]:
+        return None
+    return (
+        CONSTANT,
+        f"the target {ours.verb(made)}{places([made])}; the JAX model {both.theirs.verb(first)}{both.there}",
+    )
 
 
 def joined(both: Both) -> Described | None:
@@ -160,6 +210,11 @@ def of_parameters(both: Both) -> Described | None:
     other = other_indices(both.repair) or other_parameters(both.repair, both.ours, both.theirs)
     if other and other[0] == FUNCTION and (made := of_other_tables(both)) is not None:
         return made
+    one, two = ([kind for kind, _ in of] for of in both.steps)
+    if other and one != two and sorted(one) == sorted(two):
+        return None  # the same operations in another order meet other elements of them
+    if other and other[0] == EPSILON:  # what the two do with it is the same
+        return CONSTANT, other[1]
     return (other[0], f"{both.sentence}; {other[1]}") if other else None
 
 
@@ -205,9 +260,9 @@ def first_part(both: Both) -> Described | None:
 
 def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) -> Described:
     """Name a difference of operations that are the same, with the same constants: other operands, or their elements' order."""
-    if unshared(repair)[0]:
-        values = unshared(repair)
-        used = " and ".join(dict.fromkeys(map(ours.value, values[0])))
+    values = unshared(repair)
+    if values[0] or any(x.data for x in values[1]):
+        used = " and ".join(dict.fromkeys(map(ours.value, values[0] or repair.operands)))
         meant = " and ".join(dict.fromkeys(map(theirs.value, values[1] or repair.source_operands)))
         which = ""
         if len(values[0]) == len(values[1]) == 1:
@@ -215,6 +270,8 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
             if numbers := _masked_with(mine, other, ours, theirs):
                 return CONSTANT, f"{sentence}; {numbers}"
             which = selection((mine, mine.array), (other, other.array), ours, theirs)
+            if number := _times(mine, other):
+                return CONSTANT, f"{sentence}; the target uses {used}, and the JAX model {number} times that"
         return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}{which and f'; {which}'}"
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
         return PART, sentence
@@ -235,6 +292,15 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
     if len(repair.given) > 1 and all(any(x.shape == y.shape and same(x, y) for y in others) for x in repair.given):
         return EXCHANGED, f"{sentence}; the same values, put together in another way"
     return ORDER, f"{sentence}; the elements are in another order"
+
+
+def _times(one: Value, two: Value) -> str:
+    """Return the number that makes one value of another; empty if none does."""
+    if one.array.shape != two.array.shape or not one.array.any():
+        return ""
+    at = np.abs(one.array).argmax()
+    number = float(two.array.flat[at] / one.array.flat[at])
+    return factor_text(number) if same(number * one.array, two.array) else ""
 
 
 def _masked_with(one: Value, two: Value, ours: Words, theirs: Words) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.naming.both import Both
+from convert.programs.divergence.naming.both import Both, unshared
 from convert.programs.divergence.naming.by_functions import (
     EXTRA,
     MISSING,
@@ -38,8 +38,17 @@ from convert.programs.divergence.naming.windows import PADDING
 from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import REDUCED as REDUCED_BY
-from convert.programs.divergence.words import places
+from convert.programs.divergence.words import arithmetic, places
+from convert.programs.program import Operation, Value
 
+NORM_BEHIND = (
+    "norm behind the addition, not in front of it",
+    "the target computes the norm behind the addition, and the JAX model in front of it",
+)
+NORM_IN_FRONT = (
+    "norm in front of the addition, not behind it",
+    "the target computes the norm in front of the addition, and the JAX model behind it",
+)
 Described = tuple[str, str]  # the name, and the sentence
 Array = np.ndarray[Any, np.dtype[Any]]
 CONSTANT = "another constant"
@@ -124,6 +133,24 @@ def side_of_the_root(both: Both) -> Described | None:
     return (f"epsilon {one} the root", both.sentence) if one and two and one != two else None
 
 
+def norm_of_sum(both: Both) -> Described | None:
+    """A norm on one side of an addition, and on the other side of it in the JAX model."""
+    sums = [_sum_and_root(arithmetic(x)) for x in (both.repair.target, both.repair.source)]
+    if None in sums or sums[0] == sums[1]:
+        return None
+    name, said = NORM_BEHIND if sums[0] == "sum first" else NORM_IN_FRONT
+    return name, f"{both.sentence}; {said}"
+
+
+def _sum_and_root(steps: Sequence[Operation]) -> str | None:
+    """Return whether two values are added before a root is taken, or behind it; None where there are not one such sum and one root."""
+    sums = [k for k, one in enumerate(steps) if kind_of(one) == "add" and len(set(one.data)) == 2]
+    roots = [k for k, one in enumerate(steps) if kind_of(one) in ("sqrt", "rsqrt")]
+    if len(sums) != 1 or len(roots) != 1:
+        return None
+    return "sum first" if sums[0] < roots[0] else "norm first"
+
+
 def another_order(both: Both) -> Described | None:
     """The same operations in another order."""
     one, two = both.steps
@@ -185,7 +212,22 @@ def reduced(both: Both) -> Described | None:
 
 
 def anything(both: Both) -> Described:
-    return OTHER, both.sentence
+    mine, meant = unshared(both.repair)
+    mine, meant = ([x for x in a if not any(_is_index(x, y) for y in b)] for a, b in ((mine, meant), (meant, mine)))
+    if not mine or not meant or len(both.repair.operands) == 1:
+        return OTHER, both.sentence
+    used, other = (
+        " and ".join(dict.fromkeys(map(words.value, values)))
+        for words, values in ((both.ours, mine), (both.theirs, meant))
+    )
+    return OTHER, f"{both.sentence}; the target uses {used}, and the JAX model {other}"
+
+
+def _is_index(one: Value, two: Value) -> bool:
+    """Whether one of two values is what stands at an index of an axis of the other."""
+    small, large = sorted((one.array, two.array), key=lambda x: x.size)
+    sizes = [(axis, n) for axis, n in enumerate(large.shape) if n * small.size == large.size]
+    return any(same_numbers(small, np.take(large, k, axis)) for axis, n in sizes for k in range(n))
 
 
 def _other_axes(repair: Repair) -> str:

@@ -21,7 +21,7 @@ Pairs = tuple[tuple[int, int], ...]
 PADDING = "another padding"
 FLIPPED, TRANSPOSED = "kernel flipped", "axes of the kernel exchanged"
 PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
-NEAR = 12  # operations that pad a value
+NEAR = 24  # operations that pad a value: a circular one takes four of each side
 WIDEST = 16  # padding of an axis
 MODES = {
     "constant": "zeros",
@@ -142,17 +142,49 @@ def other_windows(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str]
         if any(order != tuple(sorted(order)) and same(one.kernel.transpose(order), two.kernel) for order in orders):
             return TRANSPOSED, "the target reads the kernel with its axes in another order"
         return None
+    return _otherwise(one, two, repair.target, repair.source)
+
+
+def windows_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, theirs: Words) -> str:
+    """Say how a convolution of the target, whose kernel may be unknown, reads its value otherwise than one of the source reads the same.
+
+    Args:
+        entry: the convolution, or an operation that pads in front of it.
+        instead: what the source computes of the value.
+    """
+    behind, reached = [entry], set(entry.results)
+    for one in ours.operations if kind_of(entry) != "convolution" else ():
+        if reached.intersection(one.operands):
+            behind.append(one)
+            reached.update(one.results if kind_of(one) != "convolution" else ())
+    for one, two in itertools.product(behind, instead):
+        if kind_of(one) != "convolution" or kind_of(two) != "convolution":
+            continue
+        mine, other = _convolution(one, ours), _convolution(two, theirs)
+        if mine is None or other is None or mine.kernel.shape != other.kernel.shape:
+            continue
+        if mine.given.shape != other.given.shape or not same(mine.given, other.given):
+            continue
+        if said := _otherwise(mine, other, [one], [two]):
+            return said[1]
+    return ""
+
+
+def _otherwise(
+    one: _Convolution, two: _Convolution, target: Sequence[Operation], source: Sequence[Operation]
+) -> tuple[str, str] | None:
+    """Name what differs in the settings and the padding of two convolutions."""
     names = [f"another {what}" for what in one.settings if one.settings[what] != two.settings[what]]
     said = [
         f"the target has {what} {one.settings[what]}, and the JAX model {two.settings[what]}"
         for what in one.settings
         if one.settings[what] != two.settings[what]
     ]
-    cut = _is_cut(repair.target) != _is_cut(repair.source)
+    cut = _is_cut(target) != _is_cut(source)
     if one.padding != two.padding or cut:
         names.append(PADDING)
         said.append(
-            f"the target pads {_said(one, repair.target)}, and the JAX model {_said(two, repair.source)}",
+            f"the target pads {_said(one, target)}, and the JAX model {_said(two, source)}",
         )
     return (" and ".join(names), "; ".join(said)) if names else None
 
