@@ -1,0 +1,95 @@
+"""What follows from a difference is no second one: the sentence names the first alone, and what cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from support.inferred import derive, floats
+
+D, N = 8, 2
+STEPS, H = 2, 0.5
+
+
+def _field(w: Any, t: float, y: Any) -> Any:
+    time = jnp.full((*y.shape[:-1], 1), t)
+    return jnp.tanh(jnp.concatenate([y, time], -1) @ w["a"] + w["ab"]) @ w["b"]
+
+
+def integrated(w: Any, x: Any) -> Any:
+    y = x @ w["i"]
+    for k in range(STEPS):
+        one = _field(w, k * H, y)
+        y = y + H * (one + 2 * _field(w, (k + 0.5) * H, y + H / 2 * one))
+    return y @ w["o"]
+
+
+class Integrated(torch.nn.Module):
+    def __init__(self, factor: float, middle: float) -> None:
+        super().__init__()
+        self.factor, self.middle = factor, middle
+        self.i, self.o, self.b = (torch.nn.Linear(D, D, bias=False) for _ in range(3))
+        self.a = torch.nn.Linear(D + 1, D)
+
+    def field(self, t: float, y: Any) -> Any:
+        return self.b(self.a(torch.cat([torch.full((*y.shape[:-1], 1), t), y], -1)).tanh())
+
+    def forward(self, x: Any) -> Any:
+        y = self.i(x)
+        for k in range(STEPS):
+            one = self.field(k * H, y)
+            two = self.field((k + self.middle) * H, y + H / 2 * one)
+            y = y + H * (one + (two if self.factor == 1 else self.factor * two))
+        return self.o(y)
+
+
+INTEGRATED: dict[str, tuple[int, ...]] = dict.fromkeys("iob", (D, D)) | {"a": (D + 1, D), "ab": (D,)}
+
+
+def attended(w: Any, x: Any) -> Any:
+    q, k, v = ((x @ w[name]).reshape(*x.shape[:-1], N, -1) for name in "qkv")
+    p = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k) / 2)
+    return jnp.tanh(x + jnp.einsum("bnts,bsnh->btnh", p, v).reshape(x.shape) @ w["o"]) @ w["p"]
+
+
+class Attended(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(D, 3 * D, bias=False)
+        self.o, self.p = torch.nn.Linear(D, D, bias=False), torch.nn.Linear(D, D, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        _, k, v = (z.unflatten(-1, (N, -1)).transpose(1, 2) for z in self.qkv(x).chunk(3, -1))
+        p = (k @ k.transpose(-1, -2) / 2).softmax(-1)
+        return self.p((x + self.o((p @ v).transpose(1, 2).flatten(-2))).tanh())
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[str, tuple[int, ...]], str]] = {
+    "a factor in each step": (
+        integrated,
+        lambda: Integrated(1, 0.5),
+        INTEGRATED,
+        "behind b: the JAX model multiplies by 2, the target does not",
+    ),
+    "the time of each step": (integrated, lambda: Integrated(2, 0), INTEGRATED, "the target joins 0 to the sum of"),
+    "keys for the queries of a fused matrix": (
+        attended,
+        Attended,
+        dict.fromkeys("qkvop", (D, D)),
+        "behind qkv: the target uses a part of what qkv gives, and the JAX model what q gives",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_difference_alone_is_named(name: str) -> None:
+    function, module, shapes, words = CASES[name]
+    torch.manual_seed(0)
+    (difference,) = derive(function, module(), shapes, floats(3, 5, D)).differences
+    assert words in difference.brief and " more" not in difference.brief, difference.problem
+    assert "more may differ" not in difference.problem
