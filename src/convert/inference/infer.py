@@ -26,7 +26,7 @@ from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.sums import constants_last
-from convert.inference.forms.used_parts import used_parts
+from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
 from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
@@ -133,7 +133,11 @@ def _derived(
     require_finite_products(first)
     as_run = recorded(module, run, given)
     require_same_again(module, run, as_run)
-    target = tables_as_data(first, _in_one_form(as_run, keep=False))
+    target = _in_one_form(as_run, keep=False)
+    if products_of_joined_rows(first) != products_of_joined_rows(target):
+        runs.apart = True
+        first, target = runs.program(seed, given), _in_one_form(as_run, keep=False, apart=True)
+    target = tables_as_data(first, target)
     require_outputs_of_both(first, target)
     learned = learned_inputs(first, target)
     first, target = parameters_as_data(first, learned[0]), parameters_as_data(target, learned[1])
@@ -223,13 +227,13 @@ def _search_again(
     given = require_inputs(inputs(seed))
     source = runs.program(seed, given)
     state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
-    target = _in_one_form(recorded(module, run, given, state), keep=False)
+    target = _in_one_form(recorded(module, run, given, state), keep=False, apart=runs.apart)
     return Search(Source(outputs_as_data(source)), _in_search(target))
 
 
-def _in_one_form(program: Program, *, keep: bool) -> Program:
+def _in_one_form(program: Program, *, keep: bool, apart: bool = False) -> Program:
     program = parts_apart(field_by_field(table_by_table(program)))
-    return used_parts(constants_last(constants_as_data(sums_as_products(program, keep=keep))), keep=keep)
+    return used_parts(constants_last(constants_as_data(sums_as_products(program, keep=keep))), keep=keep, apart=apart)
 
 
 def _in_search(program: Program) -> Program:
@@ -248,12 +252,17 @@ def _given(program: Program) -> dict[str, Array]:
 
 
 class _Runs:
-    """Runs of the source. It is recorded once for each shape of its inputs; further weights and inputs take the same operations."""
+    """Runs of the source. It is recorded once for each shape of its inputs; further weights and inputs take the same operations.
+
+    Attributes:
+        apart: whether products of rows of several values are taken apart.
+    """
 
     def __init__(self, function: JaxFunction, draws: Draws) -> None:
         self._function, self._draws = function, draws
         self._records: list[Program] = []
         self._infinite = False
+        self.apart = False
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
         """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
@@ -276,7 +285,7 @@ class _Runs:
             twice = not self._records
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
-        return _in_one_form(kernels_opened(made), keep=True)
+        return _in_one_form(kernels_opened(made), keep=True, apart=self.apart)
 
 
 def _is_finite(program: Program) -> bool:

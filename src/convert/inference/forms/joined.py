@@ -16,7 +16,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.reordered import SUMS, terms
-from convert.inference.forms.used_parts import places_moved
+from convert.inference.forms.used_parts import moved
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
@@ -183,7 +183,7 @@ def _product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operatio
     found = _last_axes(product) if product is not None and role_of(product) is Role.PRODUCT else None
     if product is None or found is None or value.array.shape[:-1] != product.results[0].array.shape[:-1]:
         return None
-    places = places_moved(made, product.results[0])
+    places = moved(made, product.results[0])
     if places is None or found[2].array.ndim != 2:
         return None
     rows = places[made.results.index(value)].reshape(-1, value.array.shape[-1])

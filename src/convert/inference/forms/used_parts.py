@@ -3,6 +3,9 @@
 
 A layer makes queries, keys and values of all rows by one matrix, and takes the queries of the last ones: a memory, a cache, a prefix.
 Or it is applied to two values, and gives the queries of one and the keys of the other. Other code multiplies each by a matrix of its own.
+
+Rows that a program joins first are taken apart too, where the other program multiplies each value by the matrix: ``[m; x] W`` is
+``[m W; x W]``, as the memory tokens in front of a sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ MOVES = LAYOUTS | frozenset(
         *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
     ]
 )
+JOINS = ("cat", "concatenate")
 MAX_PARTS = 8  # of one product
+MAX_MOVES = 6  # between values that are joined and the product
 REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on numbers of elements
 
 
@@ -70,35 +75,60 @@ class _Part:
     places: Array
 
 
-def used_parts(program: Program, *, keep: bool) -> Program:
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of a product's data that are those of one value.
+
+    Attributes:
+        here: which rows they are.
+        value: the value.
+        places: where the elements of the data are in it, like the data flattened; -1 for the others.
+    """
+
+    here: Array
+    value: Value
+    places: Array
+
+
+def products_of_joined_rows(program: Program) -> int:
+    """Return how many products are applied to rows of several values."""
+    made_by = _made_by(program)
+    found = ((operation, matrices_of(operation)) for operation in program.operations)
+    return sum(len(_rows(operation, m, made_by)) > 1 for operation, m in found if m is not None)
+
+
+def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
     """Return the program with a product for each set of rows that it uses of some columns, where there are several.
 
     Args:
         keep: whether the whole products stay in the program as well.
+        apart: whether rows of several values are multiplied apart.
     """
+    made_by = _made_by(program) if apart else {}
     users: dict[Value, list[Operation]] = {}
     for operation in program.operations:
         for operand in dict.fromkeys(operation.operands):
             users.setdefault(operand, []).append(operation)
     outputs = set(program.outputs.values())
-    products: dict[Operation, tuple[_Matrices, Array]] = {}
+    products: dict[Operation, tuple[_Matrices, Array, Sequence[_Rows]]] = {}
     total = max([1 + int(n.max(initial=0)) for x in program.parameters.values() for n in x.elements], default=0)
     met = np.zeros(total, bool)  # elements of parameters whose products are used
     for operation in program.operations:
-        matrices = _matrices(operation)
+        matrices = matrices_of(operation)
         if matrices is not None:
             used = _used(operation.results[0], users, outputs)[matrices.result]
             met[_columns(operation, matrices)[:, used.any(0)]] = True
-            if not used.all():
-                products[operation] = matrices, used
+            of_values = _rows(operation, matrices, made_by)
+            if not used.all() or len(of_values) > 1:
+                products[operation] = matrices, used, of_values
     known: dict[Value, tuple[_Part, ...]] = {}
     operations: list[Operation] = []
     joins: set[Operation] = set()
     for operation in program.operations:
         if operation in products:
-            matrices, used = products[operation]
+            matrices, used, rows = products[operation]
             used = used | ~met[_columns(operation, matrices)].any(0)  # what no product uses is found with the rest
-            steps = _apart(operation, matrices, used, known)
+            steps = _apart(operation, matrices, used, rows, known)
         else:
             steps = _followed(operation, known)
         if keep or steps is None:
@@ -112,7 +142,37 @@ def used_parts(program: Program, *, keep: bool) -> Program:
     return replace(program, operations=tuple(x for x in operations if x not in joins or x.results[0] in needed))
 
 
-def _matrices(operation: Operation) -> _Matrices | None:
+def _made_by(program: Program) -> dict[Value, Operation]:
+    return {result: operation for operation in program.operations for result in operation.results}
+
+
+def _rows(operation: Operation, matrices: _Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:
+    """Return the values that the rows of a product's data are those of."""
+    whole = value = operation.operands[1 - matrices.side]
+    places = np.arange(whole.array.size)  # of the data's elements in `value`
+    for _ in range(MAX_MOVES):
+        made = made_by.get(value)
+        if made is None or made.name in JOINS:
+            break
+        found = moved(made, made.operands[0]) if made.name in MOVES and made.operands else None
+        if found is None:
+            break
+        places, value = found[made.results.index(value)][places], made.operands[0]
+    made = made_by.get(value)
+    rows: list[_Rows] = []
+    if made is not None and made.name in JOINS:
+        sizes = [x.array.size for x in made.operands]
+        numbers = np.split(np.arange(float(sum(sizes))), np.cumsum(sizes)[:-1])
+        joined = made.again([n.reshape(x.array.shape) for n, x in zip(numbers, made.operands, strict=True)])[0]
+        origin = np.asarray(joined).ravel()[places].astype(int)
+        for start, size, x in zip(np.cumsum([0, *sizes]), sizes, made.operands, strict=False):
+            at = np.where((origin >= start) & (origin < start + size), origin - start, -1)
+            rows.append(_Rows(np.asarray((at[matrices.data] >= 0).all(1)), x, at))
+    of_one = len(rows) > 1 and np.sum([of.here for of in rows], 0).min() == 1
+    return rows if of_one else [_Rows(np.ones(len(matrices.data), bool), whole, np.arange(whole.array.size))]
+
+
+def matrices_of(operation: Operation) -> _Matrices | None:
     """Return the two matrices of a product of data with one value of parameters; None if it is no such product."""
     if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
         return None
@@ -152,16 +212,16 @@ def _used(result: Value, users: dict[Value, list[Operation]], outputs: set[Value
     todo = [(result, np.arange(used.size))]
     while todo and not used.all():
         value, places = todo.pop()
-        moved = [(operation, places_moved(operation, value)) for operation in users.get(value, [])]
-        if value in outputs or any(found is None for _, found in moved):
+        of_users = [(operation, moved(operation, value)) for operation in users.get(value, [])]
+        if value in outputs or any(found is None for _, found in of_users):
             used[places] = True
             continue
-        for operation, found in moved:
+        for operation, found in of_users:
             todo += [(out, places[at]) for out, at in zip(operation.results, found or (), strict=True)]
     return used
 
 
-def places_moved(operation: Operation, value: Value) -> list[Array] | None:
+def moved(operation: Operation, value: Value) -> list[Array] | None:
     """Return which element of a value each element of the results is made of; None where it is made of others, too."""
     size, others = value.array.size, [x for x in operation.operands if x is not value]
     if len(others) + 1 != len(operation.operands) or any(x.data for x in others):
@@ -186,31 +246,36 @@ def places_moved(operation: Operation, value: Value) -> list[Array] | None:
 
 
 def _apart(
-    operation: Operation, matrices: _Matrices, used: Array, known: dict[Value, tuple[_Part, ...]]
+    operation: Operation,
+    matrices: _Matrices,
+    used: Array,
+    rows: Sequence[_Rows],
+    known: dict[Value, tuple[_Part, ...]],
 ) -> list[Operation] | None:
-    """Return the products with the rows that are used of some columns each; None if all are used of all."""
+    """Return the products with the rows that are used of some columns each; None if all are used of all, and are those of one value."""
     groups: dict[bytes, list[int]] = {}
     for column in range(used.shape[1]):
         groups.setdefault(used[:, column].tobytes(), []).append(column)
-    sets = [(used[:, columns[0]], columns) for columns in groups.values() if used[:, columns[0]].any()]
-    if used.all() or not sets or len(sets) > MAX_PARTS:
+    sets = [(used[:, columns[0]] & of.here, columns, of) for columns in groups.values() for of in rows]
+    sets = [of for of in sets if of[0].any()]
+    if (used.all() and len(rows) == 1) or not sets or len(sets) > MAX_PARTS * len(rows):
         return None
-    weight, data = operation.operands[matrices.side], operation.operands[1 - matrices.side]
+    weight = operation.operands[matrices.side]
     steps: list[Operation] = []
     parts: list[_Part] = []
-    for rows, columns in sets:
-        x_at, w_at = matrices.data[rows], _of_columns(matrices.weight, columns)
-        x, w = data, weight
-        if not np.array_equal(x_at.ravel(), np.arange(data.array.size)) or x.array.shape != x_at.shape:
-            x = _taken(data, x_at)
-            steps.append(step(operation, "take", (data,), x, partial(_take, places=x_at)))
+    for here, columns, of in sets:
+        x_at, w_at = of.places[matrices.data[here]], _of_columns(matrices.weight, columns)
+        x, w = of.value, weight
+        if not np.array_equal(x_at.ravel(), np.arange(x.array.size)) or x.array.shape != x_at.shape:
+            x = _taken(of.value, x_at)
+            steps.append(step(operation, "take", (of.value,), x, partial(_take, places=x_at)))
         w = _taken(weight, w_at)
         steps.append(step(operation, "slice", (weight,), w, partial(_take, places=w_at)))
-        made = Value(np.tensordot(x.array, w.array, 1), data=True, leaves=operation.results[0].leaves)
+        made = Value(np.tensordot(x.array, w.array, 1), data=x.data, leaves=x.leaves | weight.leaves)
         name = operation.name if w.array.ndim > 2 or operation.name == "dot_general" else "mm"
         product = step(operation, name, (x, w), made, partial(np.tensordot, axes=1))
         steps.append(replace(product, settings={"dimension_numbers": (((1,), (0,)), ((), ()))}))
-        parts.append(_Part(made, matrices.result[rows][:, columns].reshape(made.array.shape)))
+        parts.append(_Part(made, matrices.result[here][:, columns].reshape(made.array.shape)))
     known[operation.results[0]] = tuple(parts)
     return steps
 
@@ -229,14 +294,14 @@ def _of_columns(weight: Array, columns: Sequence[int]) -> Array:
 def _followed(operation: Operation, known: dict[Value, tuple[_Part, ...]]) -> list[Operation] | None:
     """Return the operation on each known part of what it is given, and remember those of its results; None if it stays as it is."""
     value = next((x for x in operation.operands if x in known), None)
-    moved = places_moved(operation, value) if value is not None else None
-    if value is None or moved is None:
+    found = moved(operation, value) if value is not None else None
+    if value is None or found is None:
         return None
     steps: list[Operation] = []
     if role_of(operation) in (Role.SHIFT, Role.SCALE):
         known[operation.results[0]] = tuple(_on(operation, value, part, steps) for part in known[value])
         return steps
-    for result, at in zip(operation.results, moved, strict=True):
+    for result, at in zip(operation.results, found, strict=True):
         back = np.full(value.array.size, -1)
         back[at] = np.arange(at.size)
         moved_parts = (replace(part, places=back[part.places]) for part in known[value])
@@ -259,7 +324,7 @@ def _on(operation: Operation, value: Value, part: _Part, steps: list[Operation])
         other = cut
     operands = (other, part.value) if side else (part.value, other)
     result = np.asarray(operation.again([x.array for x in operands])[0])
-    made = Value(result, data=True, leaves=operation.results[0].leaves)
+    made = Value(result, data=part.value.data, leaves=part.value.leaves | other.leaves)
     steps.append(replace(operation, operands=operands, results=(made,)))
     return replace(part, value=made)
 
