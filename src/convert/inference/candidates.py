@@ -88,7 +88,17 @@ class Candidate:
     @property
     def key(self) -> Any:
         """Equal for candidates that give the same tensors."""
-        return tuple((p.tensor, p.elements.tobytes(), p.values.tobytes()) for p in self.pieces)
+        of: dict[str, list[Piece]] = {}
+        for piece in self.pieces:
+            of.setdefault(piece.tensor, []).append(piece)
+        return tuple((name, *_in_order(pieces)) for name, pieces in sorted(of.items()))
+
+
+def _in_order(pieces: Sequence[Piece]) -> tuple[bytes, bytes]:
+    """Return the elements of one tensor and their values, in the order of the elements if there are several pieces."""
+    elements, values = (np.concatenate([getattr(p, of) for p in pieces]) for of in ("elements", "values"))
+    order = np.argsort(elements, kind="stable") if len(pieces) > 1 else slice(None)
+    return elements[order].tobytes(), values[order].tobytes()
 
 
 @dataclass(frozen=True, eq=False)

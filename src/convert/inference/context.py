@@ -13,6 +13,7 @@ import numpy as np
 
 from convert.inference.candidates import COMPUTE, Piece, equal, numbers_are_plain, ratio
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.forms.taken_columns import taken_columns
 from convert.inference.meetings.sites import Meeting, role_of
 from convert.inference.replay import Replay
 from convert.inference.source import Source
@@ -56,6 +57,7 @@ class Context:
     def __post_init__(self) -> None:
         first = self.replay.program.first_element
         self._users: dict[Value, list[Operation]] = {}
+        self._taken: dict[Operation, list[Array]] = {}
         self._made_by = {x: operation for operation in self.replay.program.operations for x in operation.results}
         for operation in self.replay.program.operations:
             for operand in operation.operands:
@@ -108,6 +110,12 @@ class Context:
                     level.append(made)
         found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
         return found if len(found) > 1 else ()
+
+    def taken(self, operation: Operation) -> list[Array]:
+        """Return the sets of columns of a product's result that the target takes (`taken_columns`)."""
+        if operation not in self._taken:
+            self._taken[operation] = taken_columns(operation, self._users)
+        return self._taken[operation]
 
     def map_of(self, value: Value) -> tuple[int, ...]:
         """Return the axes of the map that the target makes of the last axis of a value, or of each element, in front of a convolution; none if it makes none."""

@@ -18,7 +18,7 @@ from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.meetings.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
-from convert.programs.program import Program, Value
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -80,6 +80,15 @@ class Source:
         self._columns: dict[Role, tuple[Array, Array]] = {}
         self._vectors: dict[Role, Rows] = {}
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
+
+    @cached_property
+    def users(self) -> dict[Value, list[Operation]]:
+        """The operations that use each value."""
+        found: dict[Value, list[Operation]] = {}
+        for operation in self.program.operations:
+            for operand in dict.fromkeys(operation.operands):
+                found.setdefault(operand, []).append(operation)
+        return found
 
     def is_scaled(self, value: Value) -> bool:
         """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""

@@ -11,26 +11,32 @@ from convert.inference.derivation import Role
 from convert.inference.meetings.columns import Columns, matches
 from convert.inference.meetings.sites import role_of
 from convert.programs.fingerprint import column_fingerprints, fingerprint
-from convert.programs.program import Program
+from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SUMS = ("add", "add_any")
+MOVES = ("transpose", "reshape", "convert_element_type")
 
 
 class DataProducts:
     """The products of two values of data in a program, up to a factor of each: whole, or vector by vector.
 
-    One program may take the product of each head by itself, and the other that of all heads at once.
+    One program may take the product of each head by itself, and the other that of all heads at once. One may add up the products of two
+    parts of queries and keys, as those with positions and those without, and the other join the parts first.
 
     Attributes:
         arrays: what the products give.
     """
 
     def __init__(self, program: Program) -> None:
-        self.arrays = [
-            operation.results[0].array
-            for operation in program.operations
-            if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands)
-        ]
+        known: set[Value] = set()
+        self.arrays: list[Array] = []
+        for operation in program.operations:
+            product = role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands)
+            made_of_products = bool(operation.operands) and all(x in known for x in operation.operands)
+            if product or (made_of_products and operation.name in (*SUMS, *MOVES)):
+                known.update(operation.results)
+                self.arrays += [operation.results[0].array] if operation.name not in MOVES else []
         self._sums = np.array([fingerprint(_of_size_one(array))[0] for array in self.arrays])
 
     def has(self, array: Array, tolerance: float) -> bool:

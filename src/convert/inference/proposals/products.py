@@ -17,6 +17,7 @@ import numpy as np
 
 from convert.inference.candidates import Candidate, siblings
 from convert.inference.context import Context
+from convert.inference.forms.taken_columns import partitions, taken_columns
 from convert.inference.meetings.columns import pair
 from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import low_rank, side_by_side
@@ -97,6 +98,8 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     for atom in atoms:
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
+    for chosen in _as_taken(atoms, context.taken(operation), out) if context.level > 0 else ():
+        yield from _candidate(context, chosen, numbers, read)
     for chosen in _fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _in_turns(atoms, out) if context.level > 0 else ():
@@ -191,9 +194,10 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         size = math.prod(product.value.shape[1:])
         gated = bool(cuts) or not heads
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
-        for order, columns, rope in itertools.chain(
-            _as_map(size, map_), orders, _by_leaf(context, product), _as_cut(size, cuts), _head_by_head(size, heads)
-        ):
+        taken = taken_columns(meeting.operation, context.source.users) if context.level > 0 else []
+        of_leaf = _by_leaf(context, product)
+        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, out)
+        for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
             key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
@@ -266,6 +270,33 @@ def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], A
     """Yield the columns of a matrix whose parts the source takes in another order than the target."""
     for order, columns in orders_of_parts(size, cuts):
         yield ("parts", *order), columns, ""
+
+
+def _of_taken(sets: Sequence[Array], out: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns that the source takes together, as the queries of all groups of a fused matrix."""
+    for k, columns in enumerate(sets):
+        if len(columns) <= out:
+            yield ("taken", k), columns, ""
+
+
+def _as_taken(atoms: Sequence[_Atom], sets: Sequence[Array], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
+    """Yield the ways to fill the columns that the target takes together, where they are not below each other."""
+    plain = [
+        atom for atom in atoms if atom.order[-1] not in ("halves", "pairs")
+    ]  # the same ones for all parts change nothing
+
+    def fill(parts: Sequence[Array], chosen: list[_Atom]) -> Iterator[list[_Atom]]:
+        if len(chosen) == len(parts):
+            yield chosen
+            return
+        for atom in plain:
+            if len(atom.columns) == len(parts[len(chosen)]) and _goes_with(atom, chosen):
+                yield from fill(parts, [*chosen, atom])
+
+    for parts in partitions(sets, out):
+        if any((np.diff(columns) != 1).any() for columns in parts):
+            for chosen in itertools.islice(fill(parts, []), MAX_FILLINGS):
+                yield list(zip(chosen, parts, strict=True))
 
 
 def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -415,6 +446,8 @@ def _goes_with(atom: _Atom, chosen: Sequence[_Atom], again: bool = False) -> boo
 
 def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an order without the index at which an axis is cut."""
+    if order[0] == "taken":
+        return order[:1]
     if order[0] == "block":
         return order[0], order[2]
     return (*order[:2], *order[3:]) if order[0] == "index" else order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,26 +13,27 @@ from convert.inference.derivation import Tensor
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def in_turns(tensor: Tensor) -> tuple[int, int] | None:
-    """Return how many leaves lie in the rows of a tensor head by head, and the rows of a head of one; None if they do not."""
+def in_turns(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return how many rows each leaf has of each head or group, if the leaves lie in the rows in turns; None if they do not."""
     row = int(np.prod(tensor.shape[1:]))
     rows = [np.unique(part.elements // row) for part in sorted(tensor.parts, key=lambda part: int(part.elements.min()))]
-    count, size = len(rows), len(rows[0])
-    breaks = np.flatnonzero(np.diff(rows[0]) > 1)
-    if count < 2 or not len(breaks) or any(len(other) != size for other in rows) or size % (breaks[0] + 1):
+    if len(rows) < 2 or len(np.unique(rows[0])) == 1 or not (np.diff(rows[0]) > 1).any():
         return None
-    head = int(breaks[0]) + 1
-    every = np.arange(count * size).reshape(-1, count, head)
-    same = all(np.array_equal(found, every[:, k].ravel()) for k, found in enumerate(rows))
-    return (count, head) if same else None
+    widths = [int(np.append(np.flatnonzero(np.diff(of) > 1), len(of) - 1)[0]) + 1 for of in rows]
+    groups, rest = divmod(len(rows[0]), widths[0])
+    if rest or any(len(of) != groups * width for of, width in zip(rows, widths, strict=True)):
+        return None
+    every = np.split(np.arange(groups * sum(widths)).reshape(groups, -1), np.cumsum(widths)[:-1], axis=1)
+    same = all(np.array_equal(found, wanted.ravel()) for found, wanted in zip(rows, every, strict=True))
+    return tuple(widths) if same else None
 
 
-def below_each_other(tensor: Tensor, count: int, head: int) -> Tensor:
-    """Return a tensor whose leaves lie head by head with its leaves below each other."""
+def below_each_other(tensor: Tensor, widths: Sequence[int]) -> Tensor:
+    """Return a tensor whose leaves lie in turns with its leaves below each other."""
     row = int(np.prod(tensor.shape[1:]))
-    moved = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, head, row).swapaxes(0, 1).ravel()
-    place = np.empty_like(moved)
-    place[np.arange(len(moved))] = moved
+    turns = np.arange(int(np.prod(tensor.shape))).reshape(-1, sum(widths), row)
+    moved = np.concatenate([of.ravel() for of in np.split(turns, np.cumsum(widths)[:-1], axis=1)])
+    place = np.argsort(moved)
     return replace(tensor, parts=tuple(replace(part, elements=place[part.elements]) for part in tensor.parts))
 
 

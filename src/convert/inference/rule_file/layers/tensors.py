@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,7 +63,7 @@ class _Layer:
         first: the first of them as the target has it.
         product: of two leaves, which the weight is, or has added.
         computed_from: the leaves beside the main one of a weight that the source computes; None: it computes none.
-        turns: how many leaves lie in the rows head by head, and the rows of a head.
+        turns: the rows of each leaf in a head or group, where leaves lie in turns.
         beside: how many leaves stand side by side in the columns; 0: they do not.
     """
 
@@ -71,7 +71,7 @@ class _Layer:
     first: Tensor
     product: LowRankWords | None = None
     computed_from: tuple[str, ...] | None = None
-    turns: tuple[int, int] | None = None
+    turns: tuple[int, ...] | None = None
     beside: int = 0
 
     @property
@@ -204,7 +204,7 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
         return _Layer(tensors, first, None, others)
     turns = in_turns(first)
     if turns is not None:
-        tensors = {role: below_each_other(tensor, *turns) for role, tensor in tensors.items()}
+        tensors = {role: below_each_other(tensor, turns) for role, tensor in tensors.items()}
     beside = side_by_side(first)
     if beside:
         tensors = {"weight": one_below_another(first, beside)}
@@ -237,7 +237,7 @@ def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shape
     shapes = [leaves[source.leaf] for source in sources[0][1]] if sources else []
     if kind == "embedding":
         return len(shapes) > 1
-    below = layer.product is None and layer.turns is None and not layer.beside
+    below = layer.product is None and len(set(layer.turns or ())) != 1 and not layer.beside
     return kind in ("linear", "parameter") and below and len(set(shapes)) > 1
 
 
@@ -253,11 +253,33 @@ def _by_parts(module: TargetModule, layer: _Layer, facts: Facts, derivation: Der
         if any(tensor.is_constant for tensor in part.values()):
             raise NoWordsError(NO_CONSTANT)
         keys = (*_in_turns(layer), ("part", f"{k} of {len(parts)}"))
-        rules = describe_tensors(module, part, facts, derivation)
-        found += (replace(rule, target_keys=(*rule.target_keys, *keys)) for rule in rules)
+        for rule in describe_tensors(module, part, facts, derivation):
+            if layer.turns is not None:
+                groups = layer.first.shape[0] // sum(layer.turns)
+                rule = replace(rule, sources=tuple((key, _of_groups(of, groups)) for key, of in rule.sources))
+            found.append(replace(rule, target_keys=(*rule.target_keys, *keys)))
     if not found:
         raise NoWordsError("its bias has other parts than its weight, and they carry different factors")
     return found
+
+
+def _of_groups(sources: Sequence[Source], groups: int) -> tuple[Source, ...]:
+    """Return sources of which each group has a part of the rows, with the groups as an axis of their own.
+
+    Raises:
+        NoWordsError: no axis of a leaf has the groups.
+    """
+    found = []
+    for source in sources:
+        first, *rest = source.layout.axes
+        if first.size % groups or first.order or first.parts or first.start:
+            raise NoWordsError("its leaves lie in the rows in turns, and not group by group")
+        if first.size > groups:
+            within = replace(first, place=first.place + 1, size=first.size // groups)
+            behind = [replace(x, place=x.place + 1) if x.of == first.of else x for x in rest]
+            source = replace(source, layout=replace(source.layout, axes=(replace(first, size=groups), within, *behind)))
+        found.append(source)
+    return tuple(found)
 
 
 def _in_turns(layer: _Layer) -> Keys:

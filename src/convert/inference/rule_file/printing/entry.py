@@ -26,7 +26,7 @@ from convert.inference.rule_file.layers.rule import (
     NoWordsError,
 )
 from convert.inference.rule_file.printing.convolutions import convolution_keys
-from convert.inference.rule_file.printing.equation import added_equation, equation_of, head_by_head, product_equation
+from convert.inference.rule_file.printing.equation import added_equation, equation_of, in_turns, product_equation
 from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
@@ -77,7 +77,8 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     entry = _entry_of_source(rule, words)
     words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE, COLUMNS)]
     if turns := dict(layer.target_keys).get(IN_TURNS):
-        words.target.append(("axes", head_by_head(words.equation, turns, main)))
+        words.target = [(key, value) for key, value in words.target if key != "axes"]
+        words.target.insert(0, ("axes", in_turns(words.equation, turns, main, named)))
     if layer.kind_name == "embedding" and (tied := tied_head(rule, target)):
         words.target.append(("tied", tied))
     if layer.kind_name in CELLS:

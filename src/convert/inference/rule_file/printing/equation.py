@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -170,13 +171,17 @@ def _product(stored: str, x: str, rank: str, y: str) -> str:
     return f"...{x},{weights}->...{y}"
 
 
-def head_by_head(equation: str, turns: str, layout: Layout) -> str:
-    """Return the axes of a target whose leaves lie head by head, ``(N (1 + 1 + 1) H)D``, or alternate: ``(F (1 + 1))D``.
+def in_turns(equation: str, turns: str, layout: Layout, named: Named) -> str:
+    """Return the axes of a target whose leaves lie head by head, ``(N (1 + 1 + 1) H)D``, or group by group, ``(K (G + 1 + 1) H)D``, or
+    alternate: ``(F (1 + 1))D``.
 
     Raises:
         NoWordsError: the leaves have other axes.
     """
-    count, head = map(int, turns.split())
+    widths = [int(width) for width in turns.split()]
+    if len(set(widths)) > 1:
+        return _group_by_group(widths, layout, named)
+    count, head = len(widths), widths[0]
     if head == 1 and (alone := re.fullmatch(r"\.\.\.(\w),\w+->\.\.\.(\w)", equation)):
         return f"({alone[2]} ({' + '.join('1' * count)})){alone[1]}"
     found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", equation)
@@ -186,3 +191,21 @@ def head_by_head(equation: str, turns: str, layout: Layout) -> str:
     x, heads, last = found.groups()
     inward = x if len(x) == 1 else f"({' '.join(x)})"
     return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}"
+
+
+def _group_by_group(widths: Sequence[int], layout: Layout, named: Named) -> str:
+    """Return the axes of a target of which each group has parts of these numbers of rows."""
+    rows, inward = layout.groups or ((), ())
+    before, *within = (named.of[axis.of, axis.place] for axis in rows)
+    sizes = [axis.size for axis in rows[1:]]
+    head = sizes[-1] if sizes and all(width % sizes[-1] == 0 for width in widths) else 1
+    own = {math.prod(sizes) // head: " ".join(within[:-1] if head > 1 else within)}
+    parts = []
+    for count in (width // head for width in widths):
+        letters = own[count] = own.get(count) or named.another("width", count)
+        named.letters.fixed.update(letters.split())
+        parts.append("1" if count == 1 else letters)
+    named.letters.fixed.update((before, *within))
+    ends = (before, f"({' + '.join(parts)})", *within[-1:][: head > 1])
+    x = [named.of[axis.of, axis.place] for axis in inward]
+    return f"({' '.join(ends)}){x[0] if len(x) == 1 else '(' + ' '.join(x) + ')'}"

@@ -31,10 +31,11 @@ class Named:
         self.whole: dict[int, str] = {}  # of an axis that is a flattened map
 
     def take(self, role: str, size: int) -> str:
-        self.letters.of_leaves.add(letter := self._next(role, size))
+        self.letters.of_leaves.add(letter := self.another(role, size))
         return letter
 
-    def _next(self, role: str, size: int) -> str:
+    def another(self, role: str, size: int) -> str:
+        """Return a letter that no axis of the tensor has yet."""
         again = self.count[role, size]
         self.count[role, size] += 1
         return self.letters.named(role, size, again)
@@ -44,7 +45,9 @@ class Named:
         found = {}
         for axis in sorted((axis for axis in layout.axes if axis.parts), key=lambda axis: axis.of):
             single = sum(length == 1 for _, length in axis.parts) == 1
-            of = {part: "1" if part[1] == 1 and single else self._next("width", part[1]) for part in sorted(axis.parts)}
+            of = {
+                part: "1" if part[1] == 1 and single else self.another("width", part[1]) for part in sorted(axis.parts)
+            }
             self.letters.sums.append(tuple(x for x in of.values() if x != "1"))
             named = self.of[axis.of, axis.place]
             found[named] = (" + ".join(of.values()), " + ".join(of[part] for part in axis.parts))

@@ -1,0 +1,63 @@
+"""Which columns of a product's result a program takes together: the queries of all groups of heads, the keys, the values.
+
+A fused matrix has them in any order, as `(groups, queries of a group + 2, size of a head)`, and the parts need not have one size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from convert.inference.forms.used_parts import matrices_of, moved
+from convert.programs.program import Array, Operation, Value
+
+MAX_STEPS = 24  # operations that are looked at behind a product
+MAX_SETS = 12  # of columns
+MAX_PARTITIONS = 8
+
+
+def taken_columns(operation: Operation, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
+    """Return the sets of columns of a product's result that the program takes, each in the order in which it has them; not all of them."""
+    matrices = matrices_of(operation)
+    if matrices is None:
+        return []
+    count = matrices.result.shape[1]
+    column = np.empty(matrices.result.size, int)
+    column[matrices.result] = np.arange(count)
+    found: dict[bytes, Array] = {}
+    todo = [(operation.results[0], np.arange(column.size))]
+    for _ in range(MAX_STEPS):
+        if not todo or len(found) == MAX_SETS:
+            break
+        value, places = todo.pop(0)
+        for user in users.get(value, ()):
+            for out, at in zip(user.results, moved(user, value) or (), strict=False):
+                columns, first = np.unique(column[places[at]], return_index=True)
+                chosen = columns[np.argsort(first)]
+                if 0 < len(chosen) < count:
+                    found.setdefault(np.sort(chosen).tobytes(), chosen)
+                todo.append((out, places[at]))
+    return list(found.values())
+
+
+def partitions(sets: Sequence[Array], count: int) -> Iterator[list[Array]]:
+    """Yield the ways to make up columns of some of these sets, each column once; those of the fewest sets first."""
+    by_size = sorted(sets, key=len, reverse=True)
+
+    def cover(left: Array, chosen: list[Array]) -> Iterator[list[Array]]:
+        if not left.any():
+            yield list(chosen)
+            return
+        first = int(np.argmax(left))
+        for one in by_size:
+            if first in one and left[one].all():
+                rest = left.copy()
+                rest[one] = False
+                yield from cover(rest, [*chosen, one])
+
+    for number, found in enumerate(cover(np.ones(count, bool), [])):
+        if number == MAX_PARTITIONS:
+            return
+        if len(found) > 1:
+            yield found
