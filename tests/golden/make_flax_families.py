@@ -111,7 +111,8 @@ FAMILIES: dict[str, Family] = {
     "beit": Family("BeitConfig", {**IMAGES, "intermediate_size": 20, "vocab_size": V}, ("BeitModel", "BeitForImageClassification"), {
         "BeitForMaskedImageModeling": ("BeitForMaskedImageModeling", {"use_mask_token": True}),
         "positions": ("BeitForImageClassification", {"use_absolute_position_embeddings": True, "use_relative_position_bias": True, "layer_scale_init_value": 0.2}),
-        "shared": ("BeitModel", {"use_shared_relative_position_bias": True, "use_mean_pooling": False})}),
+        "shared": ("BeitModel", {"use_shared_relative_position_bias": True, "use_mean_pooling": False}),
+        "unscaled": ("BeitModel", {"layer_scale_init_value": 0})}),
     "bert": Family("BertConfig", TEXTS, heads("Bert", "ForPreTraining", "ForNextSentencePrediction"), {
         "untied": ("BertForMaskedLM", UNTIED), "causal": ("BertForCausalLM", {"is_decoder": True}), "cross": ("BertForCausalLM", CROSS)}),
     "big_bird": Family("BigBirdConfig", {**TEXTS, "attention_type": "original_full", "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3}, heads("BigBird", "ForPreTraining"), {
@@ -125,7 +126,8 @@ FAMILIES: dict[str, Family] = {
     "distilbert": Family("DistilBertConfig", {"vocab_size": V, "dim": 12, "hidden_dim": 20, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 19, "num_labels": 5}, heads("DistilBert"), {
         "sinusoidal": ("DistilBertForMaskedLM", {"sinusoidal_pos_embds": True}), "untied": ("DistilBertForMaskedLM", UNTIED)}),
     "electra": Family("ElectraConfig", {**TEXTS, "embedding_size": 10}, heads("Electra", "ForPreTraining"), {
-        "causal": ("ElectraForCausalLM", {"is_decoder": True}), "untied": ("ElectraForMaskedLM", UNTIED)}),
+        "causal": ("ElectraForCausalLM", {"is_decoder": True}), "untied": ("ElectraForMaskedLM", UNTIED),
+        "unprojected": ("ElectraForMultipleChoice", {"summary_use_proj": False})}),
     "gemma": Family("GemmaConfig", {**DECODERS, "head_dim": 8}, ("GemmaModel", "GemmaForCausalLM"), {
         "untied": ("GemmaForCausalLM", UNTIED), "base": ("GemmaForCausalLM", {"rope_theta": 50000.0, "hidden_act": "gelu"})}),
     "gpt2": Family("GPT2Config", {"vocab_size": V, "n_positions": 19, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 1, "eos_token_id": 2}, ("GPT2Model", "GPT2LMHeadModel"), {
@@ -140,7 +142,8 @@ FAMILIES: dict[str, Family] = {
     "mbart": Family("MBartConfig", BARTS, ("MBartModel", "MBartForConditionalGeneration", "MBartForSequenceClassification", "MBartForQuestionAnswering"), {
         "untied": ("MBartForConditionalGeneration", UNTIED)}),
     "mistral": Family("MistralConfig", {**DECODERS, "sliding_window": 5, "rope_theta": 1000000.0}, ("MistralModel", "MistralForCausalLM")),
-    "mt5": Family("MT5Config", {**T5S, "feed_forward_proj": "gated-gelu"}, ("MT5Model", "MT5ForConditionalGeneration", "MT5EncoderModel")),
+    "mt5": Family("MT5Config", {**T5S, "feed_forward_proj": "gated-gelu"}, ("MT5Model", "MT5ForConditionalGeneration", "MT5EncoderModel"), {
+        "ungated": ("MT5Model", {"feed_forward_proj": "relu"})}),
     "opt": Family("OPTConfig", {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "ffn_dim": 20, "max_position_embeddings": 19, "word_embed_proj_dim": 12, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}, ("OPTModel", "OPTForCausalLM"), {
         "projected": ("OPTForCausalLM", {"word_embed_proj_dim": 10, "do_layer_norm_before": False}), "untied": ("OPTForCausalLM", UNTIED)}),
     "pegasus": Family("PegasusConfig", BARTS, ("PegasusModel", "PegasusForConditionalGeneration")),

@@ -56,9 +56,10 @@ MORE: Mapping[str, list[dict[str, Any]]] = {
     "wav2vec2": [{"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 10}],
     "beit": [{"use_mask_token": True}, {"use_absolute_position_embeddings": True, "use_relative_position_bias": True}],
     "vit": [{"qkv_bias": False}],
-    "mt5": [{"feed_forward_proj": "relu"}],
+    "mt5": [{"is_gated_act": False}],
     "whisper": [{"use_weighted_layer_sum": True}],
-    **{family: [CROSS_ATTENTION] for family in ("big_bird", "roberta_prelayernorm", "xglm", "xlm_roberta")},
+    **{family: [CROSS_ATTENTION] for family in ("roberta_prelayernorm", "xglm", "xlm_roberta")},
+    "big_bird": [CROSS_ATTENTION, {"use_bias": False}],
     "electra": [CROSS_ATTENTION, {"embedding_size": 12}],
     "dinov2": [{"qkv_bias": False}],
     "resnet": [{"layer_type": kind, "embedding_size": size, "hidden_sizes": [8, 12], "depths": [2, 2]} for kind in ("basic", "bottleneck") for size in (6, 8)],
@@ -71,7 +72,8 @@ INSTEAD = (
 # The first stage of a ResNet has a shortcut only where the width changes.
 FIRST_DIFFERS = re.compile(r"(.*\.)?stages\.\d+\.layers\.0\.shortcut\..*")
 CROSS = [["add_cross_attention", False, True]]
-GATED = {"is": "gated-*"}
+# T5's `is_gated_act` follows from `feed_forward_proj`, unless config.json states it.
+FOLLOWS = ["is_gated_act", None, {"is": "None"}]
 # Modules and biases that a class has where keys, with these defaults, say so; `described` compares each with the configurations above.
 # A list of conditions holds where one of them does, a list of tests in it where all do.
 WHEN: Mapping[str, Any] = {
@@ -84,8 +86,8 @@ WHEN: Mapping[str, Any] = {
     r"Parameter (.*\.)?position_embeddings": [["use_absolute_position_embeddings", False, True]],
     r"Parameter .*\.attention\.relative_position_bias\..*": [["use_relative_position_bias", False, True]],
     r"Parameter (.*\.)?encoder\.relative_position_bias\..*": [["use_shared_relative_position_bias", False, True]],
-    r"Linear .*\.DenseReluDense\.wi": [["feed_forward_proj", "relu", {"is_not": "gated-*"}]],
-    r"Linear .*\.DenseReluDense\.wi_[01]": [["feed_forward_proj", "relu", GATED]],
+    r"Linear .*\.DenseReluDense\.wi": [["is_gated_act", None, {"is": "False"}], [FOLLOWS, ["feed_forward_proj", "relu", {"is_not": "gated-*"}]]],
+    r"Linear .*\.DenseReluDense\.wi_[01]": [["is_gated_act", None, True], [FOLLOWS, ["feed_forward_proj", "relu", {"is": "gated-*"}]]],
     r".* .*\.LocalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "local"}]],
     r".* .*\.TransientGlobalSelfAttention\..*": [["encoder_attention_type", "local", {"is": "transient-global"}]],
     r"LayerNorm (.*\.)?decoder\.final_layer_norm": [[["do_layer_norm_before", True, True], ["_remove_final_layer_norm", False, False]]],
@@ -94,6 +96,9 @@ WHEN: Mapping[str, Any] = {
     r".* (.*\.)?stages\.0\.layers\.0\.shortcut\..*": [["downsample_in_first_stage", False, True], ["hidden_sizes.0", 256, {"differs_from": "embedding_size"}]],
     r"Conv1d (.*\.)?adapter\.layers\.#\.conv": [["add_adapter", False, True]],
     r".* (.*\.)?adapter\.(proj|proj_layer_norm)": [[["add_adapter", False, True], ["output_hidden_size", None, True], ["output_hidden_size", None, {"differs_from": "hidden_size"}]]],
+    r"Parameter (.*\.)?lambda_[12]": [["layer_scale_init_value", 0.1, True]],
+    r"Linear sequence_summary\.summary": [["summary_use_proj", True, True]],
+    r"Linear (.*\.)?attention\.self\.(query|key|value)\.bias": [["use_bias", True, True]],
     r"Parameter layer_weights": [["use_weighted_layer_sum", False, True]],
 }  # fmt: skip
 PROJECTED = [[["decoder.cross_attention_hidden_size", None, False], [f"encoder.{WIDTH}", None, {"differs_from": f"decoder.{WIDTH}"}]]]  # fmt: skip
@@ -129,6 +134,8 @@ REFUSES = {
         "summary_use_proj": [[True], "the flax class has no projection before its classifier"],
         "summary_activation": [{"other_than": []}, "the flax class has no activation before its classifier"],
     },
+    "BeitForMaskedImageModeling": {"use_mean_pooling": [[False], "transformers 5.23 gives each of its two last norms the values of the other as it loads"]},
+    "GPTJForCausalLM": {"tie_word_embeddings": [[True], "the flax class cannot be run with a tied head: it has a bias, for which it then has no parameter"]},
     "ViTModel": {"pooler_act": [{"other_than": ["tanh"]}, "the flax class has tanh in its pooler"]},
     "EncoderDecoderModel": {"encoder.model_type": FROM_0, "decoder.model_type": FROM_0},
     "SpeechEncoderDecoderModel": {"decoder.model_type": FROM_0},
@@ -140,6 +147,14 @@ ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "s
 T5_REFUSES = {
     "feed_forward_proj": [{"other_than": [f"{gate}{name}" for gate in ("", "gated-") for name in ACTIVATIONS]}, "transformers' flax and PyTorch classes have no such activation in common"],
 }  # fmt: skip
+# With cross-attention, these PyTorch classes must be decoders; the flax classes need not.
+BLIND = {"where": [[["add_cross_attention", False, True], ["is_decoder", False, False]]]}
+DECODERS = {
+    "is_decoder": [
+        BLIND,
+        "with add_cross_attention it must be true; the flax class then lets each token attend to later ones as well",
+    ]
+}
 ROPE = {
     "rope_theta": [{"other_than": [10000.0]}, "the flax class has 10000 in its code"],
     "rope_scaling": [{"other_than": []}, "the flax class does not scale its positions"],
@@ -147,6 +162,7 @@ ROPE = {
 }  # fmt: skip
 REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     **dict.fromkeys(("t5", "mt5", "longt5"), T5_REFUSES),
+    **dict.fromkeys(("bert", "big_bird", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta"), DECODERS),
     # Parts of a composite: alone, these three have rules of their own, which write what the flax class computes.
     "dinov2": {"layerscale_value": [{"other_than": [1.0]}, "the flax class multiplies by its square"]},
     **dict.fromkeys(("llama", "mistral"), ROPE),
@@ -177,6 +193,7 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
 # Keys that only the PyTorch class reads -> the value that the flax class computes with. BLOOM's sum of slices lacks the bias.
 UNREAD_OF_TYPE: Mapping[str, Mapping[str, Any]] = {"bloom": {"slow_but_exact": False}}
 DERIVED = ("architectures", "id2label", "label2id", "torch_dtype", "dtype", "transformers_version")
+FLOATS = {"layer_scale_init_value"}  # that a golden case has as an integer, which transformers 5 refuses
 HEADS = re.compile(r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads")
 SOME = 24  # a size for a key without one
 NUMBERED = re.compile(r"\.([0-9]+)(?=\.|$)")
@@ -417,7 +434,7 @@ def with_defaults(condition: list[Any], config: Any) -> list[Any]:
     """Write the defaults of a class into a condition: families have other defaults for one key."""
     default = type(config)()
     return [
-        with_defaults(one, config) if isinstance(one[0], list) else [one[0], getattr(default, one[0]), one[2]] if hasattr(default, one[0]) else one
+        with_defaults(one, config) if isinstance(one[0], list) else [one[0], getattr(default, one[0]), one[2]] if hasattr(default, one[0]) and one[0] != FOLLOWS[0] else one
         for one in condition
     ]  # fmt: skip
 
@@ -583,7 +600,9 @@ def configurations() -> dict[str, tuple[list[str], list[Any]]]:
         if name not in classes:
             classes.append(name)
         for more in (*(() if family in INSTEAD else ({},)), *MORE.get(family, ())):
-            found.append(transformers.AutoConfig.for_model(**{**raw, **more}))
+            of = {**raw, **more}
+            of |= {key: float(of[key]) for key in FLOATS & of.keys()}
+            found.append(transformers.AutoConfig.for_model(**of))
     return out
 
 
@@ -610,24 +629,36 @@ def entries() -> dict[str, Any]:
     return dict(sorted(found.items()))
 
 
-def nulls() -> dict[str, list[str]]:
-    """Return type of model -> the keys with a default that must not be null: no class of the type can be built then."""
-    found: dict[str, set[str]] = {}
+def not_taken() -> dict[str, dict[str, list[str]]]:
+    """Return type of model -> the keys with a default that must not be null (no class of the type can be built then), and those that must not be an integer."""
+    found: dict[str, dict[str, set[str]]] = {"nulls": {}, "floats": {}}
     for classes, configs in configurations().values():
         for name in (RENAMED.get(name, name) for name in classes if name not in COMPOSITES):
             cls = getattr(transformers, name)
             for config in [one for one in configs if isinstance(one, cls.config_class)][:1]:
-                default, raw = (
-                    cls.config_class(),
-                    {key: value for key, value in config.to_dict().items() if key not in DERIVED},
-                )
+                default = cls.config_class()
+                raw = {key: value for key, value in config.to_dict().items() if key not in DERIVED}
+                given = [key for key in raw if getattr(default, key, None) is not None]
                 refused = {
-                    key
-                    for key in raw
-                    if getattr(default, key, None) is not None and not builds(cls, {**raw, key: None})
+                    "nulls": {key for key in given if not builds(cls, {**raw, key: None})},
+                    "floats": {
+                        key
+                        for key in given
+                        if isinstance(getattr(default, key), float) and not configures(cls, {**raw, key: 1})
+                    },
                 }
-                found[config.model_type] = found.get(config.model_type, refused) & refused
-    return {of: sorted(keys) for of, keys in found.items()}
+                for kind, keys in refused.items():
+                    found[kind][config.model_type] = found[kind].get(config.model_type, keys) & keys
+    return {kind: {of: sorted(keys) for of, keys in sorted(each.items())} for kind, each in found.items()}
+
+
+def configures(cls: Any, raw: Mapping[str, Any]) -> bool:
+    """Whether the configuration of a class takes a config.json."""
+    try:
+        cls.config_class.from_dict(dict(raw))
+    except Exception:  # noqa: BLE001  # whatever a class raises
+        return False
+    return True
 
 
 def builds(cls: Any, raw: Mapping[str, Any]) -> bool:
@@ -642,7 +673,7 @@ def builds(cls: Any, raw: Mapping[str, Any]) -> bool:
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    known = json.loads(OUT.read_text()) if sys.argv[1:] else {"classes": {}, "nulls": {}}
+    known = json.loads(OUT.read_text()) if sys.argv[1:] else {"classes": {}, "nulls": {}, "floats": {}}
     found = dict(sorted((known["classes"] | entries()).items()))
     whole = {name: entry["model_type"] for name, entry in found.items() if "parts" not in entry}
     base = {
@@ -656,7 +687,7 @@ def main() -> None:
         "made_by": made_by,
         "library": "transformers",
         "parts": {"base": base, "causal": causal},
-        "nulls": dict(sorted((known["nulls"] | nulls()).items())),
+        **{kind: dict(sorted((known[kind] | keys).items())) for kind, keys in not_taken().items()},
     }
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in found.items()]
     text = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())

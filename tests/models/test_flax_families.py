@@ -422,6 +422,66 @@ def test_a_tree_without_a_module_that_the_class_has_is_refused(
     assert [(finding.code, finding.path) for finding in error.value.findings] == [("leaf-missing", path)]
 
 
+SWITCHES = (  # a key that the tree contradicts: case, keys, the finding's code, what it says, what to do
+    ("t5.v1.1", {"is_gated_act": False}, "config-conflict", r"has is_gated_act = false and feed_forward_proj = gated-gelu: \S+ `T5\w+` then has \S+wi and 4 more, which the tree lacks, and has no \S+wi_\d and 9 more, which the tree has", "write the is_gated_act and feed_forward_proj that the model was trained with"),
+    ("mt5.MT5Model", {"feed_forward_proj": "relu", "is_gated_act": None}, "config-conflict", "has feed_forward_proj = relu", "write the feed_forward_proj that"),
+    ("longt5.LongT5Model", {"encoder_attention_type": "transient-global"}, "config-conflict", "has encoder_attention_type = transient-global", "write the encoder_attention_type"),
+    ("electra.ElectraForMultipleChoice", {"summary_use_proj": False}, "config-conflict", "has summary_use_proj = false: .* has no sequence_summary.summary, which the tree has", "write the summary_use_proj"),
+    ("electra.unprojected", {"summary_use_proj": None}, "leaf-missing", "has no summary_use_proj, which then is true: .* has sequence_summary.summary, which the tree lacks", "write the summary_use_proj"),
+    ("beit.BeitModel", {"layer_scale_init_value": 0}, "config-conflict", r"has no encoder.layer.0.lambda_1 and 3 more, which the tree has", "write the layer_scale_init_value"),
+    ("beit.unscaled", {"layer_scale_init_value": 0.1}, "leaf-missing", "lambda_1 and 3 more, which the tree lacks", "write the layer_scale_init_value"),
+    ("beit.BeitModel", {"use_mean_pooling": False}, "config-conflict", "then has layernorm, which the tree lacks, and has no pooler.layernorm, which the tree has", "write the use_mean_pooling"),
+    ("beit.positions", {"use_relative_position_bias": False}, "config-conflict", "has no beit.encoder.layer.0.*relative_position_bias_table", "write the use_relative_position_bias"),
+    ("vit.ViTModel", {"qkv_bias": False}, "config-conflict", r"has no encoder.layer.0.attention.attention.\w+.bias and 5 more", "write the qkv_bias"),
+    ("big_bird.BigBirdModel", {"use_bias": False}, "config-conflict", r"has no encoder.layer.0.attention.self.\w+.bias and 5 more", "write the use_bias"),
+    ("bert.cross", {"add_cross_attention": False}, "config-conflict", "has no bert.encoder.layer.0.crossattention", "write the add_cross_attention"),
+    ("bert.BertModel", {"add_cross_attention": True, "is_decoder": True}, "leaf-missing", "crossattention.* and 9 more, which the tree lacks", "write the add_cross_attention"),
+    ("wav2vec2.adapter", {"add_adapter": False}, "config-conflict", "has no adapter.layers.0.conv and 1 more", "write the add_adapter"),
+    ("whisper.WhisperForAudioClassification", {"use_weighted_layer_sum": True}, "leaf-missing", "layer_weights", "write the use_weighted_layer_sum"),
+    ("bert.untied", {"tie_word_embeddings": True}, "config-conflict", "has no cls.predictions.decoder.weight, which the tree has", "write the tie_word_embeddings"),
+    ("distilbert.untied", {"tie_word_embeddings": None}, "config-conflict", "has no tie_word_embeddings, which then is true", "write the tie_word_embeddings"),
+    ("whisper.untied", {"tie_word_embeddings": True}, "config-conflict", "has no proj_out.weight, which the tree has", "write the tie_word_embeddings"),
+    ("gpt2.GPT2LMHeadModel", {"tie_word_embeddings": False}, "leaf-missing", "lm_head, which the tree lacks", "write the tie_word_embeddings"),
+    ("beit.BeitForMaskedImageModeling", {"use_mean_pooling": False}, "target-requirement", "the values of the other as it loads", "other code"),
+    ("bert.cross", {"is_decoder": False}, "target-requirement", "with add_cross_attention it must be true", "other code"),
+    ("gptj.GPTJForCausalLM", {"tie_word_embeddings": True}, "target-requirement", "cannot be run with a tied head", "other code"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "keys", "code", "said", "fix"), SWITCHES)
+def test_a_switch_that_the_tree_contradicts_is_named_once(
+    case: str, keys: dict[str, Any], code: str, said: str, fix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, **keys))
+    found = [finding for finding in error.value.findings if finding.code == code]
+    assert len(found) == 1 and fix in str(found[0].fix)
+    assert re.search(said, str(found[0].problem)), found[0].problem
+    assert all(finding.code != "leaf-without-rule" for finding in error.value.findings)
+
+
+def test_a_bias_that_the_class_never_has_is_refused(tmp_path: Path) -> None:
+    """It would be written, and the class would not load it."""
+    leaves = flax_families.leaves("t5.T5Model")
+    name = "encoder/block/0/layer/0/SelfAttention/q/bias"
+    (finding,) = refused(flax_families.write("t5.T5Model", tmp_path, {**leaves, name: np.zeros(15, np.float32)}))
+    assert (finding.code, finding.path) == ("leaf-without-rule", name)
+
+
+def test_an_integer_that_the_class_refuses_is_written_as_a_float(tmp_path: Path) -> None:
+    import transformers
+
+    case = "beit.unscaled"
+    assert type(flax_families.config(case)["layer_scale_init_value"]) is int
+    made = convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, layer_norm_eps=1)).config
+    assert made is not None and [
+        type(made[key]) for key in ("layer_scale_init_value", "layer_norm_eps", "hidden_size")
+    ] == [float, float, int]
+    with pytest.raises(Exception, match="layer_scale_init_value"):
+        transformers.BeitConfig.from_dict({**made, "layer_scale_init_value": 0})
+    transformers.BeitConfig.from_dict(made)
+
+
 def test_a_table_of_sines_that_pytorch_writes_goes_back(tmp_path: Path) -> None:
     """A tree may lack it, and PyTorch's file has it."""
     out = tmp_path / "out"

@@ -17,6 +17,7 @@ from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
 from convert.planning.facts.sidecar import NO_SIDECAR, Sidecar, merge_config
 from convert.planning.facts.values import truncation_note
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
+from convert.planning.modules.not_taken import TRANSFORMERS, with_floats
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
 from convert.planning.target_formats.registry import format_of
 from convert.planning.tokenizer.files import TokenizerFiles
@@ -157,6 +158,7 @@ class Plan:
         if config is None:
             return None
         config = merge_config(self.sidecar, config)
+        config = with_floats(config) if self.target == TRANSFORMERS and self.sidecar.exists else config
         if len(self.float_dtypes) == 1 and "_class_name" not in config:  # a class of diffusers takes no dtype
             config.setdefault("dtype", next(iter(self.float_dtypes)))
         return config

@@ -28,7 +28,7 @@ from convert.planning.facts.values import (
 )
 from convert.planning.match import Coverage, cover, matching_root
 from convert.planning.modules.expand import for_class
-from convert.planning.modules.nulls import refused_nulls
+from convert.planning.modules.not_taken import refused_nulls
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.sizes import solve_sizes
 from convert.planning.target_formats.base import TargetFormat

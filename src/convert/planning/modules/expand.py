@@ -17,9 +17,12 @@ from convert.core.similarity import did_you_mean
 from convert.layers import Rule, TargetLayer
 from convert.planning.facts.sidecar import read_sidecar
 from convert.planning.modules.names import Finder, Found, Patterns
+from convert.planning.modules.switches import TIES, Part, conflicts, switched_off
 from convert.planning.modules.table import (
     NUMBER,
     PARAMETER,
+    TIED,
+    Conditions,
     MissingKeyError,
     Module,
     ModuleList,
@@ -32,6 +35,7 @@ from convert.rules.file import MODULE, ModulesOfClass, RuleFile
 from convert.rules.library import shipped_rules_dir
 
 BIAS = "bias"
+KERNEL = "kernel"
 LINEAR = "Linear"
 ARCHITECTURES = "architectures"  # transformers' key of the classes
 MAX_CLASSES = 5  # with the same leaves, that an error names
@@ -182,7 +186,10 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
     root = next((r for r in reversed(rules.root) if r and any(x.startswith(f"{r}/") for x in source.leaves)), "")
     inside = [tuple(name.split("/")) for name in source.leaves if name.startswith(f"{root}/" if root else "")]
     paths = {keys[root.count("/") + 1 if root else 0 :] for keys in inside}
+    others = [pattern for rule in rules.rules if not rule.each for pattern in rule.sources.values()]
+    spoken_for = {path for path in paths if any(other.match("/".join(path)) for other in others)}
     found = [one for path in paths | {path[:-1] for path in paths} if path and (one := finder.find(path)) is not None]
+    found = [one for one in found if not (one.module.absent and one.path in spoken_for)]
     found.sort(key=lambda one: [(not key.isdecimal(), int(key) if key.isdecimal() else 0, key) for key in one.name])
     patterns = Patterns(one.name for one in found)
     made: list[Rule] = []
@@ -196,7 +203,8 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
         of_form: dict[tuple[Any, ...], list[Found]] = defaultdict(list)
         for one in found:
             lead = _leaf(rule.path, one.path)
-            if one.module.type in rule.each and lead in paths - taken:
+            unknown_bias = lead[-1] == BIAS and one.module.bias is False and not one.module.bias_when
+            if one.module.type in rule.each and lead in paths - taken and not unknown_bias:
                 of_form[one.module.form].append(one)
         for members in of_form.values():
             claimed |= {one.name: one for one in members}
@@ -219,8 +227,7 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
     findings = (*of_another_class, *_other_counts(rules, listed, patterns), *_other_values(rules, listed))
     asked = {getattr(rule.kind, "epsilon", None) for rule in rules.rules if rule.each}  # each module has its own
     facts = {name: value for name, value in rules.facts.items() if name not in asked}
-    others = [pattern for rule in rules.rules if not rule.each for pattern in rule.sources.values()]
-    whole = all(any(other.match("/".join(path)) for other in others) for path in paths - taken)
+    whole = paths - taken <= spoken_for
     rules = replace(rules, rules=tuple(copied), root=(root,), targets=target, facts=facts)
     return _Expanded(rules, findings, whole and not of_another_class)
 
@@ -303,22 +310,55 @@ def _module(rule: Rule, tensor: str) -> str:
 def _missing(
     rules: RuleFile, of: ModulesOfClass, listed: ModuleList, patterns: Patterns, claimed: Mapping[Name, Found], taken: set[Name]
 ) -> Iterator[Finding]:  # fmt: skip
-    """Report modules and leaves that the tree lacks, but for those that it never has: tensors that share the leaf of another."""
+    """Report modules and leaves that the tree lacks, but for those that it never has (tensors that share the leaf of another); and those that only another configuration has."""
     counted = listed.counts.keys()
+    needed: list[Part] = []
+    lost: list[tuple[Part, str]] = []  # and how it is reported where no switch is
     for module in listed.modules:
         for name in _every(module.name, patterns, counted):
             one = claimed.get(name)
             if name in listed.lacks or (module.optional and one is None):
                 continue
-            missing = [leaf for leaf, tensor in _leaves(rules, one or Found(name, name, module, ()), listed) if leaf not in taken or one is None]  # fmt: skip
             text = ".".join(name)
-            fix = f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint"
             has = f"{listed.package} `{listed.loads}` has the module {text} ({module.type})"
-            if missing and one is None:
-                yield Finding("leaf-missing", f"{has}, and the tree has no leaf for it", rule=rules.path, path=text, fix=fix)  # fmt: skip
+            leaves = list(_leaves(rules, one or Found(name, name, module, ()), listed))
+            tied = any(tensor in listed.untied for _, tensor in leaves)
+            whole = Part(text, module.keys, TIES if tied else module.when)
+            needed += [whole] if leaves else []
+            if leaves and one is None:
+                lost.append((whole, f"{has}, and the tree has no leaf for it"))
                 continue
-            for leaf in missing:
-                yield Finding("leaf-missing", f"{has}, and the tree lacks a leaf of it", rule=rules.path, path="/".join(leaf), fix=fix)  # fmt: skip
+            for leaf, tensor in leaves:
+                part = Part("/".join(leaf), module.keys, _conditions(module, tensor, listed))
+                needed += [part] if part.when else []
+                lost += [] if leaf in taken else [(part, f"{has}, and the tree lacks a leaf of it")]
+    off = switched_off([part for part, _ in lost], needed)
+    loads = f"{listed.package} `{listed.loads}`"
+    more = list(_of_other_settings(listed, claimed, taken))
+    yield from conflicts(loads, _file(rules), [part for part, _ in lost if part.switch in off], more)
+    for part, problem in lost:
+        if part.switch not in off:
+            yield Finding("leaf-missing", problem, rule=rules.path, path=part.text, fix=f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint")  # fmt: skip
+
+
+def _conditions(module: Module, tensor: str, listed: ModuleList) -> Conditions:
+    """Return the conditions under which a module has one of its tensors."""
+    if tensor in listed.untied:
+        return TIES
+    return module.bias_when if tensor.endswith(f".{BIAS}") else ()
+
+
+def _of_other_settings(listed: ModuleList, claimed: Mapping[Name, Found], taken: set[Name]) -> Iterator[Part]:
+    """Yield what the tree has of a module, a bias or a head that the class has with other settings."""
+    tied = listed.tied.keys() - listed.untied if TIED not in listed.refused else ()
+    for name, one in claimed.items():
+        module, text = one.module, ".".join(name)
+        if module.absent:
+            yield Part(text, module.keys, module.when)
+        elif module.bias is False and module.bias_when and (*one.path, BIAS) in taken:
+            yield Part(f"{text}.{BIAS}", module.keys, module.bias_when)
+        elif module.type == LINEAR and f"{text}.weight" in tied and (*one.path, KERNEL) in taken:
+            yield Part(f"{text}.weight", module.keys, TIES)
 
 
 def _leaves(rules: RuleFile, one: Found, listed: ModuleList) -> Iterator[tuple[Name, str]]:

@@ -43,22 +43,22 @@ class Finder:
         self._prefixes = listed.prefixes
         self._lacks = listed.lacks
         self._renamed = renaming(renamed)
-        self._known: dict[Name, list[Module]] = defaultdict(list)
-        for module in listed.modules:
-            self._known[_template(module.name)].append(module)
+        self._known, self._absent = _by_template(listed.modules), _by_template(listed.lacks.values())
 
     def find(self, path: Name) -> Found | None:
-        """Return the module of a path, or a parameter of that name; None if the class has none."""
+        """Return the module of a path, or a parameter of that name; one that this configuration lacks, if no other has the name; None if the class has none."""
         placed = tuple((key, at) for at, key in enumerate(path))
+        absent: Found | None = None
         for keys in dict.fromkeys((placed, _replaced(placed, self._renamed))):
             for named in self._with_prefix(keys):
-                name = tuple(key for key, _ in named)
-                if name in self._lacks:
-                    continue
-                for module in self._known.get(_template(name), ()):
-                    if all(one in (NUMBER, other) for one, other in zip(module.name, name, strict=True)):
-                        return Found(path, name, module, tuple(place for _, place in named))
-        return None
+                name, places = tuple(key for key, _ in named), tuple(place for _, place in named)
+                here = None if name in self._lacks else _of_name(self._known, name)
+                if here is not None:
+                    return Found(path, name, here, places)
+                lacking = _of_name(self._absent, name)
+                if lacking is not None:
+                    absent = absent or Found(path, name, lacking, places)
+        return absent
 
     def _with_prefix(self, keys: _Placed) -> Iterator[_Placed]:
         yield keys
@@ -95,6 +95,18 @@ def _replaced(path: _Placed, renamed: Renaming) -> _Placed:
 def renaming(renamed: Mapping[str, str]) -> Renaming:
     """Prepare a mapping of keys to others."""
     return [(parse_pattern(keys), parse_pattern(others), keys.count("/") + 1) for keys, others in renamed.items()]
+
+
+def _by_template(modules: Iterable[Module]) -> Mapping[Name, Sequence[Module]]:
+    found: dict[Name, list[Module]] = defaultdict(list)
+    for module in modules:
+        found[_template(module.name)].append(module)
+    return found
+
+
+def _of_name(modules: Mapping[Name, Sequence[Module]], name: Name) -> Module | None:
+    fitting = (module for module in modules.get(_template(name), ()) if all(one in (NUMBER, other) for one, other in zip(module.name, name, strict=True)))  # fmt: skip
+    return next(fitting, None)
 
 
 def _template(name: Name) -> Name:

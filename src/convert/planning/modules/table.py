@@ -19,6 +19,7 @@ EMBEDDING = "Embedding"
 TIED = "tie_word_embeddings"
 
 Name = tuple[str, ...]
+Conditions = Sequence[Any]  # one holds; of a list of tests in it, all; a test is a key, its default, and what is stated
 Heads = tuple[str, str, Keys]  # key of the number of heads, key of the width that they divide, configuration
 
 
@@ -35,6 +36,9 @@ class Module:
         bias: whether it has a bias; None if the configuration does not say so.
         axes: of its weight, the formula of each size; empty where none is known.
         keys: what the formulas follow.
+        when: the conditions under which a configuration has it; none if all have.
+        bias_when: the same of its bias.
+        absent: whether this configuration lacks it.
     """
 
     name: Name
@@ -45,6 +49,9 @@ class Module:
     bias: bool | None
     axes: tuple[str, ...]
     keys: Keys
+    when: Conditions = ()
+    bias_when: Conditions = ()
+    absent: bool = False
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -83,7 +90,7 @@ class ModuleList:
         loads: name of the class.
         package: that has the class.
         modules: its modules, in this configuration.
-        lacks: names of modules that it has in other configurations.
+        lacks: name -> a module that it has in other configurations.
         prefixes: keys that a tree may lack before its paths, or have in addition.
         below: part -> the key that flax's tree has before the paths of the part, and the names have not.
         tied: tensor -> the tensor that it is the same as, unless config.json says otherwise.
@@ -98,7 +105,7 @@ class ModuleList:
     loads: str
     package: str
     modules: tuple[Module, ...]
-    lacks: frozenset[Name]
+    lacks: Mapping[Name, Module]
     prefixes: tuple[Name, ...]
     below: Mapping[Name, str]
     tied: Mapping[str, str]
@@ -129,7 +136,7 @@ class MissingKeyError(LookupError):
 @dataclass
 class _Gathered:
     modules: list[Module] = field(default_factory=list)
-    lacks: set[Name] = field(default_factory=set)
+    lacks: dict[Name, Module] = field(default_factory=dict)
     prefixes: list[Name] = field(default_factory=list)
     below: dict[Name, str] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
@@ -160,7 +167,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         name,
         table["library"],
         tuple(found.modules),
-        frozenset(found.lacks - {module.name for module in found.modules}),
+        {name: found.lacks[name] for name in found.lacks.keys() - {module.name for module in found.modules}},
         tuple(found.prefixes),
         found.below,
         found.tied,
@@ -195,7 +202,7 @@ def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any]
         if has:
             found.modules.append(module)
         else:
-            found.lacks.add(module.name)
+            found.lacks[module.name] = module
     if entry["prefix"]:
         found.prefixes.append((*below, entry["prefix"]))
     if "below" in entry:
@@ -203,7 +210,7 @@ def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any]
     before = "".join(f"{key}." for key in below)
     tied = {f"{before}{one}": f"{before}{other}" for one, other in entry["tied"].items()}
     found.tied |= tied
-    if config.get(TIED) is False:
+    if keys.value(TIED) is False:
         found.untied |= set(tied)
     for place, texts in entry["counts"].items():
         counts = [_layers(keys, text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -211,7 +218,7 @@ def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any]
             found.counts[(*below, *place.split("."))] = known
     for key, (values, because) in entry["refuses"].items():
         value = value_of(config, key)
-        if value not in values["other_than"] and value is not None if isinstance(values, dict) else value in values:
+        if _refuses(values, value, keys):
             found.refused[key] = (value, because)
     for part, (key, role) in entry.get("parts", {}).items():
         own = config.get(key)
@@ -239,14 +246,24 @@ def _modules(entry: Mapping[str, Any], keys: Keys, below: Name) -> Iterator[tupl
             name, _, bias = text.partition(" ")
             bare = name.removeprefix("?")
             conditions = entry["when"].get(f"{word} {bare}")
+            of_bias = entry["when"].get(f"{word} {bare}.bias") if bias == "?bias" else None
             has = holds(conditions, keys)
             spared = name.startswith("?") and (conditions is None or not has)  # the class has it, and a tree need not
-            has_bias = {"": True, "-bias": False}.get(bias, holds(entry["when"].get(f"{word} {bare}.bias"), keys) if bias else None)  # fmt: skip
+            has_bias = holds(of_bias, keys) if of_bias else {"": True, "-bias": False}.get(bias)
             count = None if groups is None else int(groups)
-            yield (
-                Module((*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias, axes, keys),
-                spared or has is not False,
-            )
+            present = spared or has is not False
+            made = Module(
+                (*below, *bare.split(".")), word, epsilon, count, spared or has is None, has_bias, axes, keys,
+                conditions or (), of_bias or (), not present,
+            )  # fmt: skip
+            yield made, present
+
+
+def _refuses(values: Any, value: Any, keys: Keys) -> bool:
+    """Whether a class does not compute with the value of a key: one of these values, none of these, or any where conditions hold."""
+    if isinstance(values, Mapping) and "where" in values:
+        return holds(values["where"], keys) is True
+    return value is not None and value not in values["other_than"] if isinstance(values, Mapping) else value in values
 
 
 def _number(keys: Keys, text: str) -> float | None:

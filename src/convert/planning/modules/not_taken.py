@@ -1,4 +1,4 @@
-"""Report keys of config.json that are null although the class which loads the output takes no null: it would not load."""
+"""Values of config.json that the class which loads the output does not take: it would not load. Nulls are reported, integers are written as floats."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def _nulls(config: Mapping[str, Any], nulls: Mapping[str, Any], name: str, befor
             yield from _nulls(value, nulls, name, f"{before}{key}.")
         elif value is None and key in refused:
             yield f"{before}{key}"
+
+
+def with_floats(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``config.json`` of transformers in which 0 is 0.0 where the class takes no integer, that of parts too."""
+    taken = read_table(shipped_rules_dir() / TABLE)["floats"].get(config.get(TYPE), ())
+    return {
+        key: with_floats(value) if isinstance(value, Mapping) and TYPE in value
+        else float(value) if key in taken and type(value) is int
+        else value
+        for key, value in config.items()
+    }  # fmt: skip
