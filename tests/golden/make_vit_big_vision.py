@@ -39,6 +39,9 @@ CASES: dict[str, dict[str, Any]] = {
     "tok-headless": {"pool_type": "tok", "num_classes": None},
     "gap-headless": {"pool_type": "gap", "num_classes": None},
     "map-headless": {"pool_type": "map", "num_classes": None},
+    "tok-sincos2d-headless": {"pool_type": "tok", "posemb": "sincos2d", "num_classes": None},
+    "gap-sincos2d-headless": {"pool_type": "gap", "posemb": "sincos2d", "num_classes": None},
+    "map-sincos2d-headless": {"pool_type": "map", "posemb": "sincos2d", "num_classes": None},
 }
 
 

@@ -34,6 +34,7 @@ TRANSFORMERS = (
     "tok-sincos2d",
     "gap-sincos2d",
     "tok-headless",
+    "tok-sincos2d-headless",
     "vit-token",
     "vit-token-rep",
     "vit-gap",
@@ -53,7 +54,7 @@ def test_transformers_computes_what_upstream_did(case: str, tmp_path: Path) -> N
     assert single < 2e-6 and double < float64_limit(case)
 
 
-@pytest.mark.parametrize("case", ["map", "vit-map", "map-sincos2d", "map-headless"])
+@pytest.mark.parametrize("case", ["map", "vit-map", "map-sincos2d", "map-headless", "map-sincos2d-headless"])
 def test_timms_tensors_pool_by_attention_as_upstream_did(case: str, tmp_path: Path) -> None:
     _, out = vit.converted(case, tmp_path, "timm")
     model, head = in_transformers(out)
@@ -121,18 +122,19 @@ def back(case: str, out: Path, folder: Path, layout: str, to: str) -> Path:
     return target
 
 
-def test_the_mean_without_a_head_is_timms_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["gap", "gap-sincos2d"])
+def test_the_mean_without_a_head_is_timms_alone(case: str, tmp_path: Path) -> None:
     """The timm class is compared by tests/golden/make_vit_big_vision.py; its tensors are those of the case with a head."""
+    headless, computed = f"{case}-headless", vit.settings(case)
     with pytest.raises(convert.PlanError, match="does not load without one.*--to timm"):
-        convert.plan_conversion("vit-jax", vit.write("gap-headless", tmp_path), to="transformers")
-    folders = {case: tmp_path / case for case in ("gap", "gap-headless")}
+        convert.plan_conversion("vit-jax", vit.write(headless, tmp_path), to="transformers", settings=computed)
     tensors = {}
-    for case, folder in folders.items():
-        folder.mkdir()
-        vit.converted(case, folder, "timm")
-        tensors[case] = load_file(folder / "out" / "model.safetensors")
-    args = json.loads((folders["gap-headless"] / "out" / "config.json").read_text())["model_args"]
-    assert args["num_classes"] == 0 and tensors["gap"].keys() - tensors["gap-headless"].keys() == {"head.weight", "head.bias"}  # fmt: skip
+    for each in (case, headless):
+        (tmp_path / each).mkdir()
+        vit.converted(each, tmp_path / each, "timm")
+        tensors[each] = load_file(tmp_path / each / "out" / "model.safetensors")
+    args = json.loads((tmp_path / headless / "out" / "config.json").read_text())["model_args"]
+    assert args["num_classes"] == 0 and tensors[case].keys() - tensors[headless].keys() == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("case", vit.COMPUTED)
@@ -148,7 +150,7 @@ def test_the_mean_without_a_head_is_timms_alone(tmp_path: Path) -> None:
 )
 def test_computed_positions_are_named_by_the_user(case: str, given: dict[str, object], tmp_path: Path) -> None:
     """A tree without a table does not say which one the code computes, nor of how many patches."""
-    ratio = {"mlp_ratio": 5 / 3} if case.startswith("map") else {}
+    ratio = {"mlp_ratio": 5 / 3} if case.startswith("map") or case == "gap-sincos2d-headless" else {}
     with pytest.raises(convert.PlanError) as refused:
         convert.plan_conversion(
             "vit-jax", vit.write(case, tmp_path), to="timm" if ratio else "transformers", settings={**given, **ratio}

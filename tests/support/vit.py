@@ -20,8 +20,11 @@ from support.paths import GOLDEN
 
 BIG_VISION, SCENIC, JAX = (DrawnCases(GOLDEN / folder) for folder in ("vit-big-vision", "scenic", "vit"))
 CASES = ("tok", "tok-rep", "gap", "map")
-COMPUTED = ("tok-sincos2d", "gap-sincos2d", "map-sincos2d")  # positions that no leaf holds
-HEADLESS = ("tok-headless", "gap-headless", "map-headless")
+POOLS = ("tok", "gap", "map")
+COMPUTED = tuple(
+    f"{pool}-sincos2d{head}" for head in ("", "-headless") for pool in POOLS
+)  # positions that no leaf holds
+HEADLESS = tuple(f"{pool}{table}-headless" for table in ("", "-sincos2d") for pool in POOLS)
 SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map")
 JAX_CASES = ("jax-gap", "jax-pre-logits")
 IMAGE = {"image_size": 20}  # where the table has a row for the class token

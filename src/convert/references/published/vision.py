@@ -105,6 +105,8 @@ _TIPS_IMAGE = (
     ),
 )  # fmt: skip
 
+_VIT_MEAN_HEADLESS = (*_VIT_MEAN, Published({"head": "none"}, "big_vision models/vit.py, num_classes"))
+
 MODELS: dict[str, tuple[Published, ...]] = {
     "siglip": _SIGLIP,
     "siglip-image": _TOWER,
@@ -120,10 +122,13 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "vit-jax-token-headless": _VIT_JAX,
     "vit-big-vision-headless": _VIT_BIG_VISION,
     "vit-jax-map-headless": _VIT_POOLED,
-    "vit-jax-gap-headless": (*_VIT_MEAN, Published({"head": "none"}, "big_vision models/vit.py, num_classes")),
+    "vit-jax-gap-headless": _VIT_MEAN_HEADLESS,
     "vit-big-vision-sincos2d": _VIT_BIG_VISION,
     "vit-jax-map-sincos2d": _VIT_POOLED,
     "vit-jax-gap-sincos2d": _VIT_MEAN,
+    "vit-big-vision-sincos2d-headless": _VIT_BIG_VISION,
+    "vit-jax-map-sincos2d-headless": _VIT_POOLED,
+    "vit-jax-gap-sincos2d-headless": _VIT_MEAN_HEADLESS,
     "tips-image": _TIPS_IMAGE,
     "tips-image-swiglu": _TIPS_IMAGE,
     "tips-text": _TIPS,
