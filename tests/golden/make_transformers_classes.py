@@ -186,9 +186,19 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
         "adapter_attn_dim": [{"other_than": []}, "the flax class has no adapters in its layers"],
         "do_stable_layer_norm": [[False], "the flax class has its norms in front of the blocks"],
         "feat_extract_norm": [["group"], "the flax class has a norm in each of its convolutions"],
+        "layer_norm_eps": [
+            {"other_than": [1e-5]},
+            "in the norms of the convolutions the flax class has this key, and PyTorch's class 1e-05",
+        ],
     },
     "whisper": {"scale_embedding": [[True], "the flax class does not scale its embeddings"]},
-    "xglm": {"add_cross_attention": [[True], "the flax class cannot be built with cross-attention"]},
+    "xglm": {
+        "add_cross_attention": [[True], "the flax class cannot be built with cross-attention"],
+        "pad_token_id": [
+            {"other_than": [0, 1]},
+            "PyTorch's class sets the position of this number to zero; positions begin at 2",
+        ],
+    },
 }
 # Keys that only the PyTorch class reads -> the value that the flax class computes with. BLOOM's sum of slices lacks the bias.
 UNREAD_OF_TYPE: Mapping[str, Mapping[str, Any]] = {"bloom": {"slow_but_exact": False}}

@@ -143,6 +143,8 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("opt.OPTModel", {"layer_norm_elementwise_affine": False}, "have a scale and a bias"),
         ("wav2vec2.Wav2Vec2Model", {"adapter_attn_dim": 16}, "no adapters in its layers"),
         ("xglm.XGLMModel", {"add_cross_attention": True}, "cannot be built with cross-attention"),
+        ("xglm.XGLMModel", {"pad_token_id": 5}, "sets the position of this number to zero"),
+        ("wav2vec2.Wav2Vec2Model", {"layer_norm_eps": 1e-2}, "in the norms of the convolutions"),
         ("encoder_decoder", {"encoder": {"model_type": "roberta"}}, "counts the positions of its texts from 0"),
         ("encoder_decoder.projected", {"decoder": {"model_type": "xlm-roberta"}}, "counts the positions of its texts from 0"),
         ("vision_encoder_decoder", {"decoder": {"model_type": "roberta"}}, "counts the positions of its texts from 0"),
