@@ -11,8 +11,9 @@ from convert.planning.modules.table import read_table
 from convert.rules.file import RuleFile
 from convert.rules.library import shipped_rules_dir
 
-# Target whose classes refuse them -> the table of these classes, and the key that names one.
-TABLES = {"transformers": ("transformers-classes.json", "model_type"), "diffusers": ("diffusers-classes.json", "_class_name")}  # fmt: skip
+TRANSFORMERS = "transformers"
+# Target whose classes refuse nulls -> the table of these classes, and the key that names one.
+TABLES = {TRANSFORMERS: ("transformers-classes.json", "model_type"), "diffusers": ("diffusers-classes.json", "_class_name")}  # fmt: skip
 
 
 def refused_nulls(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Finding]:
@@ -52,9 +53,10 @@ def _nulls(config: Mapping[str, Any], nulls: Mapping[str, Any], name: str, befor
 
 def with_floats(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``config.json`` of transformers in which 0 is 0.0 where the class takes no integer, that of parts too."""
-    taken = read_table(shipped_rules_dir() / TABLE)["floats"].get(config.get(TYPE), ())
+    table, name = TABLES[TRANSFORMERS]
+    taken = read_table(shipped_rules_dir() / table)["floats"].get(config.get(name), ())
     return {
-        key: with_floats(value) if isinstance(value, Mapping) and TYPE in value
+        key: with_floats(value) if isinstance(value, Mapping) and name in value
         else float(value) if key in taken and type(value) is int
         else value
         for key, value in config.items()
