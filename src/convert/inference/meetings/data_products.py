@@ -9,9 +9,9 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.meetings.columns import Columns, matches
-from convert.inference.meetings.sites import role_of
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.fingerprint import column_fingerprints, fingerprint
-from convert.programs.program import Program, Value
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SUMS = ("add", "add_any")
@@ -37,6 +37,8 @@ class DataProducts:
             if product or (made_of_products and operation.name in (*SUMS, *MOVES)):
                 known.update(operation.results)
                 self.arrays += [operation.results[0].array] if operation.name not in MOVES else []
+        if self.arrays:  # the sum over experts, which the other program takes of their results and the gates
+            self.arrays += [op.results[0].array for op in program.operations if _sums_over_experts(op)]
         self._sums = np.array([fingerprint(_of_size_one(array))[0] for array in self.arrays])
 
     def has(self, array: Array, tolerance: float) -> bool:
@@ -63,6 +65,14 @@ class DataProducts:
             for parts in zip(*[(x.sums, x.scales) for x in found], strict=True)
         )
         return Columns(np.arange(sums.shape[1]), sums, scales)
+
+
+def _sums_over_experts(operation: Operation) -> bool:
+    """Whether a product of data and parameters sums over several axes."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
+        return False
+    axes = axes_of(operation, 0 if operation.operands[1].data else 1)
+    return axes is not None and len(axes[1][1]) > 1
 
 
 def _of_vectors(array: Array, axis: int) -> Columns:

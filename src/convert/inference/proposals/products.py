@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, siblings
+from convert.inference.candidates import Candidate, Piece, siblings
 from convert.inference.context import Context
+from convert.inference.derivation import Arithmetic
 from convert.inference.forms.taken_columns import partitions, taken_columns
-from convert.inference.meetings.columns import pair
+from convert.inference.meetings.columns import Pairing, pair
 from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import low_rank, side_by_side
 from convert.programs.program import Operation, Value
@@ -65,6 +66,8 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     data, weight = operation.operands[1 - side], operation.operands[side]
     met = replace(data, array=context.replay.value(data))
     target = list(products([_with(operation, side, replace(weight, elements=context.lacking(weight)), met)], side))
+    if context.level > 0 and len(target) > 1:
+        yield from _of_experts(context, operation, side, target)
     for group, product in enumerate(target):
         if not product.numbers or not _lacks(context, operation, side, group, len(target)):
             continue
@@ -85,6 +88,56 @@ def _weight(context: Context, operation: Operation, side: int, group: int) -> Ar
 
 def _lacks(context: Context, operation: Operation, side: int, group: int, groups: int) -> bool:
     return groups == 1 or bool(np.isnan(_weight(context, operation, side, group)).any())
+
+
+def _of_experts(context: Context, operation: Operation, side: int, target: Sequence[Product]) -> Iterator[Candidate]:
+    """Yield proposals for the fused matrices of all experts at once, where the source has a stack of matrices for each part of the columns."""
+    count, (size, *rest) = len(target), target[0].numbers[0].shape
+    out = math.prod(rest)
+    if any(not np.array_equal(x, y) for of in target for x, y in zip(of.rows, target[0].rows, strict=True)):
+        return
+    stacks = [
+        (product, meeting, paired)
+        for product, meeting in context.source.same_rows(target[0].rows, context.tolerance)
+        if (paired := pair(target[0].columns, product.columns, context.tolerance)) is not None
+        and len(product.numbers) == 1
+        and product.value.ndim == 3
+        and count in product.value.shape[1:]
+        and context.free(product.numbers[0])
+    ]
+
+    def atom(stack: tuple[Product, Meeting, Pairing], expert: int) -> _Atom:
+        product, meeting, pairing = stack
+        axis = product.value.shape[1:].index(count)
+        places = np.arange(product.value[0].size).reshape(product.value.shape[1:]).take(expert, axis)
+        return _Atom(product, meeting, pairing.numbers, ("index", axis), places, tuple(pairing.tied.tolist()))
+
+    for chosen in itertools.chain.from_iterable(itertools.permutations(stacks, parts) for parts in IN_TURNS):
+        widths = [product.value[0].size // count for product, _, _ in chosen]
+        below = np.split(np.arange(out), np.cumsum(widths)[:-1])
+        turns = [np.arange(k, out, len(chosen)) for k in range(len(chosen))] if len(set(widths)) == 1 else []
+        for way, parts in (("below", below), ("turns", turns)) if sum(widths) == out else ():
+            found: list[Candidate] = []
+            for expert, product in enumerate(target) if parts else ():
+                numbers = [n.reshape(size, out) for n in product.numbers]
+
+                def read(part: Array, expert: int = expert) -> Array:
+                    return _weight(context, operation, side, expert).reshape(size, out)[:, part]
+
+                atoms = [(atom(stack, expert), part) for stack, part in zip(chosen, parts, strict=True)]
+                found += _candidate(context, atoms, numbers, read)
+            plain = all(p.arithmetic is Arithmetic.SAME and p.factor == 1 for one in found for p in one.pieces)
+            if len(found) == count and plain:
+                pieces = tuple(map(_as_one, zip(*(one.pieces for one in found), strict=True)))
+                yield replace(found[0], pieces=pieces, kind=("experts", way, found[0].kind))
+
+
+def _as_one(pieces: Sequence[Piece]) -> Piece:
+    """Return the pieces of a tensor that the experts of one leaf become as one."""
+    elements, numbers, values = (
+        np.concatenate([getattr(piece, of) for piece in pieces]) for of in ("elements", "numbers", "values")
+    )
+    return replace(pieces[0], elements=elements, numbers=numbers, values=values, places=None)
 
 
 def _matrix(context: Context, operation: Operation, side: int, group: int, target: Product) -> Iterator[Candidate]:
