@@ -462,6 +462,16 @@ def test_a_switch_that_the_tree_contradicts_is_named_once(
     assert all(finding.code != "leaf-without-rule" for finding in error.value.findings)
 
 
+@pytest.mark.parametrize(("case", "stated"), [("t5.v1.1", False), ("t5.T5ForConditionalGeneration", True)])
+def test_t5s_own_rules_refuse_a_gate_that_the_tree_contradicts(case: str, stated: bool, tmp_path: Path) -> None:
+    """The PyTorch class reads it before `feed_forward_proj`, and would keep random matrices."""
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion("t5", flax_families.specs(case, tmp_path, is_gated_act=stated))
+    (finding,) = error.value.findings
+    assert finding.fix == "give the is_gated_act of the model that was trained" and finding.got == str(stated)
+    assert convert.plan_conversion("t5", flax_families.specs(case, tmp_path, is_gated_act=None)).steps
+
+
 def test_a_bias_that_the_class_never_has_is_refused(tmp_path: Path) -> None:
     """It would be written, and the class would not load it."""
     leaves = flax_families.leaves("t5.T5Model")
