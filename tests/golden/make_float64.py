@@ -178,12 +178,19 @@ def maxtext() -> Iterator[Case]:
             def run(state: Any, graph: Any = graph, io: Any = io, config: Any = config) -> Outputs:
                 model = nnx.merge(graph, state)
 
-                def logits(tokens: Any, **images: Any) -> Any:
-                    where = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+                def logits(tokens: Any, where: Any = None, **images: Any) -> Any:
+                    if where is None:
+                        where = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
                     return model(
                         tokens, where, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False, **images
                     )
 
+                if "patches" in io:
+                    pixels = io["patches"].reshape(made.pixels(config))
+                    soft, deep = model.vision_encoder(pixels, deterministic=True)
+                    found = {"soft_tokens": soft, **{f"deep_{k}": x for k, x in enumerate(deep)}}
+                    found["logits"] = logits(io["tokens"], where=io["positions"], encoder_images=pixels)
+                    return found | {"text_logits": logits(io["text_tokens"])}
                 if "images" not in io:
                     return {"logits": logits(io["tokens"])}
                 pixels = made.seen(io["images"], config)

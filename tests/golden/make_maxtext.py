@@ -43,12 +43,16 @@ from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
 from maxtext.multimodal.processor_gemma3 import GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, GEMMA_TOKEN_PLACEHOLDER
 from maxtext.multimodal.processor_gemma4 import GEMMA4_TOKEN_PLACEHOLDER
+from maxtext.multimodal.processor_qwen3_omni import QwenTokens, get_rope_index
 from maxtext.utils import maxtext_utils, model_creation_utils
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent / "maxtext"
 NOISE, TOKENS, DIGITS = 0.1, 11, 16
-VOCABULARY = 40
+VOCABULARY, TEXT_TOKENS = (
+    40,
+    36,
+)  # the last ones are those of images, where the reader of a case wants them in the vocabulary
 COMMON = {
     "override_model_config": True,
     "run_name": "golden",
@@ -141,6 +145,29 @@ GEMMA4_IMAGES = {  # 6 x 9 patches, 3 x 3 of which are a token
     "max_target_length": 32,
     "sliding_window_size": 7,
 }
+GRID = (
+    1,
+    10,
+    4,
+)  # patches of Qwen's image: MaxText rounds interpolated positions to bfloat16, and takes every third of 10 x 10 exactly
+QWEN_IMAGES = {
+    "use_multimodal": True,
+    "dtype_mm": "float32",
+    "patch_size_for_vit": 2,
+    "temporal_patch_size_for_vit": 2,
+    "spatial_merge_size_for_vit": 2,
+    "hidden_size_for_vit": 24,
+    "intermediate_size_for_vit": 96,  # four patches, as `to_huggingface` takes it for the width of the mergers
+    "num_hidden_layers_for_vit": 4,
+    "num_attention_heads_for_vit": 3,
+    "num_position_embeddings_for_vit": 100,
+    "out_hidden_size_for_vit": 16,
+    "deepstack_visual_indexes_for_vit": [0, 2],
+    "remat_policy_for_vit": "none",
+    "head_dim": 12,
+    "mrope_section": [2, 2, 2],
+    "max_target_length": 32,
+}
 BEGIN, END, KEPT = (
     5,
     6,
@@ -179,6 +206,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-moe-unscanned": ("qwen3-30b-a3b", "params", SMALL | ALL_EXPERTS | layers(2) | UNSCANNED),
     "qwen3-next": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(8)),
     "qwen3-next-unscanned": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
+    "qwen3-vl": ("qwen3-vl-2b", "params", SMALL | QWEN_IMAGES | layers(3) | UNSCANNED),
     "mistral": ("mistral-7b", "params", SMALL | layers(3)),
     "mixtral": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(3)),
     "mixtral-unscanned": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(2) | UNSCANNED),
@@ -209,7 +237,7 @@ def randomize(model: nnx.Module, rng: np.random.Generator, config: Any) -> None:
     leaves = nnx.to_flat_state(nnx.state(model, nnx.Not(nnx.RngState)))
     for path, leaf in sorted(leaves, key=lambda item: tuple(map(str, item[0]))):
         drawn = jnp.asarray(leaf[...] + NOISE * rng.standard_normal(leaf[...].shape, np.float32))
-        if path[-1] == "embedding" and config.logits_via_embedding:
+        if path[-1] == "pos_embed" or (path[-1] == "embedding" and config.logits_via_embedding):
             drawn = drawn.astype(jnp.bfloat16).astype(jnp.float32)
         if "query_norm" in path and config.model_name.startswith("gemma4"):
             drawn = drawn / np.float32(drawn.shape[0] ** 0.5)
@@ -241,6 +269,8 @@ def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[s
     tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
     if not config.use_multimodal:
         return {"tokens": tokens, "logits": logits(tokens)}
+    if config.vision_encoder_block.value.startswith("qwen3"):
+        return seeing_qwen(model, config, rng)
     placeholder, of_image, every = placeholders(config)
     images = rng.integers(0, 256, (1, 2, *np.broadcast_to(config.image_size_for_vit, 2), 3), np.uint8)
     pixels = seen(images, config)
@@ -256,6 +286,42 @@ def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[s
         "logits": logits(expanded, encoder_images=pixels)[:, kept],
         "text_tokens": tokens,
         "text_logits": logits(tokens),
+    }
+
+
+def pixels(config: Any) -> tuple[int, ...]:
+    """Return the shape of the two images as Qwen's tower takes them: colours, frames, rows, columns."""
+    side = config.patch_size_for_vit
+    return 2, 3, GRID[0] * config.temporal_patch_size_for_vit, GRID[1] * side, GRID[2] * side
+
+
+def seeing_qwen(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return what Qwen's models compute: two sequences with an image each, whose patches come as Qwen's processor orders them."""
+    known = QwenTokens(config)
+    of_image = int(np.prod(GRID)) // config.spatial_merge_size_for_vit**2
+    text = rng.integers(1, TEXT_TOKENS, (2, TOKENS)).astype(np.int32)
+    image = np.array([known.vision_start, *[known.image_pad] * of_image, known.vision_end], np.int32)
+    tokens = np.stack([np.r_[row[:cut], image, row[cut:]] for row, cut in zip(text, (4, 2), strict=True)])
+    shown = rng.standard_normal(pixels(config), np.float32)
+    grid = np.array([GRID] * 2)
+    positions, _ = get_rope_index(tokens, grid, spatial_merge_size=config.spatial_merge_size_for_vit, config=config)
+
+    def logits(tokens: np.ndarray, positions: np.ndarray, **images: np.ndarray) -> np.ndarray:
+        where = positions.astype(np.int32)
+        ones = np.ones_like(tokens)
+        return np.asarray(model(tokens, where, decoder_segment_ids=ones, enable_dropout=False, **images))
+
+    soft, deep = model.vision_encoder(shown, deterministic=True)
+    return {
+        "tokens": tokens,
+        "positions": positions.astype(np.int32),
+        "patches": shown.reshape(2, int(np.prod(GRID)), -1),
+        "grid": grid,
+        "soft_tokens": np.asarray(soft),
+        **{f"deep_{k}": np.asarray(x) for k, x in enumerate(deep)},
+        "logits": logits(tokens, positions, encoder_images=shown),
+        "text_tokens": text,
+        "text_logits": logits(text, np.broadcast_to(np.arange(TOKENS)[None, :, None], (*text.shape, 3))),
     }
 
 
@@ -288,6 +354,37 @@ def sized_gemma4(config: Any) -> Any:
         tower["num_key_value_heads"] = tower["num_attention_heads"]
         tower["position_embedding_size"] = config.num_position_embeddings_for_vit
     return to_huggingface.HF_MODEL_CONFIGS[config.model_name].__class__(**known)
+
+
+def qwen_patches(config: Any) -> dict[str, list[int]]:
+    """Return the shape of the patches of the case: MaxText's table says 16 x 16 for every size."""
+    side = config.patch_size_for_vit
+    name = "model.visual.patch_embed.proj.weight"
+    return {name: [config.hidden_size_for_vit, 3, config.temporal_patch_size_for_vit, side, side]}
+
+
+def sized_qwen_vl(config: Any) -> Any:
+    """Return Qwen 3-VL of MaxText's table with the sizes of the case: its parts are dictionaries, which the flag does not set."""
+    known = deepcopy(hf_model_configs.HF_MODEL_CONFIGS[config.model_name])
+    text, tower = known.text_config, known.vision_config
+    text |= {
+        "hidden_size": config.emb_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_decoder_layers,
+        "num_attention_heads": config.num_query_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    if "num_local_experts" in text:
+        text |= {"num_local_experts": config.num_experts, "moe_intermediate_size": config.moe_mlp_dim}
+    tower |= {key: getattr(config, f"{key}_for_vit") for key in tower if hasattr(config, f"{key}_for_vit")}
+    tower |= {
+        "depth": config.num_hidden_layers_for_vit,
+        "num_heads": config.num_attention_heads_for_vit,
+        "deepstack_visual_indexes": config.deepstack_visual_indexes_for_vit,
+    }
+    return known
 
 
 def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
@@ -325,6 +422,10 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
         hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name]
         if config.model_name.startswith("gemma4"):
             to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_gemma4(config)
+        elif config.model_name.startswith("qwen3-vl"):
+            hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_qwen_vl(config)
+            shapes = to_huggingface.HF_SHAPE[config.model_name]
+            to_huggingface.HF_SHAPE[config.model_name] = lambda known: shapes(known) | qwen_patches(config)
         elif config.use_multimodal:
             size_tower(hf, config)
         if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum

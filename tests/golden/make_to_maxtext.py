@@ -28,7 +28,18 @@ import jax
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
-from make_maxtext import CASES, DIGITS, HERE, configured, pyconfig, size_tower, sized_gemma4, to_huggingface
+from make_maxtext import (
+    CASES,
+    DIGITS,
+    HERE,
+    configured,
+    pyconfig,
+    qwen_patches,
+    size_tower,
+    sized_gemma4,
+    sized_qwen_vl,
+    to_huggingface,
+)
 from maxtext.checkpoint_conversion import to_maxtext
 from maxtext.checkpoint_conversion.utils.hf_shape import HF_SHAPE
 from maxtext.multimodal import processor_gemma3, processor_gemma4
@@ -53,13 +64,14 @@ def names(mapped: Any) -> Iterator[str]:
 def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     """Write a directory of the case's sizes, and put its `config.json` into MaxText's table."""
     config = pyconfig.initialize_pydantic(argv)
-    gemma4 = name.startswith("gemma4")
-    known = sized_gemma4(config) if gemma4 else deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])
+    gemma4, qwen_vl = name.startswith("gemma4"), name.startswith("qwen3-vl")
+    sizes = {True: sized_gemma4, False: lambda _: deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])}[gemma4]
+    known = sized_qwen_vl(config) if qwen_vl else sizes(config)
     to_huggingface._validate_or_update_architecture(known, config, override=True)
     if config.use_multimodal and gemma4:
         height, width = config.image_size_for_vit
         processor_gemma4.GEMMA4_IMAGE_HEIGHT, processor_gemma4.GEMMA4_IMAGE_WIDTH = height, width
-    elif config.use_multimodal:
+    elif config.use_multimodal and not qwen_vl:
         size_tower(known, config)
         processor_gemma3.GEMMA_DEFAULT_IMAGE_SIZE = config.image_size_for_vit  # of the image that initializes the model
     sized = getattr(known, "text_config", known)
@@ -72,11 +84,13 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     if name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers
         known.full_attention_interval = config.inhomogeneous_layer_cycle_interval
     to_maxtext.HF_MODEL_CONFIGS[name] = known
-    said = known.to_dict()
+    said = known.to_dict() | (
+        {"model_type": "qwen3_vl"} if qwen_vl else {}
+    )  # its entry is of the base class, without a type
     mapped = to_maxtext.PARAM_MAPPING[name](said, config, config.scan_layers)
     leaves, _ = to_maxtext.get_maxtext_model_info(to_maxtext.pyconfig.initialize(argv))
     used = to_maxtext.validate_and_filter_param_map_keys(mapped.keys(), leaves.keys())
-    shapes = HF_SHAPE[name](said)
+    shapes = HF_SHAPE[name](said) | (qwen_patches(config) if qwen_vl else {})
     tensors = {one: list(shapes[one]) for one in sorted({x for leaf in used for x in names(mapped[leaf])})}
     save_file(
         {one: drawn(one, shape) for one, shape in tensors.items()}, folder / "model.safetensors", {"format": "pt"}

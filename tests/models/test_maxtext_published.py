@@ -16,10 +16,17 @@ from support.goldens import SpecsOnly
 pytestmark = pytest.mark.slow
 
 NEXT = {"s": 12, "p": 3, "V": 151936, "D": 2048, "N": 16, "K": 2, "H": 256, "Q": 512, "A": 4096, "F": 512, "S": 512, "E": 512, "P": 12288, "B": 64, "C": 8192, "T": 4, "U": 32, "W": 128, "Z": 4096}  # fmt: skip
+TOWER = {"V": 151936, "K": 8, "H": 128, "W": 1024, "A": 16, "B": 64, "M": 4096, "L": 4096, "J": 4096, "Z": 2304, "T": 2, "S": 16, "X": 16, "C": 3}  # fmt: skip
+COUNTS = {
+    "3-vl-2b": (28, 24, 3),
+    "3-vl-4b": (36, 24, 3),
+}  # layers of the decoder, of the tower, and those that give features
 SIZES: dict[
     str, tuple[str, dict[str, int]]
 ] = {  # maxtext 0.2.5 configs/models: the golden that has the names, its letters
-    "80b-a3b": ("qwen3-next", NEXT)
+    "80b-a3b": ("qwen3-next", NEXT),
+    "3-vl-2b": ("qwen3-vl", TOWER | {"D": 2048, "N": 16, "F": 6144}),
+    "3-vl-4b": ("qwen3-vl", TOWER | {"D": 2560, "N": 32, "F": 9728}),
 }
 
 
@@ -28,7 +35,11 @@ def published(name: str) -> SpecsOnly:
     case, sizes = SIZES[name]
     plan = convert.plan_conversion("maxtext", maxtext.checkpoint(case), settings=maxtext.settings(case))
     axes = {part.leaf: [x for x, _ in part.stored] for step in plan.steps for part in step.parts}
-    return SpecsOnly({leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()})
+    specs = {leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()}
+    for key, count in zip(("layers", "blocks", "merger"), COUNTS.get(name, ()), strict=False):  # one by one
+        first = {leaf: spec for leaf, spec in specs.items() if f"/{key}_0/" in leaf}
+        specs |= {leaf.replace(f"/{key}_0/", f"/{key}_{k}/"): x for leaf, x in first.items() for k in range(count)}
+    return SpecsOnly(specs)
 
 
 def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -53,4 +64,6 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
     model_class: Any = getattr(transformers, architecture)
     with torch.device("meta"):
         made = model_class(model_class.config_class(**plan.config)).state_dict()
+    if plan.config["tie_word_embeddings"]:
+        made.pop("lm_head.weight")
     assert {key: tuple(x.shape) for key, x in made.items()} == joined({s.name: s.spec.shape for s in plan.steps})

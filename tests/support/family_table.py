@@ -321,7 +321,7 @@ def families() -> Iterator[tuple[str, str, str]]:
 
     for case in maxtext.CASES:
         if maxtext.family(case) == case:
-            yield f"{case} (MaxText)", MAXTEXT, case
+            yield f"{case} ({maxtext.SHOWN.get(case, 'MaxText')})", MAXTEXT, case
     for case in t5x_cases.CASES:
         yield f"{t5x_cases.SHOWN.get(case, case)} (T5X)", FLAXFORMER if case in t5x_cases.FLAXFORMER else T5X, case
     for case in keras_hub.CASES:

@@ -39,11 +39,11 @@ def directory(case: str, out: Path, rules: str = "gemma", **options: Any) -> Pat
     return out
 
 
-def load(out: Path) -> torch.nn.Module:
+def load(out: Path, auto: str = "AutoModelForCausalLM") -> torch.nn.Module:
     """As a user loads it; nothing may be missing, left over or of another shape."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model, report = AutoModelForCausalLM.from_pretrained(
+    model, report = getattr(transformers, auto).from_pretrained(
         out, output_loading_info=True, dtype=torch.float32, attn_implementation="eager"
     )
     assert not any(report.values()), report

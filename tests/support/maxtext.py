@@ -22,7 +22,12 @@ ROOT = GOLDEN / "maxtext"
 CASES = tuple(sorted(path.name for path in ROOT.iterdir()))
 BOUND = 2e-6
 PLACEHOLDER, GEMMA4_PLACEHOLDER = 262144, 258880  # the token at each position of an image
+QWEN_IMAGE, QWEN_END = (
+    38,
+    39,
+)  # in the vocabulary of 40: its own tokens lie beyond it, and MaxText looks up the last row for those
 PATCH = 2  # of Gemma 4's images
+SHOWN = {"qwen3-vl": "MaxText, with its GELU in the mergers"}
 # The tree of Llama 3, 3.1 and Mistral is the same: the user chooses. Of the others, the tree decides.
 NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
 
@@ -34,7 +39,7 @@ def family(case: str) -> str:
 
 def layout(case: str) -> str:
     """Return the layout of the golden's tree."""
-    unscanned = ("-unscanned", "-tied", "-untied", "gemma4-e", "gemma4-e-4b", "gemma4-moe-vision")
+    unscanned = ("-unscanned", "-tied", "-untied", "gemma4-e", "gemma4-e-4b", "gemma4-moe-vision", "qwen3-vl")
     return "UNSCANNED" if case.endswith(unscanned) else "SCANNED"
 
 
@@ -71,6 +76,8 @@ def settings(case: str) -> dict[str, Any]:
         case "olmo3":
             yarn = {"rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}
             return yarn | {"sliding_window": 4, "eos_token_id": 1, "pad_token_id": 1}
+        case "qwen3-vl":
+            return said | {"mrope_section": [2, 2, 2], "deepstack_layers": [0, 2], "image_token": QWEN_IMAGE}
         case "qwen3-next":
             return said | {"experts_per_token": 2, "key_heads": 2, "key_head_width": 6}
         case "qwen3-moe":
@@ -97,10 +104,21 @@ def bound(case: str) -> float:
     return 5e-5 if case.startswith("gemma4") else 1e-5 if case.startswith("qwen3-next") else BOUND
 
 
+def loaded(case: str, out: Path) -> Any:
+    """Return the loaded class, with MaxText's GELU in the mergers of Qwen 3-VL: the approximation by tanh, where transformers has the exact one."""
+    if family(case) != "qwen3-vl":
+        return load(out)
+    model = load(out, "AutoModelForImageTextToText")
+    visual = model.get_submodule("model.visual")
+    for merger in (visual.merger, *visual.deepstack_merger_list.children()):
+        merger.act_fn = torch.nn.GELU(approximate="tanh")
+    return model
+
+
 def exact_error(case: str, out: Path) -> float:
     """Return the relative error of the class in float64 with casts removed, against MaxText's code in float64 with casts removed."""
     with lifted():
-        return float64.error("maxtext", case, outputs(case, load(out).double()))
+        return float64.error("maxtext", case, outputs(case, loaded(case, out).double()))
 
 
 def error_of_exact_table(case: str, out: Path, table: np.ndarray) -> float:
@@ -119,7 +137,7 @@ def error(case: str, out: Path) -> float:
     and of the logits of text alone.
     """
     io = dict(np.load(ROOT / case / "io.npz"))
-    model = load(out)
+    model = loaded(case, out)
     if family(case) in ("gemma3", "gemma3-vision", "olmo3"):
         model = model.double()
     return max(relative_error(x, io[name]) for name, x in outputs(case, model).items())
@@ -129,6 +147,13 @@ def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
     """Return what the loaded class computes, by the names of what MaxText's model gave."""
     io = dict(np.load(ROOT / case / "io.npz"))
     given = {name: torch.tensor(x) for name, x in inputs(case).items()}
+    if "patches" in io:
+        with torch.no_grad():
+            seen = model.model.get_image_features(given["pixel_values"].to(model.dtype), given["image_grid_thw"])
+            text = model(torch.tensor(io["text_tokens"], dtype=torch.long)).logits.numpy()
+            found = {"logits": model(**given).logits.numpy(), "text_logits": text}
+            found |= {f"deep_{k}": torch.stack(x).numpy() for k, x in enumerate(seen.deepstack_features)}
+            return found | {"soft_tokens": torch.stack(seen.pooler_output).numpy()}
     if "images" not in io:
         with torch.no_grad():
             return {"logits": model(**given).logits.numpy()}
@@ -150,6 +175,14 @@ def inputs(case: str) -> dict[str, np.ndarray]:
     """Return the recorded inputs, as transformers' class takes them; with images, it gives the logits at the recorded positions."""
     io = dict(np.load(ROOT / case / "io.npz"))
     tokens = io["tokens"].astype(np.int64)
+    if "patches" in io:
+        image = tokens == 151655
+        return {
+            "input_ids": np.where(image, QWEN_IMAGE, np.where(tokens < QWEN_IMAGE, tokens, QWEN_END)),
+            "mm_token_type_ids": image.astype(np.int64),
+            "pixel_values": io["patches"].reshape(-1, io["patches"].shape[-1]),
+            "image_grid_thw": io["grid"],
+        }
     if "images" not in io:
         return {"input_ids": tokens}
     if family(case).startswith("gemma4"):
@@ -191,7 +224,7 @@ def peer(case: str) -> dict[str, list[Any]]:
     Of that model, it has the names of published files, which transformers translates as it loads them.
     """
     made = json.loads((ROOT / case / "peer.json").read_text())
-    if family(case).startswith("gemma4") and "vision" in case:
+    if case == "qwen3-vl" or (family(case).startswith("gemma4") and "vision" in case):
         return made
     if family(case) == "gemma3-vision":
         return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}

@@ -73,6 +73,12 @@ MODELS: dict[str, tuple[Published, ...]] = {
         *_qwen({48: 262144, 94: 262144, 62: 262144}, rope_theta={48: 1e7, 94: 5e6, 62: 1e7}),
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
+    "maxtext-qwen3-vl": (
+        Published({"epsilon": 1e-6, "rope_theta_text": 5e6, "rope": "half-split", "mrope_section": [24, 20, 20], "deepstack_layers": [5, 11, 17]}, f"{_MAXTEXT}/qwen3-vl-2b.yml, qwen3-vl-4b.yml"),
+        Published({"context_length": 262144}, _EXPORTER),
+        Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "vision_end_token": 151653}, "maxtext 0.2.5 multimodal/processor_qwen3_omni.py", binding=False),
+        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+    ),
     "maxtext-qwen3-next": (
         Published({"epsilon": 1e-6, "rope_theta": 1e7, "rotated": 0.25, "rope": "half-split"}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml"),
         Published({"attention_pattern": Every(("linear_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml, inhomogeneous_layer_cycle_interval"),
