@@ -150,10 +150,50 @@ CASES = {
         (2, D, 6, 5),
         ("instance_norm: layers.0", "epsilon: 1e-5"),
     ),
+    "linen PReLU": Case(
+        lambda: of_linen(lambda: [nn.Dense(6), nn.PReLU(), nn.Dense(4)], (5, D)),
+        lambda: [torch.nn.Linear(D, 6), torch.nn.PReLU(), torch.nn.Linear(6, 4)],
+        (5, D),
+        ("from: params/layers_1/negative_slope", "parameter: {name: layers.1.weight, axes: .}"),
+    ),
+    "equinox PReLU": Case(
+        lambda: equinox([eqx.nn.Linear(D, 6, key=KEY), eqx.nn.PReLU(), eqx.nn.Linear(6, 4, key=KEY)]),
+        lambda: [torch.nn.Linear(D, 6), torch.nn.PReLU(), torch.nn.Linear(6, 4)],
+        (5, D),
+        ("from: 1/negative_slope", "parameter: {name: layers.1.weight, axes: .}"),
+    ),
+    "equinox RMSNorm": Case(
+        lambda: equinox([eqx.nn.RMSNorm(D, use_bias=False), jnp.tanh, eqx.nn.Linear(D, 4, key=KEY)]),
+        lambda: [torch.nn.RMSNorm(D, eps=1e-5), torch.nn.Tanh(), torch.nn.Linear(D, 4)],
+        (5, D),
+        ("rms_norm: layers.0", "epsilon: 1e-5"),
+    ),
+    "haiku RMSNorm": Case(
+        lambda: haiku(lambda x: hk.Linear(4)(jnp.tanh(hk.RMSNorm(-1)(x))), (5, D)),
+        lambda: [torch.nn.RMSNorm(D, eps=1e-5), torch.nn.Tanh(), torch.nn.Linear(D, 4)],
+        (5, D),
+        ("rms_norm: layers.0", "epsilon: 1e-5"),
+    ),
+    "linen ConvTranspose": Case(
+        lambda: of_linen(lambda: [nn.ConvTranspose(6, (2,), (2,)), jnp.tanh, nn.Conv(4, (3,))], (2, 7, D)),
+        lambda: [torch.nn.ConvTranspose1d(D, 6, 2, 2), torch.nn.Tanh(), torch.nn.Conv1d(6, 4, 3, padding=1)],
+        (2, 7, D),
+        ("conv_transpose: layers.0", "strides: [2]"),
+        (0, 2, 1),
+    ),
+    "equinox GroupNorm": Case(
+        lambda: equinox([eqx.nn.GroupNorm(4, D), jnp.tanh, eqx.nn.Conv3d(D, 4, (1, 2, 3), key=KEY)]),
+        lambda: [torch.nn.GroupNorm(4, D), torch.nn.Tanh(), torch.nn.Conv3d(D, 4, (1, 2, 3))],
+        (2, D, 4, 5, 6),
+        ("group_norm: layers.0", "num_groups: 4"),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("linen InstanceNorm", "linen GroupNorm of one channel"), CASES))
+@pytest.mark.parametrize(
+    "name",
+    slow_but(("linen InstanceNorm", "linen GroupNorm of one channel", "linen PReLU", "linen ConvTranspose"), CASES),
+)
 def test_a_layer_is_derived_and_written(name: str) -> None:
     case = CASES[name]
     function, shapes = case.source()
