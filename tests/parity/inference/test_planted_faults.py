@@ -32,7 +32,7 @@ BRIEF = {  # what comes first in the summary: the layer, and what each side comp
         "encoder",
         "keys of x",
     ): "the target gives c.1 the sum of attention.py:225; the JAX model gives it the sum of inferred.py:95",
-    ("encoder", "positions in pairs"): "behind e: the target adds p.weight, the JAX model adds p",
+    ("encoder", "positions in pairs"): "behind e: the target uses p.weight, and the JAX model p",
 }
 CASES = [
     pytest.param(base, fault, marks=() if (base, fault) in QUICK else pytest.mark.slow)

@@ -212,7 +212,7 @@ def reduced(both: Both) -> Described | None:
 
 
 def anything(both: Both) -> Described:
-    mine, meant = unshared(both.repair)
+    mine, meant = ([x for x in of if x.data] for of in unshared(both.repair))
     mine, meant = ([x for x in a if not any(_is_index(x, y) for y in b)] for a, b in ((mine, meant), (meant, mine)))
     if not mine or not meant or len(both.repair.operands) == 1:
         return OTHER, both.sentence
