@@ -29,7 +29,7 @@ from convert.verify.report.report import Report
 from convert.verify.run import check
 from convert.verify.sides import run_jax
 from convert.verify.sides.evidence import Evidence
-from faults import applies
+from faults import applies, flax_cases
 from faults.own_models import OWN
 from faults.planted import FAULTS, Fault
 from faults.plants import InRule, InSettings, InSidecar, Plant
@@ -114,7 +114,7 @@ def upstream_found() -> Iterator[None]:
 
 def _upstream_of(case: str) -> AbstractContextManager[Any]:
     """What a case needs that is not installed."""
-    return nullcontext() if case in OWN else upstream_found()
+    return nullcontext() if case in OWN or case in flax_cases.CASES else upstream_found()
 
 
 @contextmanager
@@ -129,30 +129,40 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def converted(case: str, to: str, dtype: str | None) -> bytes:
-    """A golden, converted without any fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "out.safetensors")
-        rules = Plant().rules(case, Path(folder))
+def converted(case: str, to: str, dtype: str | None, name: str) -> dict[Path, bytes]:
+    """A golden, converted without any fault: the files of the output of this name."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as made:
+        rules, out = Plant().rules(case, Path(folder)), Path(made, name)
         convert.convert(rules, checkpoint_of(case), out, to=to, dtype=dtype, settings=SETTINGS.get(case, {}))
-        return out.read_bytes()
+        return {file.relative_to(made): file.read_bytes() for file in Path(made).rglob("*") if file.is_file()}
 
 
 def checkpoint_of(case: str) -> Path:
     """A golden, or the checkpoint of a model with rules of its own."""
+    if case in flax_cases.CASES:
+        return flax_cases.checkpoint(case)
     return OWN[case].checkpoint() if case in OWN else goldens.checkpoint(case)
+
+
+def _jax_side(case: str) -> dict[str, Any]:
+    """What a check needs to know of the JAX side that the rules do not name."""
+    if case in flax_cases.CASES:
+        return {"recorded": flax_cases.recording(case)}
+    return {"reference": OWN[case].reference} if case in OWN else {}
 
 
 def run(case: str, to: str, plant: Plant | None = None, *, dtype: str | None = None, **options: Any) -> Report:
     """Converts a golden with a fault in it, and checks the outcome."""
     plant = plant or Plant()
-    options = {"reference": OWN[case].reference, **options} if case in OWN else options
-    options |= plant.options
+    options = {**_jax_side(case), **options, **plant.options}
+    name = "out" if plant.directory or case in flax_cases.CASES else "out.safetensors"
     with tempfile.TemporaryDirectory() as folder, _upstream_of(case), one_thread(), rules_once():
-        rules, out = plant.rules(case, Path(folder)), Path(folder, "out" if plant.directory else "out.safetensors")
+        rules, out = plant.rules(case, Path(folder)), Path(folder, name)
         checkpoint = plant.checkpoint(checkpoint_of(case), Path(folder))
-        if not plant.directory and not isinstance(plant, InRule | InSidecar) and type(plant) is not InSettings:
-            out.write_bytes(converted(case, to, dtype))
+        if not isinstance(plant, InRule | InSidecar) and type(plant) is not InSettings:
+            for file, data in converted(case, to, dtype, name).items():
+                (Path(folder) / file).parent.mkdir(exist_ok=True)
+                (Path(folder) / file).write_bytes(data)
         else:
             given = plant.settings if isinstance(plant, InSettings) else {}
             convert.convert(rules, checkpoint, out, to=to, dtype=dtype, settings={**SETTINGS.get(case, {}), **given})

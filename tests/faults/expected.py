@@ -46,6 +46,7 @@ class Fault:
         at: what that level names: a tensor, a layer, or a boundary of the model.
         diagnosis: its name for the fault; empty: none fits, and what was ruled out is listed.
         model: place and name that the model level gives, when another level is the cheapest; None: it does not fail.
+        rounding: the relative error that an undone fault may leave.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Fault:
     at: str
     diagnosis: str
     model: tuple[str, str] | None = None
+    rounding: float = 1e-9
 
     @property
     def id(self) -> str:
@@ -78,7 +80,7 @@ class Fault:
             if got != want:
                 yield f"{word}: {got!r}, expected {want!r}"
         tried = said.before is not None  # else a declaration is wrong, and there is nothing to undo
-        if said.model and said.model[1] and tried and not (said.after is not None and said.after <= 1e-9):
+        if said.model and said.model[1] and tried and not (said.after is not None and said.after <= self.rounding):
             yield f"the diagnosis leaves an error of {said.after}"
         if said.model and not said.model[1] and not said.ruled_out:
             yield "nothing is diagnosed, and nothing was ruled out"

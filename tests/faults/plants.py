@@ -22,6 +22,7 @@ from convert.references.gemma import text as gemma
 from convert.references.recurrentgemma import recurrentgemma
 from convert.references.timesfm import timesfm_1, timesfm_2p5
 from convert.rules.library import shipped_rules_dir
+from faults import flax_cases
 from faults.own_models import OWN
 
 Tensors = dict[str, np.ndarray]
@@ -57,11 +58,16 @@ ADAPTERS: dict[str, Any] = {
 }
 
 
+def rules_of(case: str) -> str:
+    """The name of the shipped rules of a case."""
+    return flax_cases.rules(case) if case in flax_cases.CASES else RULES[case]
+
+
 def rules_text(case: str) -> tuple[str, str]:
     """The rules that a case is converted with, shipped or its own: name of the file, and contents."""
     if case in OWN:
         return f"{case}.yaml", OWN[case].rules()
-    path = shipped_rules_dir() / f"{RULES[case]}.yaml"
+    path = shipped_rules_dir() / f"{rules_of(case)}.yaml"
     return path.name, path.read_text()
 
 
@@ -89,7 +95,7 @@ class Plant:
     def rules(self, case: str, folder: Path) -> str:
         """The rules to convert and check with: the shipped file, or one written into `folder`."""
         if case not in OWN:
-            return str(shipped_rules_dir() / f"{RULES[case]}.yaml")
+            return str(shipped_rules_dir() / f"{rules_of(case)}.yaml")
         name, text = rules_text(case)
         (folder / name).write_text(text)
         return str(folder / name)
@@ -208,11 +214,12 @@ class InFile(Plant):
     where: ClassVar[str] = "file"
 
     def file(self, out: Path) -> None:
-        with safe_open(out, "np") as opened:
+        file = out / "model.safetensors" if out.is_dir() else out
+        with safe_open(file, "np") as opened:
             metadata = opened.metadata()
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         self.edit(tensors)
-        save_file({name: np.array(x, order="C") for name, x in tensors.items()}, out, metadata)
+        save_file({name: np.array(x, order="C") for name, x in tensors.items()}, file, metadata)
 
 
 @dataclass(frozen=True)

@@ -383,13 +383,23 @@ def bytes_by(writer: str, case: str) -> str:
     return TESTS if drawn and case not in (*gemma_models.INTEGERS, *gemma_drawn.INTEGERS) else THAT_RUN
 
 
+def in_layers(writer: str, case: str) -> int:
+    """Return how many faults tests/faults/test_flax_families.py plants in layers, config.json and rules."""
+    from faults import flax_cases
+    from faults.planted.flax_families import faults_of
+
+    if writer != FLAX or case not in flax_cases.FAMILIES:
+        return 0
+    return len(list(faults_of(flax_cases.case_of(case))))
+
+
 def row(name: str, writer: str, case: str) -> dict[str, str]:
     """Measure a family, and plant the faults that any converted file can have; each must be named."""
     from support.value_mistakes import assert_mistakes_are_named
 
     with tempfile.TemporaryDirectory() as folder:
         made = MEASURES[writer](case, Path(folder))
-        planted = assert_mistakes_are_named(made.out, made.source)
+        planted = assert_mistakes_are_named(made.out, made.source) + in_layers(writer, case)
         stored = made.source.is_relative_to(GOLDEN) or writer == KERAS  # whose files are compressed
         assert stored is (bytes_by(writer, case) == THAT_RUN)
     values = (

@@ -38,6 +38,7 @@ def reference(plan: Plan) -> Reference:
         logits=tuple(output for output in outputs if output == "logits"),
         reduction=max(widths, default=1),
         facts=published_facts,
+        places=places,
         depth=max((size for index, size in plan.sizes.items() if len(index) == 1 and index.islower()), default=1),
     )
 
@@ -68,14 +69,19 @@ def build_class(name: str, model_type: str, plan: Plan, weights: Mapping[str, to
     return built
 
 
-def published_facts(module: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the facts of a class by the names of its published tensors, which are not always those of its modules."""
+def places(module: Any) -> dict[str, str]:
+    """Return the name of each published tensor, which is not always that in its module -> its name in the module."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
     own = list(module.state_dict())
     numbered = {name: torch.full((1,), float(k)) for k, name in enumerate(own)}
-    published = {own[int(k.item())]: name for name, k in revert_weight_conversion(module, numbered).items()}
+    return {name: own[int(k.item())] for name, k in revert_weight_conversion(module, numbered).items()}
+
+
+def published_facts(module: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the facts of a class by the names of its published tensors."""
+    published = {own: name for name, own in places(module).items()}
     return {
         published.get(f"{name}.weight", f"{name}.weight").removesuffix(".weight"): values
         for name, values in facts(module).items()

@@ -89,6 +89,7 @@ class Reference:
             all elements count the same. A value without a mask counts everywhere.
         reduction: length of the longest sum (the width of the widest layer); depth: number of layers. Tolerances follow from both.
         facts: what the target is configured to compute (activations, epsilons, ...), read from the live module.
+        places: name of a written tensor -> name in the module's state_dict, of the tensors that loading renames.
         variants: name of a boundary or output -> functions that may have computed its value. The first is the correct one, the
             others are known mistakes. Where the models differ first, they name what each side computes. Empty if only layers
             with weights come before the boundary.
@@ -108,6 +109,7 @@ class Reference:
     logits: Sequence[str] = ()
     masks: Callable[[Arrays], Arrays] = field(default=lambda inputs: {})
     facts: Callable[[torch.nn.Module], Mapping[str, Mapping[str, Any]]] = field(default=lambda module: {})
+    places: Callable[[torch.nn.Module], Mapping[str, str]] = field(default=lambda module: {})
     variants: Callable[[str], Sequence[Variant]] = field(default=lambda name: ())
     backends: Mapping[str, Callable[[torch.nn.Module, Mapping[str, Any]], Mapping[str, Any]]] = field(
         default_factory=dict

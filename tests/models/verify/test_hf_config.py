@@ -22,6 +22,7 @@ from convert.verify.config.same_value import same
 from convert.verify.coverage.level import check_coverage
 from convert.verify.run import check
 from convert.writing.written import Written, open_written
+from support import flax_families
 from support.gemma_models import settings
 from support.goldens import checkpoint
 
@@ -218,6 +219,25 @@ def test_without_transformers_keys_are_listed(made: Any, monkeypatch: pytest.Mon
 def test_a_key_that_the_class_refuses(made: Any) -> None:
     finding = only(facts(made, "gemma3", use_bidirectional_attention="maybe"))
     assert "the transformers class rejects this value" in finding.problem and finding.got == '"maybe"'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path"),
+    [
+        ("num_attention_heads", 1, "text_config.num_attention_heads"),
+        ("max_position_embeddings", None, "text_config"),
+    ],
+)
+def test_a_key_of_a_part_is_named_with_the_part(key: str, value: int | None, path: str, tmp_path: Path) -> None:
+    """Or the part alone, where its key is lost and the class takes a default."""
+    source = flax_families.write("clip.CLIPModel", tmp_path / "source")
+    convert("clip", source, tmp_path / "out")
+    written = open_written(tmp_path / "out")
+    config = dict(written.config or {})
+    text = {name: x for name, x in {**config["text_config"], key: value}.items() if x is not None}
+    changed = dataclasses.replace(written, config={**config, "text_config": text})
+    found = only(check_facts(plan_conversion("clip", source), changed, ABSENT))
+    assert (found.path, found.data["changes"]) == (path, [f"text_config.{key}"])
 
 
 def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> None:

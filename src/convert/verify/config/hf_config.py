@@ -150,10 +150,19 @@ def _unplanned(
     """Yield the keys that neither the rules nor the sidecar of the source state with this value."""
     for key, value in config.items():
         if key not in templates:
-            if not harmless(key) and (key not in sidecar or sidecar[key] != value):
+            if harmless(key) or (key in sidecar and sidecar[key] == value):
+                continue
+            if _has_all_keys_of(value, sidecar.get(key)) and key not in LOADER:
+                yield from _unplanned(value, {}, sidecar[key], (*path, key))
+            else:
                 yield (*path, key), value
         elif isinstance(value, Mapping) and isinstance(templates[key], Mapping):
             yield from _unplanned(value, templates[key], {}, (*path, key))
+
+
+def _has_all_keys_of(value: Any, stated: Any) -> bool:
+    """Whether the configuration of a part has each key that the source's has: then the keys that differ are named one by one."""
+    return isinstance(value, Mapping) and isinstance(stated, Mapping) and bool(stated) and stated.keys() <= value.keys()
 
 
 def _planned(config: Mapping[str, Any], templates: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +272,7 @@ class _ClassProbe:
 
     def _changing(self, key: str, value: Any, changed: list[str], made: Mapping[str, Any]) -> Finding:
         """Report a key that changes settings of the class."""
-        from_sidecar = key in self._sidecar
+        from_sidecar = key.partition(".")[0] in self._sidecar
         origin = "the sidecar of the source" if from_sidecar else "the default of transformers"
         fix = (
             "set it back, or check with the source that has this value: the conversion would carry it over"

@@ -231,5 +231,7 @@ def _site(
         inputs = input_tensors(evidence.inputs, "float64", next(module.parameters()).device)
         values = observed(reference, module, inputs, dict.fromkeys((*names, name + INPUT)))
     weights = {key: tensor_in_float64(value) for key, value in module.state_dict().items()}
+    places = dict(reference.places(module))
+    weights |= {name: weights[own] for name, own in places.items() if own in weights}
     seen = Observed(values, evidence.inputs, weights)
-    return Site(float64_plan(plan), module, boundary, seen, recorded_calls, evidence, allowed)
+    return Site(float64_plan(plan), module, boundary, seen, recorded_calls, evidence, allowed, places)

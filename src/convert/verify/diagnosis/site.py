@@ -64,6 +64,7 @@ class Site:
         calls: arguments of the submodule at the boundary and of the one around it.
         evidence: what the JAX model computed.
         allowed: the relative error that is still allowed there.
+        places: names of written tensors that have another name in the module -> that name.
     """
 
     plan: Plan
@@ -73,6 +74,7 @@ class Site:
     calls: Mapping[str, Call] = field(repr=False)
     evidence: Evidence = field(repr=False)
     allowed: float
+    places: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -119,8 +121,9 @@ class Site:
         return [step for step in self.plan.steps if module in {holder_of(name) for name in self._names_of(step.name)}]
 
     def _names_of(self, tensor: str) -> tuple[str, ...]:
-        """Return all names of a tensor: a tied table is in several modules."""
-        return self._shared.get(tensor, (tensor,))
+        """Return all names of a tensor in the module: a tied table is in several."""
+        own = self.places.get(tensor, tensor)
+        return self._shared.get(own, (own,))
 
     @cached_property
     def _shared(self) -> Mapping[str, tuple[str, ...]]:
@@ -140,4 +143,4 @@ class Site:
         modules = {name for name, _ in self.module.named_modules(remove_duplicate=False)}
         if holder not in self.calls or self.name not in modules:
             return None
-        return replay_call(self.module, holder, self.calls[holder], self.boundary)
+        return replay_call(self.module, holder, self.calls[holder], self.boundary, self.places)

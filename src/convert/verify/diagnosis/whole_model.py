@@ -77,12 +77,12 @@ def _tried(
     site: Site, reference: Reference, right: Collection[str], trials: Callable[[Replay], Iterator[Trial]]
 ) -> Search:
     """Run the model with the tensors of each trial, as often as its size allows; no trial changes a layer that is right."""
-    replay = Replay(site.module, lambda: run_again(site, reference))
+    replay = Replay(site.module, lambda: run_again(site, reference), site.places)
     weights = sum(step.spec.size for step in site.plan.steps)
     runs = max(MIN_RUNS, min(MAX_RUNS, WORK // max(1, weights)))
     ruled_out: list[str] = []
     for trial in trials(replay):
-        if any(holder_of(tensor) in right for tensor in trial.tensors):
+        if any(holder_of(site.places.get(tensor, tensor)) in right for tensor in trial.tensors):
             ruled_out.append(trial.name)
             continue
         if not runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -76,16 +76,18 @@ class Replay:
     Attributes:
         module: the whole model, in float64.
         value: computes the value at the boundary with the current weights.
+        places: names of written tensors that have another name in the module -> that name.
     """
 
     module: torch.nn.Module
     value: Callable[[], Array]
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def with_tensors(self, tensors: Mapping[str, Array]) -> Array:
         """Compute the value with other weights, and restore the weights afterwards.
 
         Args:
-            tensors: by name in the whole model's state_dict.
+            tensors: by name as written.
 
         Raises:
             RuntimeError: a tensor has another shape.
@@ -104,7 +106,7 @@ class Replay:
                 self._set(name, old)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        path, _, last = name.rpartition(".")
+        path, _, last = self.places.get(name, name).rpartition(".")
         tensor: torch.Tensor = getattr(self.module.get_submodule(path), last)
         return tensor
 
@@ -113,7 +115,7 @@ class Replay:
         tensor.data.copy_(value.to(tensor.device))
 
 
-def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str) -> Replay:
+def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str, places: Mapping[str, str]) -> Replay:
     """Return the replay that runs one submodule again.
 
     Args:
@@ -121,6 +123,7 @@ def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str)
         holder: name of the submodule that runs: the one at the boundary, or one around it.
         call: of the submodule.
         boundary: where the value is read.
+        places: of the replay.
     """
 
     def value() -> Array:
@@ -135,4 +138,4 @@ def replay_call(module: torch.nn.Module, holder: str, call: Call, boundary: str)
             module.get_submodule(holder)(*args, **kwargs)
         return tensor_in_float64(seen[boundary])
 
-    return Replay(module, value)
+    return Replay(module, value, places)
