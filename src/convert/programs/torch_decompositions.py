@@ -34,6 +34,9 @@ def _added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
 
 
 def _trilinear(a: Tensor, b: Tensor, c: Tensor, *axes: Any) -> Tensor:
+    if axes[:3] == ([1, 3], [0], [1, 2]) and axes[3] == [2, 3]:  # torch.nn.Bilinear: the outer product meets the kernel
+        outer = a.unsqueeze(2) * c.unsqueeze(1)
+        return outer.flatten(1) @ b.flatten(1).t()
     factors = []
     for x, expanded in zip((a, b, c), axes, strict=False):
         for axis in expanded:

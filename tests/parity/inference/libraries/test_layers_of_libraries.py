@@ -201,3 +201,26 @@ def test_a_layer_is_derived_and_written(name: str) -> None:
     written = "\n".join(rules(derive(function, module, shapes, floats(*case.shape)), module)).splitlines()
     for line in case.written:
         assert line in [got.strip().removeprefix("- ") for got in written]
+
+
+class Bilinear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = torch.nn.Bilinear(3, 5, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(x[:, :3], x[:, 3:])
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_bilinear_layer_of_two_values_is_an_einsum(fault: bool) -> None:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        y = jnp.einsum("bi,oij,bj->bo", x[:, :3], w["w"], x[:, 3:])
+        return jnp.tanh(y + w["b"]) if fault else y + w["b"]
+
+    module = Bilinear()
+    found = derive(function, module, {"w": (4, 3, 5), "b": (4,)}, floats(6, 8))
+    if fault:
+        assert not found.complete and "tanh" in found.differences[0].problem
+    else:
+        assert rules(found, module) == ["- from: w\n  parameter: b.weight", "- from: b\n  parameter: b.bias"]
