@@ -78,9 +78,9 @@ def test_a_factor_of_one_part_of_a_fused_matrix(by_head):
     module = Fused(by_head)
     found = derive(attention(1.0), module, SHAPES)
     assert [[part.factor for part in found.tensor(f"a.{of}").parts] for of in ("weight", "bias")] == [[2.0, 1, 1]] * 2
-    axes = ', axes: "(N (1 + 1 + 1) H)D"' if by_head else ""
+    axes = 'axes: "(N (1 + 1 + 1) H)D", ' if by_head else ""
     assert rules(found, module)[:3] == [
-        f'- einsum: ...D,DNH->...NH\n  from: {c}\n  bias: b{c}\n{factor}  linear: {{module: a, part: "{k} of 3"{axes}}}'
+        f'- einsum: ...D,DNH->...NH\n  from: {c}\n  bias: b{c}\n{factor}  linear: {{module: a, {axes}part: "{k} of 3"}}'
         for k, (c, factor) in enumerate(zip("qkv", ("  prescaled_by: 1/sqrt(H)\n", "", ""), strict=True), 1)
     ]
 

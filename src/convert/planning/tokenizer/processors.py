@@ -20,6 +20,7 @@ PROCESSORS = {
     "paligemma": "PaliGemmaProcessor",
     "pi0": "PI0Processor",
     "pix2struct": "Pix2StructProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
     "regnet": "ConvNextImageProcessor",
     "resnet": "ConvNextImageProcessor",
     "siglip": "SiglipProcessor",
