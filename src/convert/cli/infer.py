@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convert.cli import infer_text, output
 from convert.cli import options as o
-from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.checkpoints.source import Source
     from convert.core.tensor_spec import TensorSpec
     from convert.drafting.like.target import TargetModel
-    from convert.inference.derivation import Derivation, Tensor
     from convert.inference.pair import Pair
 
 SHRINK_OPTION = "--shrink, with "
 UNDECIDED = 2  # exit code: tensors are tied or open, or the programs differ
-LISTED = 8  # tensors of one grade
-ASKED = ("tied", "open", "found behind the difference")  # grades of which each tensor is listed
+LISTED = 8  # trees of a checkpoint
 
 
 def infer(
@@ -126,7 +121,6 @@ def infer(
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
     from convert.inference.pair import JAX_OPTION, whole_numbers
     from convert.inference.rule_file.from_pair import infer_rules
-    from convert.inference.shrink import confirm
 
     process.tune()  # a record keeps what it makes: a collection goes through all of it, and finds nothing
     if len(paths) != (1 if shapes else 2):
@@ -167,28 +161,38 @@ def infer(
     if not overwrite:
         _refuse_existing(file)  # it may have come in the meantime
     _write(file, written.text)
-    complete = derivation.complete and not written.open
     confirmed, problem = None, ""
     if other is not None and derivation.proof is not None and not written.open:
-        try:
-            sizes = {name: spec.shape for name, spec in specs_of(None, leaf_specs(small[1][0]), root).items()}
-            confirmed = confirm(written.text, other, sizes, root.strip("/"), seed)
-            problem = "" if confirmed <= derivation.proof.allowed else "the rules make other weights, "
-        except ConvertError as error:
-            problem = str(error)
-        complete = complete and not problem
+        sizes = {name: spec.shape for name, spec in specs_of(None, leaf_specs(small[1][0]), root).items()}
+        confirmed, problem = _confirmed(
+            written.text, other, sizes, root.strip("/"), seed, allowed=derivation.proof.allowed
+        )
+    complete = derivation.complete and not written.open and not problem
     if as_json:
         made = {"file": str(file), "complete": complete, "open": dict(written.open), "confirmed": confirmed}
         output.data_json({**made, **derivation.to_dict()})
     elif not quiet:
-        output.status(_count(file, derivation))
-        for line in summary(derivation, written.open):
+        output.status(infer_text.written(file, derivation))
+        for line in infer_text.summary(derivation, written.open):
             output.status(line)
         if confirmed is not None or problem:
-            said = f"not confirmed at the other sizes: {problem}" if problem else "confirmed at the other sizes: "
-            output.status(said + ("" if confirmed is None else f"relative error {confirmed:.1e}"))
+            output.status(infer_text.confirmation(confirmed, problem))
     if not complete:
         raise typer.Exit(UNDECIDED)
+
+
+def _confirmed(
+    rules: str, pair: Pair, shapes: Mapping[str, tuple[int, ...]], root: str, seed: int, *, allowed: float
+) -> tuple[float | None, str]:
+    """Return the relative error of the rules at the other sizes, and why they are not confirmed; empty where they are."""
+    from convert.core.errors import ConvertError
+    from convert.inference.shrink import confirm
+
+    try:
+        error = confirm(rules, pair, shapes, root, seed)
+    except ConvertError as raised:
+        return None, str(raised)
+    return error, "" if error <= allowed else "the rules make other weights"
 
 
 def _shrunken(
@@ -316,78 +320,3 @@ def described(pair: Pair) -> TargetModel:
     from convert.verify.target_model import model_of_module
 
     return model_of_module(pair.module, f"{type(pair.module).__module__}.{type(pair.module).__qualname__}")
-
-
-def _count(file: Path, derivation: Derivation) -> str:
-    return (
-        f"wrote {file}: {counted(derivation)} of {output.count(len(derivation.leaves), 'leaf')}; "
-        f"{output.count(derivation.tried, 'candidate')} tried"
-    )
-
-
-def counted(derivation: Derivation) -> str:
-    """Say how many tensors have which grade."""
-    from convert.inference.derivation import Grade
-
-    grades = Counter(tensor.grade for tensor in derivation.tensors)
-    each = ", ".join(f"{grades[grade]} {grade.value}" for grade in Grade if grades[grade])
-    return f"{output.count(len(derivation.tensors), 'tensor')} ({each})"
-
-
-def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
-    """Say what is not sure, each tensor by its name, and what was proven."""
-    from convert.inference.derivation import Grade
-
-    for difference in derivation.differences:
-        place = difference.site.where or difference.site.module or difference.site.operation
-        far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
-        yield f"differs: {place}: {difference.brief or difference.problem}{far}"
-        if difference.brief:
-            yield f"  in full: {difference.problem}"
-    follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
-    for grade in Grade:
-        yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade], follows)
-    for name, why in list(unwritten.items())[:LISTED]:
-        yield f"no rule: {name}: {why}"
-    for note in derivation.notes:
-        yield f"note: {note}"
-    if derivation.proof is not None:
-        drawn = "weights, with the same inputs," if derivation.proof.same_inputs else "weights and inputs"
-        yield (
-            f"proven with {derivation.proof.draws} further draws of {drawn} through the module as it is: "
-            f"relative error {derivation.proof.error:.1e}"
-        )
-
-
-def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
-    """Say what is known of tensors, those that differ in numbers together.
-
-    Args:
-        follows: how the operations behind columns that are tied do not tell them apart.
-    """
-    groups: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(re.sub(r"[0-9]+", "#", tensor.name), []).append(tensor)
-    told = [of for of in groups.values() if grade in ASKED or of[0].unseen or of[0].alternatives]
-    for first, *more in told[:LISTED]:
-        name = f"{first.name} and {len(more)} more like it" if more else first.name
-        if grade == "tied" and first.ties:
-            tie = first.ties[0]
-            columns = output.count(len(tie.columns), "column")
-            said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
-            yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart'}"
-        elif grade == "open":
-            candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
-            yield f"open: {name}: {candidates or first.lack}"
-        else:
-            if first.unseen:
-                said = f"{first.unseen:,} of its {math.prod(first.shape):,} elements"
-                yield f"{grade}: {name}: no output shows {said}; they are made as the others of this kind"
-            if first.alternatives:
-                same = "outputs" if grade == "interchangeable" else "values"
-                yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
-            if grade == "found behind the difference":
-                leaves = dict.fromkeys(leaf for part in first.parts for leaf in (part.leaf, *part.leaves) if leaf)
-                yield f"{grade}: {name}: {', '.join(leaves) or 'a constant'}"
-    if len(told) > LISTED:
-        yield f"{grade}: {len(told) - LISTED} more groups of tensors like these"

@@ -175,7 +175,8 @@ def _answered(
     source: Source, name: str, root: str, reference: str, settings: Mapping[str, Any]
 ) -> tuple[str, list[str]]:
     """Return a draft with the rules that two programs show, and what was found; the rest is drafted for the rest of the module."""
-    from convert.cli.infer import counted, described, leaf_specs, specs_of, summary
+    from convert.cli.infer import described, leaf_specs, specs_of
+    from convert.cli.infer_text import counted, summary
     from convert.core.user_code import REFERENCE_OPTION
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from convert.cli.infer import summary
+from convert.cli.infer_text import summary
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.write import write_rules

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from convert.cli.infer import summary
+from convert.cli.infer_text import summary
 from convert.inference.derivation import Derivation, Grade
 from support.inferred import WIDTH, derive, layer_norm, sources
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from convert.cli.infer import summary
+from convert.cli.infer_text import summary
 from convert.inference.derivation import Derivation
 from support.inferred import WIDTH, derive, floats
 
