@@ -1,0 +1,176 @@
+"""The two models that are compared: their runs, and the records of both in the form in which they are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.inference.derivation import Tensor
+from convert.inference.draws import Draws, whole_rows
+from convert.inference.forms.as_data import (
+    constants_as_data,
+    learned_inputs,
+    outputs_as_data,
+    parameters_as_data,
+    tables_as_data,
+)
+from convert.inference.forms.constant_parts import parts_apart
+from convert.inference.forms.contractions import sums_as_products
+from convert.inference.forms.kernels import kernels_opened
+from convert.inference.forms.lookups import table_by_table
+from convert.inference.forms.masks import visible_sums_first
+from convert.inference.forms.offsets import field_by_field
+from convert.inference.forms.sums import constants_last
+from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
+from convert.inference.grading import proof
+from convert.inference.grading.proof import Masks
+from convert.inference.recorded import recorded
+from convert.inference.requirements import require_outputs_of_both, require_same_again
+from convert.inference.search import Search
+from convert.inference.source import Source
+from convert.programs.program import Program
+from convert.programs.rerun import can_rerun, rerun
+from convert.programs.run_checks import require_finite_products
+from convert.references.user_reference import require_inputs
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, np.dtype[Any]]
+JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
+Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+Inputs = Callable[[int], Mapping[str, Array]]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The records of one run of both models.
+
+    Attributes:
+        source: the JAX function's.
+        target: the module's, in the source's form.
+        as_run: the module's, as it ran.
+        learned: leaves of the source that layers are applied to before an input takes part; they are data in both.
+    """
+
+    source: Program
+    target: Program
+    as_run: Program
+    learned: Sequence[str]
+
+    def search(self) -> Search:
+        """Return the search for the target's parameters."""
+        return _search(self.source, self.target, repeated=bool(self.learned))
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """A JAX function and a PyTorch module.
+
+    Attributes:
+        runs: of the function.
+        module: the module.
+        run: (module, inputs) -> its outputs.
+        inputs: seed -> inputs.
+        masks: inputs -> which rows of the outputs count.
+    """
+
+    runs: Runs
+    module: torch.nn.Module
+    run: Run
+    inputs: Inputs
+    masks: Masks
+
+    def given(self, seed: int) -> Mapping[str, Array]:
+        """Return the inputs of a seed, without the rows that do not count."""
+        return whole_rows(self.all_given(seed), self.masks)
+
+    def all_given(self, seed: int) -> Mapping[str, Array]:
+        """Return the inputs of a seed.
+
+        Raises:
+            UserCodeError: they are not arrays of numbers by name.
+        """
+        return require_inputs(self.inputs(seed))
+
+    def record(self, seed: int) -> Records:
+        """Return the records of the function with the weights of a seed, and of the module with its own.
+
+        Raises:
+            ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
+        """
+        given = self.given(seed)
+        source = self.runs.program(seed, given)
+        require_finite_products(source)
+        as_run = recorded(self.module, self.run, given)
+        require_same_again(self.module, self.run, as_run)
+        target = _in_one_form(as_run, keep=False)
+        if products_of_joined_rows(source) != products_of_joined_rows(target):
+            self.runs.apart = True
+            source, target = self.runs.program(seed, given), _in_one_form(as_run, keep=False, apart=True)
+        target = tables_as_data(source, target)
+        require_outputs_of_both(source, target)
+        learned, of_target = learned_inputs(source, target)
+        return Records(parameters_as_data(source, learned), parameters_as_data(target, of_target), as_run, learned)
+
+    def search_again(self, seed: int, known: Sequence[Tensor]) -> Search:
+        """Return a search with the weights and inputs of another seed, along the path that the module takes with what is known."""
+        given = self.all_given(seed)
+        source = self.runs.program(seed, given)
+        state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
+        target = _in_one_form(recorded(self.module, self.run, given, state), keep=False, apart=self.runs.apart)
+        return _search(source, target)
+
+
+def _search(source: Program, target: Program, *, repeated: bool = False) -> Search:
+    return Search(Source(outputs_as_data(source), repeated=repeated), visible_sums_first(outputs_as_data(target)))
+
+
+def _in_one_form(program: Program, *, keep: bool, apart: bool = False) -> Program:
+    program = parts_apart(field_by_field(table_by_table(program)))
+    return used_parts(constants_last(constants_as_data(sums_as_products(program, keep=keep))), keep=keep, apart=apart)
+
+
+class Runs:
+    """Runs of the source. It is recorded once for each shape of its inputs; further weights and inputs take the same operations.
+
+    Attributes:
+        apart: whether products of rows of several values are taken apart.
+    """
+
+    def __init__(self, function: JaxFunction, draws: Draws) -> None:
+        self._function, self._draws = function, draws
+        self._records: list[Program] = []
+        self._infinite = False
+        self.apart = False
+
+    def program(self, seed: int, given: Mapping[str, Array]) -> Program:
+        """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
+        first = found = self._run(seed, given)
+        while not (self._infinite or _is_finite(found)):
+            self._infinite = not self._draws.smaller()
+            if self._infinite:  # as masked logits are with any weights
+                self._draws.size = 1.0
+                return first
+            found = self._run(seed, given)
+        return found
+
+    def _run(self, seed: int, given: Mapping[str, Array]) -> Program:
+        from convert.programs.record_jax import record_jax
+
+        known = next((record for record in self._records if can_rerun(record, given)), None)
+        if known is not None:
+            made: Program = self._draws.run(seed, lambda weights: rerun(known, weights, given))
+        else:
+            twice = not self._records
+            made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
+            self._records.append(made)
+        return _in_one_form(kernels_opened(made), keep=True, apart=self.apart)
+
+
+def _is_finite(program: Program) -> bool:
+    """Whether the outputs are finite."""
+    return all(np.isfinite(value.array).all() for value in program.outputs.values() if value.array.dtype.kind == "f")
