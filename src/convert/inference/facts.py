@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Choice, Piece, equal
+from convert.inference.candidates.candidate import Choice, Piece, equal
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Fact, Role
 from convert.inference.meetings.sites import Meeting, parameter_operands, plain, role_of
 from convert.inference.search import Search
-from convert.inference.source import Source
 from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS, torch_activation
 from convert.programs.program import Operation, Program, Value
 

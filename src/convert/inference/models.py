@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Tensor
 from convert.inference.draws import Draws, whole_rows
 from convert.inference.forms.as_data import (
@@ -30,7 +31,6 @@ from convert.inference.grading.proof import Masks
 from convert.inference.recorded import recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_again
 from convert.inference.search import Search
-from convert.inference.source import Source
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
 from convert.programs.run_checks import require_finite_products

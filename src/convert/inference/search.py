@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from convert.inference.candidates.source import Source
+from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
 from convert.inference.segment.walk import Signatures, Walk
-from convert.inference.segments import LEVELS, Failure, Level, Segment, Solution, Ways
-from convert.inference.source import Source
 from convert.programs.program import Program
 
 MAX_SOLUTIONS = 8  # of a segment

@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.inference.grading.given import give
 from convert.inference.search import Search
-from convert.inference.segments import LEVELS, Level, Segment, Solution
+from convert.inference.segment.segments import LEVELS, Level, Segment, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

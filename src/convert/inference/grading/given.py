@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from convert.inference.candidates.replay import Replay
 from convert.inference.meetings.sites import Meeting, parameter_operands, role_of
-from convert.inference.replay import Replay
 from convert.inference.search import Search
+from convert.inference.segment.segments import Given
 from convert.inference.segment.walk import REFUSALS
-from convert.inference.segments import Given
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.program import Operation, Program, Value
 

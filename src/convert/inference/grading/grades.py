@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Choice, Piece
+from convert.inference.candidates.candidate import Choice, Piece
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
 from convert.inference.meetings.sites import Meeting, role_of, site_of
 from convert.inference.search import Search
-from convert.inference.segments import Segment, Solution
-from convert.inference.source import Source
+from convert.inference.segment.segments import Segment, Solution
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

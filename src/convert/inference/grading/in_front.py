@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Choice
+from convert.inference.candidates.candidate import Choice
+from convert.inference.candidates.replay import Replay
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.given import give, moving
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import told_apart
-from convert.inference.replay import Replay
 from convert.inference.search import Search
+from convert.inference.segment.segments import Segment, Solution
 from convert.inference.segment.walk import REFUSALS
-from convert.inference.segments import Segment, Solution
-from convert.inference.source import Source
 from convert.programs.fingerprint import EXACT, fingerprint
 from convert.programs.program import Program, Value
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE
+from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
 from convert.numerics.real_numbers import as_real
 from convert.programs.program import Program

@@ -15,8 +15,8 @@ from convert.inference.derivation import Role
 from convert.inference.grading.given import arrays_like, give, is_same, values_for
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.inference.search import RETURNS, Search
+from convert.inference.segment.segments import LEVELS, Given, Segment, Solution
 from convert.inference.segment.walk import WITHOUT_PROGRESS
-from convert.inference.segments import LEVELS, Given, Segment, Solution
 from convert.programs.fingerprint import EXACT, size_of
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from convert.inference.candidates import Candidate
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
 from convert.inference.meetings.columns import columns_of, pair
 from convert.inference.meetings.sites import Meeting, Product

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Candidate, Piece
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import COMPUTE, Candidate, Piece
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.meetings.columns import Columns, Pairing, columns_of_rows, matches, pair
 from convert.inference.meetings.sites import Meeting, columns_met, role_of

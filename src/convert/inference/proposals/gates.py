@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Candidate, Piece
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import COMPUTE, Candidate, Piece
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Piece, ratio
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate, Piece, ratio
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, LowRank, Role
 from convert.inference.meetings.columns import pair
 from convert.inference.meetings.sites import Meeting, Product

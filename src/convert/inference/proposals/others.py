@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.meetings.sites import Meeting
 from convert.programs.program import Operation, Value

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from convert.inference.candidates import Array, Candidate, Piece
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Array, Candidate, Piece
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
 from convert.programs.program import Operation
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Piece, siblings
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate, Piece, siblings
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
 from convert.inference.forms.taken_columns import partitions, taken_columns
 from convert.inference.meetings.columns import Pairing, pair

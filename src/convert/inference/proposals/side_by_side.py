@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Piece
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate, Piece
+from convert.inference.candidates.context import Context
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals.low_rank import is_value

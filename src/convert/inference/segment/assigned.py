@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, equal, siblings
-from convert.inference.context import Context
-from convert.inference.replay import Replay
-from convert.inference.segments import Solution
-from convert.inference.source import Source
+from convert.inference.candidates.candidate import Candidate, Choice, equal, siblings
+from convert.inference.candidates.context import Context
+from convert.inference.candidates.replay import Replay
+from convert.inference.candidates.source import Source
+from convert.inference.segment.segments import Solution
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice
+from convert.inference.candidates.candidate import Candidate, Choice
+from convert.inference.candidates.factors import carriers, factor_of
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
-from convert.inference.factors import carriers, factor_of
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
 from convert.inference.proposals import convolutions, elementwise, others, own, products
 from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
-from convert.inference.segments import Failure, Level, Solution
-from convert.inference.source import Source
+from convert.inference.segment.segments import Failure, Level, Solution
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from convert.inference.candidates import Choice
+from convert.inference.candidates.candidate import Choice
 from convert.programs.program import Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

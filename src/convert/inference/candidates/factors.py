@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import Candidate, Choice, Piece
-from convert.inference.context import Context
+from convert.inference.candidates.candidate import Candidate, Choice, Piece
+from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Operation, Value

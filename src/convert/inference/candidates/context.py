@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates import COMPUTE, Piece, equal, numbers_are_plain, ratio
+from convert.inference.candidates.candidate import COMPUTE, Piece, equal, numbers_are_plain, ratio
+from convert.inference.candidates.replay import Replay
+from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.taken_columns import taken_columns
 from convert.inference.meetings.sites import Meeting, role_of
-from convert.inference.replay import Replay
-from convert.inference.source import Source
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Value
 
