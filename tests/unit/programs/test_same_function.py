@@ -10,8 +10,8 @@ import pytest
 
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.programs.divergence.naming.by_functions import same_function
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import Change
-from convert.programs.divergence.search import Repair
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]

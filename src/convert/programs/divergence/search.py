@@ -9,7 +9,7 @@ one after another; the one from which known values follow is what the source com
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -21,56 +21,19 @@ from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.needed import needed
 from convert.programs.divergence.padding_rows import with_rows_filled
+from convert.programs.divergence.repair import LAYERS, Repair, few, is_local, place_of
 from convert.programs.divergence.rerun import Change, Rerun
-from convert.programs.divergence.shared_values import SharedValues, contains, one_of, same_numbers
+from convert.programs.divergence.shared_values import SharedValues, same_numbers
 from convert.programs.divergence.trials import Trial, after_in_source, trials
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TRIALS = 80  # values put in at an entry
 UNKNOWN = 14  # operations that may follow one another without a known result before a trial ends
-LONGEST = 16  # operations that a repair may stand for, on each side
 REPAIRS = 400  # entries of a program
 PLACES = 3  # lines at which repairs explain a difference; with more of them any two programs are made equal
 WORK = 10**9  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
-FEW_LAYERS = (
-    2  # that may be too much in the target, such as an adapter: with more of them it is a value of another place
-)
-LAYERS = ("product", "convolution")
-
-
-@dataclass(frozen=True)
-class Repair:
-    """A value of the target that is replaced by one of the source's.
-
-    Attributes:
-        target: the operations from known values to the replaced one, in order; empty: a known value is replaced as it is.
-        source: those of the source from values that the target has to the one that replaces it; empty: the target has it, too.
-        operands: the known values that the target's operations are given, or the known value that is replaced.
-        given: what these values are, with the repairs before.
-        source_operands: the source's values that its operations are given.
-        got: the target's value.
-        want: the source's, laid out as the target's.
-        index: number of the entry in the target.
-        change: what is put in.
-        layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
-        taken: (axis, index) of the elements that the source takes of its value; None for all.
-        made: how the source computes what it gives a layer, where that is a layer's own output and a little more; empty otherwise.
-    """
-
-    target: tuple[Operation, ...]
-    source: tuple[Operation, ...]
-    operands: tuple[Value, ...]
-    given: tuple[Array, ...] = field(repr=False)
-    source_operands: tuple[Value, ...]
-    got: Array = field(repr=False)
-    want: Array = field(repr=False)
-    index: int
-    change: Change = field(repr=False)
-    layer: Operation | None = None
-    taken: tuple[int, int] | None = None
-    made: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,7 +183,7 @@ class _Search:
         if not region and not proven and (found := self.behind_the_end(repairs)) is not None:
             return found
         left = error(self.known.array(self.known.goal))
-        if proven and len({_place(one) for one in repairs}) > PLACES:
+        if proven and len({place_of(one) for one in repairs}) > PLACES:
             begins = self.known.target.operations[repairs[0].index]
             return Divergence(tuple(repairs[:1]), left, False, begins, self.instead(begins))
         if proven or first is None:
@@ -233,7 +196,7 @@ class _Search:
         parts = () if self.at_goal(known.rerun) else known.found.get(known.goal, ())
         if not parts:
             return None
-        source = _few(known.between([part.value for part in parts], known.source_goal))
+        source = few(known.between([part.value for part in parts], known.source_goal))
         got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
         begin = (parts[0].value,) if source and parts[0].axis is None else (want,)
         repair = Repair((), source, (known.goal,), (got,), begin, got, want.array, last, Change())
@@ -349,7 +312,7 @@ class _Search:
     def described(self, entry: int, trial: Trial, change: Change) -> Repair | None:
         """Return the repair that a change is; None if it is not a local one."""
         repair = self.describe(entry, trial, change)
-        return repair if _is_local(repair, self.known) else None
+        return repair if is_local(repair, self.known) else None
 
     def describe(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return the operations of both sides that the change stands for."""
@@ -402,9 +365,9 @@ class _Search:
         """Return what the source computes of the value that a layer is given, and gives the layer."""
         known = self.known
         layer, given = known.target.operations[entry], known.array(trial.value)
-        source = _few(known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value))
+        source = few(known.between([part.value for part in known.found.get(trial.value, ())], trial.part.value))
         put_in = next(iter(change.operands.values()))
-        made = () if source else _few(known.behind_in_source(trial.part.value, known.present()))
+        made = () if source else few(known.behind_in_source(trial.part.value, known.present()))
         theirs = (trial.part.value,)
         return Repair((), source, (trial.value,), (given,), theirs, given, put_in, entry, change, layer, None, made)
 
@@ -414,13 +377,6 @@ class _Search:
         values = [part.value for v in entry.data for part in known.found.get(v, ())]
         near = [value for value, depth in after_in_source(known, values, known.present()) if depth == 1]
         return tuple(dict.fromkeys(known.source_producer[value] for value in near))
-
-
-def _few(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-    """Return operations that may be missing; none where they are many, or a layer: then it is a value of another place."""
-    steps = [one for one in operations if kind_of(one) != LAYOUT]
-    of_layer = any(kind_of(one) in ("product", "convolution") for one in steps)
-    return () if of_layer or len(steps) > LONGEST else operations
 
 
 def _is_weak(trial: Trial, known: Knowledge) -> bool:
@@ -435,59 +391,6 @@ def _is_weak(trial: Trial, known: Knowledge) -> bool:
         return False
     users = known.uses(trial.value)
     return any(kind_of(one) in ("sort", "pick") or not all(map(known.is_known, one.results)) for one in users)
-
-
-def _is_local(repair: Repair, known: Knowledge) -> bool:
-    """Whether the operations that a repair stands for are few, and take parameters that both sides have.
-
-    Put in far behind the entry, any value of the source's restores the output, and tells nothing. Parameters that the target
-    does not have are not a fault of its code.
-    """
-    one, two = ([one for one in ones if kind_of(one) != LAYOUT] for ones in (repair.target, repair.source))
-    if max(len(one), len(two)) > LONGEST:
-        return False
-    if not one or not two:
-        return sum(kind_of(x) in LAYERS and bool(_parameters([x])) for x in one) <= FEW_LAYERS
-    mine, others = (
-        [x for x in ones if kind_of(x) in ("product", "convolution") and _parameters([x])] for ones in (one, two)
-    )
-    if (mine or others) and not _same_kernel(mine, others) and not _same_leaves(one, two, known):
-        return False
-    theirs = _parameters(two)
-    if all(any(same_numbers(x.array, y.array) for y in theirs) for x in _parameters(one)):
-        return True
-    leaves = {leaf for y in theirs for leaf in y.leaves}
-    return bool(leaves) and all(map(known.has_leaf, leaves))
-
-
-def _same_kernel(one: Sequence[Operation], two: Sequence[Operation]) -> bool:
-    """Whether both are one convolution with the same kernel, which may read its input in other steps, or padded otherwise."""
-    if len(one) != 1 or len(two) != 1 or {kind_of(x) for x in (*one, *two)} != {"convolution"}:
-        return False
-    return same_numbers(_parameters(one)[0].array, _parameters(two)[0].array)
-
-
-def _same_leaves(one: Sequence[Operation], two: Sequence[Operation], known: Knowledge) -> bool:
-    """Whether both apply the same parameters, which the code of either may turn, scale, norm or take apart before.
-
-    A convolution may be a sum of shifted products in the other.
-    """
-    if sum(kind_of(x) in LAYERS for x in one) > 1 or sum(kind_of(x) in LAYERS for x in two) > 1:
-        return False
-    ours, theirs = (sorted({leaf for v in _parameters(x) for leaf in v.leaves}) for x in (one, two))
-    if not ours or len(ours) != len(theirs):
-        return False
-    mine = [known.target.parameters[leaf].array for leaf in ours]
-    others = [known.source.parameters[leaf].array for leaf in theirs]
-    pairs = ((mine, others), (others, mine))
-    if all(all(any(one_of(x, y) for y in b) for x in a) for a, b in pairs):
-        return True
-    return len(mine) == 1 and contains(mine[0], others[0])  # a part of what a fused matrix gives
-
-
-def _parameters(operations: Sequence[Operation]) -> list[Value]:
-    """Return what operations are given that is computed from parameters alone."""
-    return [v for one in operations for v in one.operands if v.of_parameters and v.array.size > 1]
 
 
 def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int], rerun: Rerun) -> bool:
@@ -506,11 +409,6 @@ def _is_evidence(operation: Operation, moved: set[Value], given: Sequence[int], 
         return True
     others = [v for k, v in enumerate(operation.operands) if k not in given and v not in moved]
     return any(v.data or (v.leaves and v.array.size > 1) for v in others)
-
-
-def _place(repair: Repair) -> str:
-    """Return the line of the code at which a repair is made."""
-    return min((one.where for one in repair.target or repair.source), default="")
 
 
 def _nonzero(array: Array) -> Array:

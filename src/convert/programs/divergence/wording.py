@@ -32,7 +32,8 @@ from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
 from convert.programs.divergence.naming.operations import CONSTANT, NORM_BEHIND, NORM_IN_FRONT, OTHER
 from convert.programs.divergence.naming.selections import other_selection
 from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED, windows_of_entry
-from convert.programs.divergence.search import Divergence, Repair
+from convert.programs.divergence.repair import Repair
+from convert.programs.divergence.search import Divergence
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
 from convert.programs.program import Operation, Program, Value

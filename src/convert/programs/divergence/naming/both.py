@@ -14,7 +14,7 @@ from convert.programs.divergence.naming.by_functions import (
     chain,
 )
 from convert.programs.divergence.naming.functions import Function
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, places, scalar, user_of
 from convert.programs.program import Operation, Value

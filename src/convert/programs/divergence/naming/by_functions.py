@@ -13,7 +13,7 @@ from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import ELEMENTWISE, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.functions import Function, computed, steps_in_functions
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words, arithmetic, scalar
 from convert.programs.program import Operation
 

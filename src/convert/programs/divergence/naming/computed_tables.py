@@ -27,8 +27,8 @@ from convert.programs.divergence.naming.operations import (
     sign,
 )
 from convert.programs.divergence.naming.selections import MOVES
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import Change
-from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import FEW, same_numbers
 from convert.programs.divergence.words import Words
 from convert.programs.program import Operation, Value

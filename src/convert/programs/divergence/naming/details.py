@@ -15,8 +15,8 @@ from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.functions import MOST, mask_offsets
 from convert.programs.divergence.naming.tables import off_by, shift_of
 from convert.programs.divergence.naming.windows import PADS
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import again
-from convert.programs.divergence.search import Repair
 from convert.programs.divergence.shared_values import FEW, one_of, same_numbers, visible
 from convert.programs.divergence.words import Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Value

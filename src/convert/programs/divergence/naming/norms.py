@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST = 10**5  # elements of a value on which norms are tried

@@ -38,7 +38,7 @@ from convert.programs.divergence.naming.tables import (
     other_waves,
     shifted_tables,
 )
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import HIDDEN, same_numbers
 from convert.programs.divergence.words import JOINS, Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Value

@@ -35,7 +35,7 @@ from convert.programs.divergence.naming.tables import (
     rounded,
 )
 from convert.programs.divergence.naming.windows import PADDING
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import REDUCED as REDUCED_BY
 from convert.programs.divergence.words import arithmetic, places

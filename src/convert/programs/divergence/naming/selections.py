@@ -10,7 +10,7 @@ import numpy as np
 from convert.core.text import in_runs, where_they_differ
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.functions import MOST
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words
 from convert.programs.program import Operation, Value

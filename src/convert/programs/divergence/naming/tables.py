@@ -12,7 +12,7 @@ import numpy as np
 from convert.numerics.roots import NARROW, round_to_bits
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, scalar
 from convert.programs.program import Operation, Value

@@ -12,7 +12,7 @@ import numpy as np
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.functions import MOST
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words
 from convert.programs.program import Operation, Value
 

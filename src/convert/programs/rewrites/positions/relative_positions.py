@@ -8,7 +8,7 @@ import numpy as np
 
 from convert.core.text import where_they_differ
 from convert.programs.divergence.naming.both import steps
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TURNED, FARTHEST = "relative positions turned round", "another largest distance of relative positions"

@@ -15,7 +15,7 @@ from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.both import Both
 from convert.programs.divergence.naming.computed_tables import behind, describe_table
 from convert.programs.divergence.naming.tables import off_by
-from convert.programs.divergence.search import Repair
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words, names_of, places
 from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.positions.relative_positions import by_distance
