@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,19 @@ from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import did_you_mean
 from convert.layers import Rule, TargetLayer
 from convert.planning.facts.sidecar import read_sidecar
+from convert.planning.modules.differences import (
+    BIAS,
+    file_of,
+    leaf_of,
+    missing,
+    other_counts,
+    other_values,
+    other_widths,
+)
 from convert.planning.modules.names import Finder, Found, Patterns
-from convert.planning.modules.switches import TIES, Part, conflicts, switched_off
 from convert.planning.modules.table import (
     NUMBER,
     PARAMETER,
-    TIED,
-    Conditions,
     MissingKeyError,
     Module,
     ModuleList,
@@ -34,9 +40,6 @@ from convert.planning.modules.table import (
 from convert.rules.file import MODULE, ModulesOfClass, RuleFile
 from convert.rules.library import shipped_rules_dir
 
-BIAS = "bias"
-KERNEL = "kernel"
-LINEAR = "Linear"
 ARCHITECTURES = "architectures"  # transformers' key of the classes
 MAX_CLASSES = 5  # with the same leaves, that an error names
 DRAFT = "draft rules from its PyTorch class: `convert rules new CKPT my-model.yaml --like DIR`"
@@ -68,20 +71,20 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
     name = _class(of, config)
     if name is None:
         problem = (
-            f"the rules need the class of the model, which `{of.key}` of {_file(rules)} next to the checkpoint names"
+            f"the rules need the class of the model, which `{of.key}` of {file_of(rules)} next to the checkpoint names"
         )
-        got = json.dumps(config[of.key]) if of.key in config else "no such key" if sidecar.exists else f"no {_file(rules)}"  # fmt: skip
+        got = json.dumps(config[of.key]) if of.key in config else "no such key" if sidecar.exists else f"no {file_of(rules)}"  # fmt: skip
         return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got=got, fix=_classes_to_write(rules, of, source, config))  # fmt: skip
     try:
         return module_list(table, name, config)
     except MissingKeyError as error:
         got = json.dumps(config[str(error)]) if str(error) in config else "no such key"
-        return Finding("class-unknown", f"the modules of {name} follow from {error} of {_file(rules)}", rule=rules.path, path=str(source.display_path), expected="a number", got=got, fix="write the number that the model was trained with")  # fmt: skip
+        return Finding("class-unknown", f"the modules of {name} follow from {error} of {file_of(rules)}", rule=rules.path, path=str(source.display_path), expected="a number", got=got, fix="write the number that the model was trained with")  # fmt: skip
     except UnknownClassError as error:
         missing = str(error)
         known = sorted(table["classes"])
         near = did_you_mean(missing, known)
-        return Finding("class-unknown", f"{_file(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
+        return Finding("class-unknown", f"{file_of(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
 
 
 def _without_unread(rules: RuleFile, listed: ModuleList, source: Source) -> RuleFile:
@@ -114,10 +117,6 @@ def _not_supported(rules: RuleFile, config: Mapping[str, Any]) -> Finding | None
     return None
 
 
-def _file(rules: RuleFile) -> str:
-    return rules.sidecar.file if rules.sidecar is not None else "config.json"
-
-
 def _path(rules: RuleFile, of: ModulesOfClass) -> Path:
     """Return the table: it lies beside the rule file."""
     beside = Path(rules.path).parent / of.table
@@ -136,7 +135,7 @@ def _class(of: ModulesOfClass, config: Mapping[str, Any]) -> str | None:
 def _classes_to_write(rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> str:
     """Say what to write into the sidecar that names no class: the class whose modules the tree has, or one of several."""
     if not config:
-        return f"copy the {_file(rules)} that was saved with the checkpoint: it has the class, and what the leaves do not say"
+        return f"copy the {file_of(rules)} that was saved with the checkpoint: it has the class, and what the leaves do not say"
     table = read_table(_path(rules, of))
     fitting = [name for name in _of_type(table, config) if _is_of(name, rules, of, source, config)]
     if not fitting:
@@ -202,7 +201,7 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
             continue
         of_form: dict[tuple[Any, ...], list[Found]] = defaultdict(list)
         for one in found:
-            lead = _leaf(rule.path, one.path)
+            lead = leaf_of(rule.path, one.path)
             unknown_bias = lead[-1] == BIAS and one.module.bias is False and not one.module.bias_when
             if one.module.type in rule.each and lead in paths - taken and not unknown_bias:
                 of_form[one.module.form].append(one)
@@ -210,7 +209,7 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
             claimed |= {one.name: one for one in members}
             present = {one.path: _roles(rule, one, paths, listed) for one in members}
             roles = set().union(*present.values())
-            taken |= {_leaf(rule.sources[role], one.path) for one in members for role in roles}
+            taken |= {leaf_of(rule.sources[role], one.path) for one in members for role in roles}
             tensors |= {_tensor(rule, one, role) for one in members for role in roles}
             for group in _by_depth(members):
                 made += [_rule(rule, members[0].module, roles, path, name) for path, name in patterns.write(group)]
@@ -221,10 +220,10 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
         for key, one in rules.targets.items()
     }
     of_another_class = (
-        *_missing(rules, of, listed, patterns, claimed, taken),
-        *_other_widths(rules, of, listed, claimed, source, root),
+        *missing(rules, of, listed, patterns, claimed, taken),
+        *other_widths(rules, of, listed, claimed, source, root),
     )
-    findings = (*of_another_class, *_other_counts(rules, listed, patterns), *_other_values(rules, listed))
+    findings = (*of_another_class, *other_counts(rules, listed, patterns), *other_values(rules, listed))
     asked = {getattr(rule.kind, "epsilon", None) for rule in rules.rules if rule.each}  # each module has its own
     facts = {name: value for name, value in rules.facts.items() if name not in asked}
     whole = paths - taken <= spoken_for
@@ -232,18 +231,12 @@ def _expanded(rules: RuleFile, of: ModulesOfClass, listed: ModuleList, source: S
     return _Expanded(rules, findings, whole and not of_another_class)
 
 
-def _leaf(pattern: Pattern, path: Name) -> Name:
-    """Return the path of a leaf that a rule names for a module, below the root."""
-    text = pattern.text.replace(f"{{{MODULE}}}", "/".join(path))
-    return tuple(text.split("/"))
-
-
 def _roles(rule: Rule, one: Found, paths: set[Name], listed: ModuleList) -> set[str]:
     """Return the leaves that a module has: all that the rule names, but a bias only where class and tree have one."""
     roles = set(rule.sources)
     has_bias = one.module.bias
     tied = f"{'.'.join(one.name)}.{BIAS}" in listed.tied
-    if BIAS in roles and (has_bias is False or ((has_bias is None or tied) and _leaf(rule.sources[BIAS], one.path) not in paths)):  # fmt: skip
+    if BIAS in roles and (has_bias is False or ((has_bias is None or tied) and leaf_of(rule.sources[BIAS], one.path) not in paths)):  # fmt: skip
         roles.discard(BIAS)
     return roles
 
@@ -305,136 +298,3 @@ def _lead(rule: Rule, layer: TargetLayer) -> str:
 
 def _module(rule: Rule, tensor: str) -> str:
     return tensor if rule.kind_name == "parameter" else tensor.rpartition(".")[0]
-
-
-def _missing(
-    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, patterns: Patterns, claimed: Mapping[Name, Found], taken: set[Name]
-) -> Iterator[Finding]:  # fmt: skip
-    """Report modules and leaves that the tree lacks, but for those that it never has (tensors that share the leaf of another); and those that only another configuration has."""
-    counted = listed.counts.keys()
-    needed: list[Part] = []
-    lost: list[tuple[Part, str]] = []  # and how it is reported where no switch is
-    for module in listed.modules:
-        for name in _every(module.name, patterns, counted):
-            one = claimed.get(name)
-            if name in listed.lacks or (module.optional and one is None):
-                continue
-            text = ".".join(name)
-            has = f"{listed.package} `{listed.loads}` has the module {text} ({module.type})"
-            leaves = list(_leaves(rules, one or Found(name, name, module, ()), listed))
-            tied = any(tensor in listed.untied for _, tensor in leaves)
-            whole = Part(text, module.keys, TIES if tied else module.when)
-            needed += [whole] if leaves else []
-            if leaves and one is None:
-                lost.append((whole, f"{has}, and the tree has no leaf for it"))
-                continue
-            for leaf, tensor in leaves:
-                part = Part("/".join(leaf), module.keys, _conditions(module, tensor, listed))
-                needed += [part] if part.when else []
-                lost += [] if leaf in taken else [(part, f"{has}, and the tree lacks a leaf of it")]
-    off = switched_off([part for part, _ in lost], needed)
-    loads = f"{listed.package} `{listed.loads}`"
-    more = list(_of_other_settings(listed, claimed, taken))
-    yield from conflicts(loads, _file(rules), [part for part, _ in lost if part.switch in off], more)
-    for part, problem in lost:
-        if part.switch not in off:
-            yield Finding("leaf-missing", problem, rule=rules.path, path=part.text, fix=f"the checkpoint is incomplete, or `{of.key}` of {_file(rules)} names another class than that of the checkpoint")  # fmt: skip
-
-
-def _conditions(module: Module, tensor: str, listed: ModuleList) -> Conditions:
-    """Return the conditions under which a module has one of its tensors."""
-    if tensor in listed.untied:
-        return TIES
-    return module.bias_when if tensor.endswith(f".{BIAS}") else ()
-
-
-def _of_other_settings(listed: ModuleList, claimed: Mapping[Name, Found], taken: set[Name]) -> Iterator[Part]:
-    """Yield what the tree has of a module, a bias or a head that the class has with other settings."""
-    tied = listed.tied.keys() - listed.untied if TIED not in listed.refused else ()
-    for name, one in claimed.items():
-        module, text = one.module, ".".join(name)
-        if module.absent:
-            yield Part(text, module.keys, module.when)
-        elif module.bias is False and module.bias_when and (*one.path, BIAS) in taken:
-            yield Part(f"{text}.{BIAS}", module.keys, module.bias_when)
-        elif module.type == LINEAR and f"{text}.weight" in tied and (*one.path, KERNEL) in taken:
-            yield Part(f"{text}.weight", module.keys, TIES)
-
-
-def _leaves(rules: RuleFile, one: Found, listed: ModuleList) -> Iterator[tuple[Name, str]]:
-    """Yield each leaf that a module needs, and its tensor: a bias only where the class certainly has one."""
-    seen: set[str] = set()
-    for rule in rules.rules:
-        layer = rule.targets.get(None)
-        for role, pattern in rule.sources.items() if layer and one.module.type in rule.each else ():
-            assert layer is not None
-            written: Any = rule.kind
-            name = written.tensor_name(layer.path.text, role, layer).replace(f"{{{MODULE}}}", ".".join(one.name))
-            certain = one.module.bias or not name.endswith(f".{BIAS}") or one.module.type == PARAMETER
-            if name not in seen and certain and listed.has_leaf(name):
-                yield _leaf(pattern, one.path), name
-            seen.add(name)
-
-
-def _every(name: Name, patterns: Patterns, counted: Container[Name] = (), at: int = 0) -> Iterator[Name]:
-    """Yield a name with each number that the tree has there or skips; where it has none, and none are counted, with 0."""
-    place = next((k for k, key in enumerate(name) if k >= at and key == NUMBER), None)
-    if place is None:
-        yield name
-        return
-    general = tuple(NUMBER if key.isdecimal() else key for key in name[:place])
-    known = patterns.numbers.get(name[:place], set())
-    first = set() if general in counted or name[:place] in counted else {0}
-    for number in sorted({*map(int, known), *range(len(known)), *first}):
-        yield from _every((*name[:place], str(number), *name[place + 1 :]), patterns, counted, place + 1)
-
-
-def _other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
-    """Report settings with which the class computes something else than the flax class."""
-    for key, (value, because) in listed.refused.items():
-        yield Finding(
-            "target-requirement",
-            f"{listed.package} `{listed.loads}` computes something else: {because}",
-            rule=rules.path,
-            path=f"{key} of {_file(rules)}",
-            got=json.dumps(value),
-            fix="use other code to load the model",
-        )
-
-
-def _other_counts(rules: RuleFile, listed: ModuleList, patterns: Patterns) -> Iterator[Finding]:
-    """Report that the tree has another number of layers than the sidecar states."""
-    for places, layers in ((places, layers) for places, each in listed.counts.items() for layers in each):
-        needed = any(module.name[: len(places)] == places and not module.optional for module in listed.modules)
-        for place in _every(places, patterns, listed.counts.keys()):
-            count = max(map(int, patterns.numbers.get(place, ())), default=-1) + 1
-            expected = layers.at(place)
-            if expected is not None and count != expected and (count or needed):
-                has = (
-                    f"has {layers.key} = {layers.count}"
-                    if layers.stated
-                    else f"has no {layers.key}, which then is {layers.count}"
-                )
-                yield Finding(
-                    "config-conflict",
-                    f"the {_file(rules)} of the checkpoint {has}, and the tree has {count} layers in {'.'.join(place)}",
-                    fix="one of the two is of another checkpoint",
-                )
-
-
-def _other_widths(
-    rules: RuleFile, of: ModulesOfClass, listed: ModuleList, claimed: Mapping[Name, Found], source: Source, root: str
-) -> Iterator[Finding]:
-    """Report that a layer has another number of outputs than the class has in every configuration."""
-    for name, one in claimed.items():
-        outputs = one.module.axes[0] if one.module.type == LINEAR and one.module.axes else ""
-        leaf = "/".join((*([root] if root else []), *one.path, "kernel"))
-        shape = source.leaves[leaf].spec.shape if outputs.isdecimal() and leaf in source.leaves else ()
-        if shape and shape[-1] != int(outputs):  # a derived leaf has no shape yet
-            yield Finding(
-                "config-conflict",
-                f"{listed.package} `{listed.loads}` has {outputs} outputs in {'.'.join(name)}, and the tree has {shape[-1]}",
-                rule=rules.path,
-                path=leaf,
-                fix=f"`{of.key}` of {_file(rules)} names another class than that of the checkpoint",
-            )
