@@ -5,7 +5,7 @@ A fused matrix has them in any order, as `(groups, queries of a group + 2, size 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from convert.programs.program import Array, Operation, Value
 
 MAX_STEPS = 24  # operations that are looked at behind a product
 MAX_SETS = 12  # of columns
-MAX_PARTITIONS = 8
 
 
 def taken_columns(operation: Operation, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
@@ -41,23 +40,25 @@ def taken_columns(operation: Operation, users: Mapping[Value, Sequence[Operation
     return list(found.values())
 
 
-def partitions(sets: Sequence[Array], count: int) -> Iterator[list[Array]]:
-    """Yield the ways to make up columns of some of these sets, each column once; those of the fewest sets first."""
+def unequal_parts(sets: Sequence[Array], count: int) -> list[Array]:
+    """Return the sets that make up all columns, each once, if they differ in size; few large ones before many small ones.
+
+    Parts of one size are those of heads, or of RoPE's pairs, which have orders of their own.
+    """
     by_size = sorted(sets, key=len, reverse=True)
 
-    def cover(left: Array, chosen: list[Array]) -> Iterator[list[Array]]:
+    def covered(left: Array) -> list[Array] | None:
         if not left.any():
-            yield list(chosen)
-            return
+            return []
         first = int(np.argmax(left))
         for one in by_size:
             if first in one and left[one].all():
                 rest = left.copy()
                 rest[one] = False
-                yield from cover(rest, [*chosen, one])
+                more = covered(rest)
+                if more is not None:
+                    return [one, *more]
+        return None
 
-    for number, found in enumerate(cover(np.ones(count, bool), [])):
-        if number == MAX_PARTITIONS:
-            return
-        if len(found) > 1:
-            yield found
+    parts = covered(np.ones(count, bool)) or []
+    return parts if len({*map(len, parts)}) > 1 else []

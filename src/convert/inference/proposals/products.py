@@ -18,7 +18,7 @@ import numpy as np
 from convert.inference.candidates.candidate import Candidate, Piece, siblings
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
-from convert.inference.forms.taken_columns import partitions, taken_columns
+from convert.inference.forms.taken_columns import taken_columns, unequal_parts
 from convert.inference.meetings.columns import Pairing, pair
 from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import low_rank, side_by_side
@@ -249,7 +249,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         taken = taken_columns(meeting.operation, context.source.users) if context.level > 0 else []
         of_leaf = _by_leaf(context, product)
-        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, out)
+        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, out, size)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
@@ -325,9 +325,9 @@ def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], A
         yield ("parts", *order), columns, ""
 
 
-def _of_taken(sets: Sequence[Array], out: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+def _of_taken(sets: Sequence[Array], out: int, size: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     """Yield the columns that the source takes together, as the queries of all groups of a fused matrix."""
-    for k, columns in enumerate(sets):
+    for k, columns in enumerate(unequal_parts(sets, size)):
         if len(columns) <= out:
             yield ("taken", k), columns, ""
 
@@ -346,10 +346,10 @@ def _as_taken(atoms: Sequence[_Atom], sets: Sequence[Array], out: int) -> Iterat
             if len(atom.columns) == len(parts[len(chosen)]) and _goes_with(atom, chosen):
                 yield from fill(parts, [*chosen, atom])
 
-    for parts in partitions(sets, out):
-        if any((np.diff(columns) != 1).any() for columns in parts):
-            for chosen in itertools.islice(fill(parts, []), MAX_FILLINGS):
-                yield list(zip(chosen, parts, strict=True))
+    parts = unequal_parts(sets, out)
+    if any((np.diff(columns) != 1).any() for columns in parts):
+        for chosen in itertools.islice(fill(parts, []), MAX_FILLINGS):
+            yield list(zip(chosen, parts, strict=True))
 
 
 def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
