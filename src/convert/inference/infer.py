@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
-from convert.inference.draws import Draws, Shapes
+from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof, unshown, weak_proof
@@ -124,8 +124,9 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
             found = tensors(search, names, False, [])
     differences: tuple[Difference, ...] = ()
     if ended is not None:
-        require_followed(models.module, models.run, both.as_run, [models.all_given(k) for k in further])
-        given = {k: models.given(k) for k in further}
+        drawn = {k: models.all_given(k) for k in further}
+        require_followed(models.module, models.run, both.as_run, list(drawn.values()))
+        given = {k: whole_rows(x, models.masks) for k, x in drawn.items()}
         same = [
             parameters_as_data(models.runs.program(k, x), both.learned)
             for k, x in given.items()

@@ -84,10 +84,6 @@ class Models:
     inputs: Inputs
     masks: Masks
 
-    def given(self, seed: int) -> Mapping[str, Array]:
-        """Return the inputs of a seed, without the rows that do not count."""
-        return whole_rows(self.all_given(seed), self.masks)
-
     def all_given(self, seed: int) -> Mapping[str, Array]:
         """Return the inputs of a seed.
 
@@ -102,7 +98,7 @@ class Models:
         Raises:
             ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
         """
-        given = self.given(seed)
+        given = whole_rows(self.all_given(seed), self.masks)
         source = self.runs.program(seed, given)
         require_finite_products(source)
         as_run = recorded(self.module, self.run, given)

@@ -124,6 +124,15 @@ class Program:
         return first_elements({name: value.array.size for name, value in self.parameters.items()})
 
 
+def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:
+    """Return the operations that use each value."""
+    users: dict[Value, list[Operation]] = {}
+    for operation in operations:
+        for value in dict.fromkeys(operation.operands):
+            users.setdefault(value, []).append(operation)
+    return users
+
+
 def first_elements(sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the number of the first element of each parameter, for parameters of these sizes."""
     found, total = {}, 0

@@ -15,10 +15,10 @@ from convert.inference.candidates.candidate import COMPUTE, Piece, equal, number
 from convert.inference.candidates.replay import Replay
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
-from convert.inference.forms.taken_columns import taken_columns
+from convert.inference.forms.taken_columns import TakenParts
 from convert.inference.meetings.sites import Meeting, role_of
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Operation, Value
+from convert.programs.program import Operation, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
@@ -56,12 +56,9 @@ class Context:
 
     def __post_init__(self) -> None:
         first = self.replay.program.first_element
-        self._users: dict[Value, list[Operation]] = {}
-        self._taken: dict[Operation, list[Array]] = {}
+        self._users = users_of(self.replay.program.operations)
+        self.taken = TakenParts(self._users)
         self._made_by = {x: operation for operation in self.replay.program.operations for x in operation.results}
-        for operation in self.replay.program.operations:
-            for operand in operation.operands:
-                self._users.setdefault(operand, []).append(operation)
         self._names = list(first)
         self._starts = np.array(list(first.values()), int)
 
@@ -110,12 +107,6 @@ class Context:
                     level.append(made)
         found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
         return found if len(found) > 1 else ()
-
-    def taken(self, operation: Operation) -> list[Array]:
-        """Return the sets of columns of a product's result that the target takes (`taken_columns`)."""
-        if operation not in self._taken:
-            self._taken[operation] = taken_columns(operation, self._users)
-        return self._taken[operation]
 
     def map_of(self, value: Value) -> tuple[int, ...]:
         """Return the axes of the map that the target makes of the last axis of a value, or of each element, in front of a convolution; none if it makes none."""

@@ -13,12 +13,13 @@ from convert.inference.forms.commuted import commuted
 from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
+from convert.inference.forms.taken_columns import TakenParts
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.meetings.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Program, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,13 +83,9 @@ class Source:
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
 
     @cached_property
-    def users(self) -> dict[Value, list[Operation]]:
-        """The operations that use each value."""
-        found: dict[Value, list[Operation]] = {}
-        for operation in self.program.operations:
-            for operand in dict.fromkeys(operation.operands):
-                found.setdefault(operand, []).append(operation)
-        return found
+    def taken(self) -> TakenParts:
+        """Which columns of its products it takes together."""
+        return TakenParts(users_of(self.program.operations))
 
     def is_scaled(self, value: Value) -> bool:
         """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""

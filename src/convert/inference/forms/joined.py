@@ -177,19 +177,18 @@ def _summands(
 def _product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
     """Return the operation, data and weight of a product; of some columns of a product, such as one gate's, those of the weight."""
     made = made_by[value]
-    if role_of(made) is Role.PRODUCT:
-        return _last_axes(made)
-    product = made_by.get(made.operands[0]) if made.operands else None
-    found = _last_axes(product) if product is not None and role_of(product) is Role.PRODUCT else None
-    if product is None or found is None or value.array.shape[:-1] != product.results[0].array.shape[:-1]:
+    whole = _last_axes(made)
+    if whole is not None or not made.operands or made.operands[0] not in made_by:
+        return whole
+    result = made.operands[0]
+    found, places = _last_axes(made_by[result]), moved(made, result)
+    if found is None or places is None or found[2].array.ndim != 2:
         return None
-    places = moved(made, product.results[0])
-    if places is None or found[2].array.ndim != 2:
+    if value.array.shape[:-1] != result.array.shape[:-1]:
         return None
     rows = places[made.results.index(value)].reshape(-1, value.array.shape[-1])
-    count = product.results[0].array.shape[-1]
     columns = rows[0]
-    if (rows != count * np.arange(len(rows))[:, None] + columns).any():  # it moves rows, too
+    if (rows != result.array.shape[-1] * np.arange(len(rows))[:, None] + columns).any():  # it moves rows, too
         return None
     operation, data, weight = found
     part = Value(
@@ -203,7 +202,7 @@ def _product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operatio
 def _last_axes(operation: Operation) -> tuple[Operation, Value, Value] | None:
     """Return data and weight of a product of the data's last axis and the weight's first one; None if it is another one."""
     side = 0 if operation.operands and not operation.operands[0].data else 1
-    axes = axes_of(operation, side) if len(operation.data) == 1 else None
+    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 else None
     if axes is None or len(operation.operands) != 2 or axes[0][0]:
         return None
     data, weight = operation.operands[1 - side], operation.operands[side]

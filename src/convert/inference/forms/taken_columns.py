@@ -9,23 +9,40 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from convert.inference.forms.used_parts import matrices_of, moved
+from convert.inference.forms.used_parts import Matrices, matrices_of, moved
 from convert.programs.program import Array, Operation, Value
 
 MAX_STEPS = 24  # operations that are looked at behind a product
 MAX_SETS = 12  # of columns
 
 
-def taken_columns(operation: Operation, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
+class TakenParts:
+    """The parts that a program takes of the columns of its products.
+
+    Args:
+        users: the operations of the program that use each value.
+    """
+
+    def __init__(self, users: Mapping[Value, Sequence[Operation]]) -> None:
+        self._users = users
+        self._known: dict[Operation, list[Array]] = {}
+
+    def of(self, product: Operation) -> list[Array]:
+        """Return the parts that make up all columns of what a product gives, if they differ in size; none otherwise."""
+        if product not in self._known:
+            matrices = matrices_of(product)
+            sets = [] if matrices is None else _taken_columns(product, matrices, self._users)
+            self._known[product] = [] if matrices is None else _unequal_parts(sets, matrices.result.shape[1])
+        return self._known[product]
+
+
+def _taken_columns(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
     """Return the sets of columns of a product's result that the program takes, each in the order in which it has them; not all of them."""
-    matrices = matrices_of(operation)
-    if matrices is None:
-        return []
     count = matrices.result.shape[1]
     column = np.empty(matrices.result.size, int)
     column[matrices.result] = np.arange(count)
     found: dict[bytes, Array] = {}
-    todo = [(operation.results[0], np.arange(column.size))]
+    todo = [(product.results[0], np.arange(column.size))]
     for _ in range(MAX_STEPS):
         if not todo or len(found) == MAX_SETS:
             break
@@ -40,7 +57,7 @@ def taken_columns(operation: Operation, users: Mapping[Value, Sequence[Operation
     return list(found.values())
 
 
-def unequal_parts(sets: Sequence[Array], count: int) -> list[Array]:
+def _unequal_parts(sets: Sequence[Array], count: int) -> list[Array]:
     """Return the sets that make up all columns, each once, if they differ in size; few large ones before many small ones.
 
     Parts of one size are those of heads, or of RoPE's pairs, which have orders of their own.

@@ -18,10 +18,11 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.constant_parts import JOINS
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES as LAYOUTS
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, users_of
 
 MOVES = LAYOUTS | frozenset(
     [
@@ -39,14 +40,13 @@ MOVES = LAYOUTS | frozenset(
         *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
     ]
 )
-JOINS = ("cat", "concatenate")
 MAX_PARTS = 8  # of one product
 MAX_MOVES = 6  # between values that are joined and the product
 REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on numbers of elements
 
 
 @dataclass(frozen=True, eq=False)
-class _Matrices:
+class Matrices:
     """A product as one of two matrices.
 
     Attributes:
@@ -105,12 +105,9 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
         apart: whether rows of several values are multiplied apart.
     """
     made_by = _made_by(program) if apart else {}
-    users: dict[Value, list[Operation]] = {}
-    for operation in program.operations:
-        for operand in dict.fromkeys(operation.operands):
-            users.setdefault(operand, []).append(operation)
+    users = users_of(program.operations)
     outputs = set(program.outputs.values())
-    products: dict[Operation, tuple[_Matrices, Array, Sequence[_Rows]]] = {}
+    products: dict[Operation, tuple[Matrices, Array, Sequence[_Rows]]] = {}
     total = max([1 + int(n.max(initial=0)) for x in program.parameters.values() for n in x.elements], default=0)
     met = np.zeros(total, bool)  # elements of parameters whose products are used
     for operation in program.operations:
@@ -146,7 +143,7 @@ def _made_by(program: Program) -> dict[Value, Operation]:
     return {result: operation for operation in program.operations for result in operation.results}
 
 
-def _rows(operation: Operation, matrices: _Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:
+def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:
     """Return the values that the rows of a product's data are those of."""
     whole = value = operation.operands[1 - matrices.side]
     places = np.arange(whole.array.size)  # of the data's elements in `value`
@@ -172,7 +169,7 @@ def _rows(operation: Operation, matrices: _Matrices, made_by: dict[Value, Operat
     return rows if of_one else [_Rows(np.ones(len(matrices.data), bool), whole, np.arange(whole.array.size))]
 
 
-def matrices_of(operation: Operation) -> _Matrices | None:
+def matrices_of(operation: Operation) -> Matrices | None:
     """Return the two matrices of a product of data with one value of parameters; None if it is no such product."""
     if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
         return None
@@ -197,10 +194,10 @@ def matrices_of(operation: Operation) -> _Matrices | None:
     y: Array = (
         places.reshape(count, -1, columns) if side else places.reshape(count, columns, -1).swapaxes(1, 2)
     ).reshape(-1, columns)
-    return _Matrices(side, x, w, y)
+    return Matrices(side, x, w, y)
 
 
-def _columns(operation: Operation, matrices: _Matrices) -> Array:
+def _columns(operation: Operation, matrices: Matrices) -> Array:
     """Return the numbers of the parameter's elements as a matrix [I, C]."""
     numbers: Array = operation.operands[matrices.side].elements[0].ravel()[matrices.weight]
     return numbers.reshape(len(numbers), -1)
@@ -247,7 +244,7 @@ def moved(operation: Operation, value: Value) -> list[Array] | None:
 
 def _apart(
     operation: Operation,
-    matrices: _Matrices,
+    matrices: Matrices,
     used: Array,
     rows: Sequence[_Rows],
     known: dict[Value, tuple[_Part, ...]],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -77,18 +77,15 @@ def _is_other(values: Sequence[Value]) -> bool:
     if not all(value.constant for value in values):
         return False
     pairs = combinations((value.array for value in values), 2)
-    return all(a.shape == b.shape and not np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in pairs)
+    return all(a.shape == b.shape and not np.array_equal(a, b, equal_nan=True) for a, b in pairs)
 
 
 def _changed(program: Program) -> int | None:
     """Return the number of the first operation that does not give what it gave: something has changed its operands in memory."""
-    return next(_not_repeated(program), None)
-
-
-def _not_repeated(program: Program) -> Iterator[int]:
     for k, operation in enumerate(program.operations):
         again = operation.again([operand.array for operand in operation.operands])
         for value, array in zip(operation.results, again, strict=True):
             size = np.abs(value.array).max(initial=0) if value.array.dtype.kind in "fc" else 0
             if not np.allclose(value.array, array, rtol=0, atol=REPEATABLE * size, equal_nan=True):
-                yield k
+                return k
+    return None

@@ -17,7 +17,8 @@ def same_inputs(inputs: Sequence[Mapping[str, Array]]) -> bool:
     """Whether the inputs of all seeds are the same."""
     first, *others = inputs
     return all(
-        first.keys() == other.keys() and all(_same(first[name], other[name]) for name in first) for other in others
+        first.keys() == other.keys() and all(np.array_equal(first[name], other[name], equal_nan=True) for name in first)
+        for other in others
     )
 
 
@@ -32,14 +33,10 @@ def notes(runs: Sequence[Program], same: bool) -> tuple[str, ...]:
     if same:
         found.append(f"the inputs are the same for every seed, and the proof has no others; {DRAW}")
     first, *others = ([value.array for value in run.outputs.values()] for run in runs)
-    if all(_same(one, two) for other in others for one, two in zip(first, other, strict=True)):
+    if all(np.array_equal(*pair, equal_nan=True) for other in others for pair in zip(first, other, strict=True)):
         found.append(
             "the outputs are the same for all weights and inputs, so that they prove nothing; return values in front of them, too"
         )
     elif not any(value.data for value in runs[0].outputs.values()):
         found.append("no output depends on the inputs: the outputs are compared as functions of the weights alone")
     return tuple(found)
-
-
-def _same(one: Array, other: Array) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc" and other.dtype.kind in "fc")

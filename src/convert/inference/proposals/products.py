@@ -18,7 +18,6 @@ import numpy as np
 from convert.inference.candidates.candidate import Candidate, Piece, siblings
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
-from convert.inference.forms.taken_columns import taken_columns, unequal_parts
 from convert.inference.meetings.columns import Pairing, pair
 from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import low_rank, side_by_side
@@ -151,7 +150,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     for atom in atoms:
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
-    for chosen in _as_taken(atoms, context.taken(operation), out) if context.level > 0 else ():
+    for chosen in _as_taken(atoms, context.taken.of(operation), out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)
@@ -247,9 +246,9 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         size = math.prod(product.value.shape[1:])
         gated = bool(cuts) or not heads
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
-        taken = taken_columns(meeting.operation, context.source.users) if context.level > 0 else []
+        taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
         of_leaf = _by_leaf(context, product)
-        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, out, size)
+        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, size, out)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
@@ -325,31 +324,29 @@ def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], A
         yield ("parts", *order), columns, ""
 
 
-def _of_taken(sets: Sequence[Array], out: int, size: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+def _of_taken(parts: Sequence[Array], size: int, out: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
     """Yield the columns that the source takes together, as the queries of all groups of a fused matrix."""
-    for k, columns in enumerate(unequal_parts(sets, size)):
+    for k, columns in enumerate(parts if sum(map(len, parts)) == size else ()):
         if len(columns) <= out:
             yield ("taken", k), columns, ""
 
 
-def _as_taken(atoms: Sequence[_Atom], sets: Sequence[Array], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
+def _as_taken(atoms: Sequence[_Atom], parts: Sequence[Array], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
     """Yield the ways to fill the columns that the target takes together, where they are not below each other."""
-    plain = [
-        atom for atom in atoms if atom.order[-1] not in ("halves", "pairs")
-    ]  # the same ones for all parts change nothing
+    if sum(map(len, parts)) != out or all((np.diff(columns) == 1).all() for columns in parts):
+        return
+    plain = [atom for atom in atoms if atom.order[-1] not in ("halves", "pairs")]  # of all parts, they change nothing
 
-    def fill(parts: Sequence[Array], chosen: list[_Atom]) -> Iterator[list[_Atom]]:
+    def fill(chosen: list[_Atom]) -> Iterator[list[_Atom]]:
         if len(chosen) == len(parts):
             yield chosen
             return
         for atom in plain:
             if len(atom.columns) == len(parts[len(chosen)]) and _goes_with(atom, chosen):
-                yield from fill(parts, [*chosen, atom])
+                yield from fill([*chosen, atom])
 
-    parts = unequal_parts(sets, out)
-    if any((np.diff(columns) != 1).any() for columns in parts):
-        for chosen in itertools.islice(fill(parts, []), MAX_FILLINGS):
-            yield list(zip(chosen, parts, strict=True))
+    for chosen in itertools.islice(fill([]), MAX_FILLINGS):
+        yield list(zip(chosen, parts, strict=True))
 
 
 def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:

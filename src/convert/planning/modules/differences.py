@@ -151,7 +151,7 @@ def other_widths(
     """Report that a layer has another number of outputs than the class has in every configuration."""
     for name, one in claimed.items():
         outputs = one.module.axes[0] if one.module.type == LINEAR and one.module.axes else ""
-        leaf = "/".join((*([root] if root else []), *one.path, "kernel"))
+        leaf = "/".join((*([root] if root else []), *one.path, KERNEL))
         shape = source.leaves[leaf].spec.shape if outputs.isdecimal() and leaf in source.leaves else ()
         if shape and shape[-1] != int(outputs):  # a derived leaf has no shape yet
             yield Finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,6 @@ def on_the_way(program: Program, output: str) -> Program:
             needed.add(operation)
             waiting.extend(operation.operands)
     return replace(program, operations=tuple(one for one in program.operations if one in needed))
-
-
-def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:
-    """Return the operations that use each value."""
-    users: dict[Value, list[Operation]] = {}
-    for operation in operations:
-        for value in dict.fromkeys(operation.operands):
-            users.setdefault(value, []).append(operation)
-    return users
 
 
 def root(value: Value, producer: Mapping[Value, Operation]) -> Value:

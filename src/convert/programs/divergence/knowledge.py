@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.graph import root, users_of
+from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
 from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +40,7 @@ class Knowledge:
         self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
         self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
+        self._made_by = {v: target.operations[k] for v, k in self.producer.items()}
         self.users = users_of(target.operations)
         self.source_producer = {v: operation for operation in source.operations for v in operation.results}
         self.source_users = users_of(source.operations)
@@ -129,7 +130,7 @@ class Knowledge:
 
     def root(self, value: Value) -> Value:
         """Return the value of the target whose elements this one has in another layout."""
-        return root(value, {v: self.target.operations[k] for v, k in self.producer.items()})
+        return root(value, self._made_by)
 
     def uses(self, value: Value) -> list[Operation]:
         """Return the operations of the target that compute something of a value, in any layout."""

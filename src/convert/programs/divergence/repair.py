@@ -16,9 +16,8 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LONGEST = 16  # operations that a repair may stand for, on each side
-FEW_LAYERS = (
-    2  # that may be too much in the target, such as an adapter: with more of them it is a value of another place
-)
+# That may be too much in the target, such as an adapter: with more of them it is a value of another place.
+FEW_LAYERS = 2
 LAYERS = ("product", "convolution")
 
 

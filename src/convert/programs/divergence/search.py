@@ -75,13 +75,14 @@ def diverge(
     """
     source = on_the_way(source, output)
     used = on_the_way(target, output)
-    found = _diverge(source, used, output, error, enough, tolerance, lacking)
+    shared = SharedValues(source, tolerance)
+    found = _diverge(Knowledge(source, used, output, shared, lacking), error, enough)
     if found is None or not _is_vague(found) or len(used.operations) == len(target.operations):
         return found
     if target.taken_out:  # what the record does not use may be used outside of the framework
         return found
     # What the target computes and does not use may be what is missing: a residual, a gate.
-    whole = _diverge(source, target, output, error, enough, tolerance, lacking)
+    whole = _diverge(Knowledge(source, target, output, shared, lacking), error, enough)
     return whole if whole is not None and whole.proven else found
 
 
@@ -90,23 +91,14 @@ def _is_vague(found: Divergence) -> bool:
     return not found.proven or any(one.layer is not None and not one.source and not one.made for one in found.repairs)
 
 
-def _diverge(
-    source: Program,
-    target: Program,
-    output: str,
-    error: Callable[[Array], float],
-    enough: float,
-    tolerance: float,
-    lacking: Collection[str],
-) -> Divergence | None:
+def _diverge(plain: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:
     """Find where a target departs, with the operations that it has."""
-    plain = Knowledge(source, target, output, SharedValues(source, tolerance), lacking)
     filled = with_rows_filled(plain)
     found = None
     for known in dict.fromkeys((filled, plain)):  # the rows of zeros may be the fault
         found = _searched(known, error, enough)
         if known is not plain and found is not None and found.proven:
-            found = _alone(target, found, plain.goal, error, enough)
+            found = _alone(plain.target, found, plain.goal, error, enough)
         if found is not None and found.proven:
             break
     if (
@@ -116,7 +108,7 @@ def _diverge(
     ):
         return found
     at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
-    kept = needed(target, plain.goal, at, [one.change for one in found.repairs], error, enough)
+    kept = needed(plain.target, plain.goal, at, [one.change for one in found.repairs], error, enough)
     return replace(found, repairs=tuple(found.repairs[k] for k in kept))
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from convert.programs.divergence.graph import on_the_way, root, users_of
+from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.norms import Norm, is_small, norm_of, ways
 from convert.programs.divergence.naming.operations import NORMED
 from convert.programs.divergence.rerun import Change, Computed
 from convert.programs.divergence.shared_values import FEW, same_numbers
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 REDUCES = ("mean", "sum", "var", "var_mean")

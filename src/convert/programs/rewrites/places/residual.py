@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.graph import on_the_way, root, users_of
+from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 from convert.programs.rewrites.places.segments import Segment, segment_to
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.divergence.graph import on_the_way, users_of
+from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Change, Computed, Now, again
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
