@@ -234,7 +234,7 @@ def python_api() -> str:
         "Rules": ("available_rules", "load_rules", "load_models", "parse_rules", "RuleFile"),
         "Drafts": ("draft_rules", "survey_rules", "Survey"),
         "Rules from two programs": ("infer", "Derivation"),
-        "Two models of your own": ("Reference", "Observed", "Variant", "Deferred"),
+        "Two models of your own": ("Reference", "Observed", "Variant", "Deferred", "fill_pytree"),
         "Errors": ("ConvertError", "CheckpointError", "RuleError", "PlanError", "OutputError"),
     }
     listed = {name for names in groups.values() for name in names}

@@ -7,9 +7,8 @@ import jax
 import model_jax
 import model_torch
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
-from convert import Plan, Reference
+from convert import Plan, Reference, fill_pytree
 
 
 def reference(plan: Plan) -> Reference:
@@ -28,11 +27,8 @@ def reference(plan: Plan) -> Reference:
 
 def jax_side(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Values at the boundaries, channels first as PyTorch has them, then the output."""
-    variables = unflatten_dict(dict(weights), sep="/")
-    for name, key in (("weight_norm", "dense/kernel/scale"), ("spectral_norm", "head/kernel/u")):
-        collection = variables["params" if name == "weight_norm" else "batch_stats"]
-        collection[name] = {key: weights[f"{'params' if name == 'weight_norm' else 'batch_stats'}/{name}/{key}"]}
-    variables["batch_stats"]["spectral_norm"]["head/kernel/sigma"] = 1.0
+    shapes = jax.eval_shape(model_jax.Model().init, jax.random.key(0), inputs["x"].transpose(0, 2, 3, 1))
+    variables = fill_pytree(shapes, {**weights, "batch_stats/spectral_norm/head/kernel/sigma": np.float32(1)})
     x = inputs["x"].transpose(0, 2, 3, 1)
     y, state = model_jax.Model().apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
     seen = state["intermediates"]

@@ -7,7 +7,7 @@ import model_torch
 import numpy as np
 import torch
 
-from convert import Plan, Reference
+from convert import Plan, Reference, fill_pytree
 
 
 def flax(plan: Plan) -> Reference:
@@ -24,14 +24,11 @@ def flax(plan: Plan) -> Reference:
 
 
 def equinox(plan: Plan) -> Reference:
-    import equinox as eqx
     import equinox_model
     import jax
 
     def jax_side(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        arrays, rest = eqx.partition(equinox_model.make(), eqx.is_array)
-        given = jax.tree.unflatten(jax.tree.structure(arrays), [weights[name] for name in NAMES["equinox"]])
-        model = eqx.combine(given, rest)
+        model = fill_pytree(equinox_model.make(), weights)
         x = inputs["x"]
         return {"layers.0": jax.vmap(model.layers[0])(x), "y": jax.vmap(model)(x)}
 
@@ -44,19 +41,16 @@ def keras(plan: Plan) -> Reference:
     model = keras_model.make()
 
     def jax_side(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        y, _ = model.stateless_call([weights[name] for name in NAMES["keras"]], [], inputs["x"])
+        y, _ = model.stateless_call([weights[name] for name in NAMES], [], inputs["x"])
         return {"y": y}
 
     return reference(plan, jax_side)
 
 
-# In the order in which the library has them.
-NAMES = {
-    "equinox": [f"{part}/{leaf}" for part in ("layers/0", "layers/1", "norm", "head") for leaf in ("weight", "bias")],
-    "keras": [
-        f"layers/{layer}/vars/{k}" for layer in ("dense_0", "dense_1", "layer_normalization", "dense_2") for k in (0, 1)
-    ],
-}
+# The variables in the order in which Keras has them.
+NAMES = [
+    f"layers/{layer}/vars/{k}" for layer in ("dense_0", "dense_1", "layer_normalization", "dense_2") for k in (0, 1)
+]
 
 
 def reference(plan: Plan, jax_side: Callable[..., dict[str, Any]]) -> Reference:

@@ -10,9 +10,8 @@ import model_torch
 import numpy as np
 import torch
 from flax import nnx
-from flax.traverse_util import unflatten_dict
 
-from convert import Plan, Reference
+from convert import Plan, Reference, fill_pytree
 from convert.references.module_facts import facts
 
 
@@ -37,12 +36,7 @@ def wrong(plan: Plan) -> Reference:
 
 def jax_side(shapes: nnx.Module, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Values at the boundaries, called as PyTorch calls its modules and in the order of the data, then the output."""
-    params = unflatten_dict(
-        {tuple(int(k) if k.isdigit() else k for k in name.split("/")): x for name, x in weights.items()}
-    )
-    graph, state, others = nnx.split(shapes, nnx.Param, ...)
-    nnx.replace_by_pure_dict(state, params)
-    model = nnx.merge(graph, state, others)
+    model = fill_pytree(shapes, weights)
     values = {"embed": model.embed(inputs["tokens"])}
     x = values["embed"]
     for i, block in enumerate(model.blocks):

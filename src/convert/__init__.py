@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from convert.references.protocol import Observed as Observed
     from convert.references.protocol import Reference as Reference
     from convert.references.protocol import Variant as Variant
+    from convert.references.pytree import fill_pytree as fill_pytree
     from convert.reversing.plan import ReversePlan as ReversePlan
     from convert.reversing.write import CheckpointResult as CheckpointResult
     from convert.rules.file import RuleFile as RuleFile
@@ -119,6 +120,7 @@ _MODULES = {
     "convert.inference.derivation": ("Derivation",),
     "convert.inference.infer": ("infer",),
     "convert.references.protocol": ("Deferred", "Observed", "Reference", "Variant"),
+    "convert.references.pytree": ("fill_pytree",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOME)

@@ -1,24 +1,27 @@
-"""The functions of the guide that make a library's tree of the leaves by name give what the model gives."""
+"""The functions of the guide that give a library's model the leaves by name compute what the model computes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import convert
 from support.paths import ROOT
 
 jax = pytest.importorskip("jax")
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
-def _forward(library: str, model: Any) -> Any:
+def _forward(title: str, **names: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return the function of the guide's block whose first line begins with this title, as a function of the leaves."""
     blocks = (ROOT / "docs/guides/infer.md").read_text().split("```python\n")[1:]
-    (code,) = [block.partition("```")[0] for block in blocks if block.startswith(f"# {library}")]
-    names: dict[str, Any] = {"model": model}
+    (code,) = [block.partition("```")[0] for block in blocks if block.startswith(f"# {title}")]
+    names |= {"convert": convert, "jax": jax, "x": X}
     exec(code, names)
-    return lambda leaves: names["forward"](leaves, {"x": X})
+    return lambda leaves: jax.jit(names["forward"])(leaves, {"x": X})
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -27,16 +30,28 @@ def _named(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value"): x for path, x in found}
 
 
-def _other(leaves: dict[str, Any]) -> dict[str, Any]:
-    return {name: x + 0.5 for name, x in leaves.items()}
+def _changed(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x + 0.5, tree)
+
+
+def _linen() -> Any:
+    nn = pytest.importorskip("flax.linen")
+    return nn.Sequential([nn.Dense(4), nn.BatchNorm(use_running_average=True), nn.Dense(2)])
 
 
 def test_linen() -> None:
+    model = _linen()
+    variables = _changed(model.init(jax.random.key(0), X))
+    assert np.allclose(_forward("flax linen: saved", model=model)(_named(variables)), model.apply(variables, X))
+
+
+def test_linen_with_root() -> None:
     nn = pytest.importorskip("flax.linen")
     model = nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(2)])
-    variables = model.init(jax.random.key(0), X)
-    expected = model.apply(jax.tree.map(lambda x: x + 0.5, variables), X)
-    assert np.allclose(_forward("flax linen", model)(_other(_named(variables))), expected)
+    first = model.init(jax.random.key(0), X)
+    variables = _changed(first)
+    forward = _forward("flax linen with --root", model=model, variables=first)
+    assert np.allclose(forward(_named(variables["params"])), model.apply(variables, X))
 
 
 def test_nnx() -> None:
@@ -53,49 +68,65 @@ def test_nnx() -> None:
         def __call__(self, x: Any) -> Any:
             return self.norm(self.layers[1](self.dropout(jax.numpy.tanh(self.layers[0](x)))))
 
-    model = Net(nnx.Rngs(0))
+    model, saved = Net(nnx.Rngs(0)), nnx.Any(nnx.Param, nnx.BatchStat)
     before = np.asarray(model(X))
-    leaves = _named(nnx.to_pure_dict(nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat))))
-    forward = _forward("flax nnx", model)
+    forward = _forward("flax nnx", model=model)
+    leaves = _named(nnx.to_pure_dict(nnx.state(model, saved)))
     assert np.allclose(forward(leaves), before)
-    changed = np.asarray(forward(_other(leaves)))
+    changed = np.asarray(forward(_changed(leaves)))
     assert not np.allclose(changed, before) and np.array_equal(before, model(X))
-    nnx.update(model, jax.tree.map(lambda x: x + 0.5, nnx.state(model, nnx.Any(nnx.Param, nnx.BatchStat))))
+    nnx.update(model, _changed(nnx.state(model, saved)))
     assert np.allclose(model(X), changed)
 
 
 def test_haiku() -> None:
     hk = pytest.importorskip("haiku")
-    model = hk.transform(lambda x: hk.nets.MLP([4, 2])(x))
-    tree = model.init(jax.random.key(0), X)
-    leaves = {f"{module}/{name}": x for module, part in tree.items() for name, x in part.items()}
-    expected = model.apply(jax.tree.map(lambda x: x + 0.5, tree), None, X)
-    assert np.allclose(_forward("Haiku", model)(_other(leaves)), expected)
+    net = hk.transform(lambda x: hk.nets.MLP([4, 2])(x))
+    params = net.init(jax.random.key(0), X)
+    expected = net.apply(_changed(params), None, X)
+    assert np.allclose(_forward("Haiku\n", net=net, params=params)(_changed(_named(params))), expected)
 
 
 def test_haiku_with_state() -> None:
     hk = pytest.importorskip("haiku")
 
-    def net(x: Any, is_training: bool) -> Any:
+    def model(x: Any, is_training: bool) -> Any:
         return hk.nets.MLP([4, 2])(hk.BatchNorm(True, True, 0.9)(x, is_training))
 
-    model = hk.transform_with_state(net)
-    trees = jax.tree.map(
-        lambda x: x + 1, dict(zip(("params", "state"), model.init(jax.random.key(0), X, True), strict=True))
-    )
-    leaves = {
-        f"{top}/{module}/{name}": x
-        for top, tree in trees.items()
-        for module, part in tree.items()
-        for name, x in part.items()
-    }
-    expected, _ = model.apply(trees["params"], trees["state"], None, X, is_training=False)
-    assert np.allclose(_forward("With state, as hk.transform_with_state", model)(leaves), expected)
+    net = hk.transform_with_state(model)
+    params, state = net.init(jax.random.key(0), X, True)
+    trees = _changed({"params": params, "state": state})
+    expected, _ = net.apply(trees["params"], trees["state"], None, X, is_training=False)
+    forward = _forward("Haiku with state", net=net, params=params, state=state)
+    assert np.allclose(forward(_named(trees)), expected)
 
 
 def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(4, 2, 4, 1, key=jax.random.key(0))
     arrays, rest = eqx.partition(model, eqx.is_array)
-    expected = jax.vmap(eqx.combine(jax.tree.map(lambda x: x + 0.5, arrays), rest))(X)
-    assert np.allclose(_forward("Equinox", model)(_other(_named(arrays))), expected)
+    expected = jax.vmap(eqx.combine(_changed(arrays), rest))(X)
+    assert np.allclose(_forward("Equinox: the model", model=model)(_changed(_named(arrays))), expected)
+
+
+def test_equinox_with_state() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        linear: Any
+        norm: Any
+
+        def __init__(self) -> None:
+            self.linear = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+            self.norm = eqx.nn.BatchNorm(2, "batch", inference=True, mode="ema")
+
+        def __call__(self, x: Any, state: Any) -> Any:
+            return self.norm(self.linear(x), state)
+
+    both = eqx.nn.make_with_state(Net)()
+    arrays, rest = eqx.partition(both, eqx.is_inexact_array)
+    model, state = eqx.combine(_changed(arrays), rest)
+    expected, _ = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(X, state)
+    leaves = _named(eqx.filter((model, state), eqx.is_array))
+    forward = _forward("Equinox with state", model=both[0], state=both[1])
+    assert np.allclose(forward(leaves), expected)

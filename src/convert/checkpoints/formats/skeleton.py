@@ -76,7 +76,7 @@ def skeleton_of(tree: Any) -> tuple[SkeletonRecord, ...]:
 
     records = []
     for path, leaf in tree_flatten_with_path(tree)[0]:
-        keys = tuple(_key(entry) for entry in path)
+        keys = path_keys(path)
         if isinstance(leaf, (bool, int, float, complex)):
             leaf = np.asarray(leaf)
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -89,6 +89,11 @@ def skeleton_of(tree: Any) -> tuple[SkeletonRecord, ...]:
                     Finding("skeleton-not-made", problem, path="/".join(keys), got=str(leaf.dtype), fix=fix)
                 ) from None
     return tuple(records)
+
+
+def path_keys(path: Sequence[Any]) -> tuple[str, ...]:
+    """Return the keys of a path of ``jax.tree_util``, as they are in the name of a leaf."""
+    return tuple(map(_key, path))
 
 
 def _key(entry: Any) -> str:
