@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import Derivation, Difference, Grade, Proof, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
@@ -25,7 +26,7 @@ from convert.inference.grading.ties import told_apart, told_by_others, told_by_s
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers
 from convert.inference.meetings.sites import site_of
-from convert.inference.models import Inputs, JaxFunction, Models, Records, Run, Runs
+from convert.inference.models import Inputs, Models, Records, Runs
 from convert.inference.recorded import PATHS
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -41,11 +42,11 @@ ATTEMPTS = 3
 
 
 def infer(
-    function: JaxFunction,
+    function: Callable[[Arrays, Arrays], Any],
     module: torch.nn.Module,
-    run: Run,
+    run: Callable[[Any, Arrays], Any],
     inputs: Inputs,
-    shapes: Shapes,
+    shapes: Any,
     *,
     masks: Masks = lambda inputs: {},
     complex_leaves: Collection[str] = (),
@@ -56,11 +57,11 @@ def infer(
     Both run with random weights. No name is compared.
 
     Args:
-        function: (parameters, inputs) -> the outputs by name.
+        function: (parameters, inputs), both by name -> an array, or several in a tuple or by name.
         module: computes the same, in eval mode, with any weights.
-        run: (module, inputs as tensors) -> the outputs, by the same names.
+        run: (module, inputs as tensors) -> the same outputs, in the same way.
         inputs: seed -> the inputs by name.
-        shapes: of the function's parameters.
+        shapes: of the function's parameters: a tree of arrays, such as ``jax.eval_shape`` returns, or a tuple of sizes by name.
         masks: inputs -> name of an output -> true where it counts, as in a `Reference`. Rows of a batch that do not count as a whole,
             such as padded ones, are left out of the search; the proof has them, and compares what counts.
         complex_leaves: names of the function's parameters that are complex.
@@ -73,12 +74,19 @@ def infer(
     from convert.programs.record_torch import few_threads
 
     require_same_inputs(inputs, seed)
-    sizes = {name: (*shape, 2) if name in complex_leaves else tuple(shape) for name, shape in shapes.items()}
+    own_sizes = shapes_by_name(shapes)
+    sizes = {name: (*shape, 2) if name in complex_leaves else shape for name, shape in own_sizes.items()}
+
+    def side(parameters: Arrays, given: Arrays) -> Arrays:
+        return require_outputs_by_name(function(parameters, given), "the JAX function")
+
+    def run_by_name(net: torch.nn.Module, given: Arrays) -> Arrays:
+        return outputs_by_name(run(net, given))
+
     attempts: list[Derivation] = []
     for attempt in range(ATTEMPTS):
         with few_threads(module):
-            runs = Runs(function, Draws(shapes, complex_leaves))
-            models = Models(runs, module, run, inputs, masks)
+            models = Models(Runs(side, Draws(own_sizes, complex_leaves)), module, run_by_name, inputs, masks)
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]

@@ -16,6 +16,7 @@ from convert.core.findings import Finding
 from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
+from convert.inference.by_name import leaves_by_name, outputs_by_name, require_outputs_by_name
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.rule_match import RuleMatch
@@ -205,14 +206,14 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
         _refuse(TORCH_OPTION + net, "a module with an eval mode", "one of torch.export, which has none")
 
     def run(module: torch.nn.Module, given: Arrays) -> Arrays:
-        return by_name(module(**given))
+        return outputs_by_name(module(**given))
 
     def drawn(seed: int) -> Mapping[str, Array]:
         with user_code_errors(inputs, INPUTS_OPTION):
             return require_inputs(draw(seed))
 
     def forward(weights: Arrays, given: Arrays) -> Arrays:
-        return require_by_name(function(weights, given), JAX_OPTION + jax)
+        return require_outputs_by_name(function(weights, given), JAX_OPTION + jax)
 
     return Pair(forward, module, run, drawn, jax)
 
@@ -224,57 +225,11 @@ def specs_of_function(factory: str) -> dict[str, TensorSpec]:
         ConvertError: there is no such function, or it returns no tree of arrays.
         UserCodeError: its code raised an error.
     """
-    import jax
-
     make = find_factory(factory, SHAPES_OPTION)
     with user_code_errors(factory, SHAPES_OPTION):
         tree = make()
-    specs = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        keys = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path]
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-            _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", type(leaf).__name__)
-        specs["/".join(keys)] = TensorSpec(tuple(leaf.shape), str(leaf.dtype))
-    if not specs:
-        _refuse(SHAPES_OPTION + factory, "a tree of arrays, as jax.eval_shape returns it", "an empty one")
-    names = without_value(specs)
-    return {names[name]: spec for name, spec in specs.items()}
-
-
-def by_name(outputs: Any) -> Arrays:
-    """Return the arrays that a model returns, by name; what is no array, such as a cache, is left out.
-
-    One array is ``output``. Those of a tuple are ``output.0``, ..., and a dict has its own names; inside one another the names are
-    joined: ``output.1.0``, ``state.h``.
-    """
-    return {name: value for name, value in _named(outputs) if hasattr(value, "shape")}
-
-
-def require_by_name(outputs: Any, path: str) -> Arrays:
-    """Return the outputs of the JAX function by name, as `by_name` does.
-
-    Raises:
-        ConvertError: something is no array, or two have one name: it would not be compared.
-    """
-    found: dict[str, Any] = {}
-    for name, value in _named(outputs):
-        if not hasattr(value, "shape") or name in found:
-            got = f"two outputs of the name {name}" if name in found else f"{type(value).__name__} as {name}"
-            _refuse(path, "arrays, alone or in tuples, lists and dicts", got)
-        found[name] = value
-    return found
-
-
-def _named(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what a model returns, with its names; None is nothing."""
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _named(part, f"{prefix}.{name}" if prefix else str(name))
-    elif isinstance(value, tuple | list):
-        for k, part in enumerate(value):
-            yield from _named(part, f"{prefix or 'output'}.{k}")
-    elif value is not None:
-        yield prefix or "output", value
+    leaves = leaves_by_name(tree, SHAPES_OPTION + factory)
+    return {name: TensorSpec(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items()}
 
 
 def _only(
