@@ -56,7 +56,7 @@ FAULTS = {
         with_norm,
         lambda p, x, real: normed_by(y := x @ p["w"], y.var(-1, keepdim=True)) @ p["v"],
         "variance of n-1 over the last axis for variance over the last axis",
-        ("the target runs var",),
+        ("the target computes variance of n-1",),
     ),
     "epsilon added to the deviation": Fault(
         with_norm,

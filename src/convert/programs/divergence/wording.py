@@ -31,6 +31,7 @@ from convert.programs.divergence.naming.loops import other_end, other_start
 from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
 from convert.programs.divergence.naming.operations import CONSTANT, NORM_BEHIND, NORM_IN_FRONT, OTHER
 from convert.programs.divergence.naming.selections import other_selection
+from convert.programs.divergence.naming.whole_functions import in_whole_functions
 from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED, windows_of_entry
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
@@ -105,16 +106,17 @@ def named(
         if begin:
             return Named("", begin, "", without_places(begin))
         return _unproven(divergence, ours, theirs, activations, training, lacking, doubtful)
+    repairs = in_whole_functions(divergence.repairs, ours, theirs, activations)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
     seen: set[Any] = set()
     left_out: list[str] = []
-    for repair in divergence.repairs:
+    for repair in repairs:
         what = tuple(tuple((one.name, one.where) for one in ones) for ones in (repair.target, repair.source))
         if what in seen and repair.target and repair.source:
             continue  # the next step of a loop
-        if repair is not divergence.repairs[0] and same_function(repair, activations):
+        if repair is not repairs[0] and same_function(repair, activations):
             continue  # what the first difference, or weights that were guessed, lead to
-        if repair is not divergence.repairs[0] and _with_operations_of(repair, divergence.repairs[0]):
+        if repair is not repairs[0] and _with_operations_of(repair, repairs[0]):
             continue  # the first difference, where its result is used again
         seen.add(what)
         name, problem = describe(Both(repair, ours, theirs, activations, training))
@@ -146,8 +148,8 @@ def named(
         f"; and {len(problems) - 2} more" if len(problems) > 2 and not counted else ""
     )
     problem += _not_compared(left_out)
-    by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, divergence.repairs))
-    first = Both(divergence.repairs[0], ours, theirs, activations, training)
+    by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, repairs))
+    first = Both(repairs[0], ours, theirs, activations, training)
     short = moved or brief(first, *chosen[0][1:], len(problems) - 1)
     return Named(name, problem, _fix(first), short, by_rules)
 

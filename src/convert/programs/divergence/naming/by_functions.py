@@ -21,6 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MISSING, EXTRA = "operation missing", "operation that the JAX model lacks"
 MOVED = "operations in another order"
 EXCHANGED = "operands exchanged"
+SCALED = ("elu",)  # operations that compute another function with other numbers: selu
 NEAR = 0.05  # relative; as far apart are values of one function that the search took for equal by their sums
 
 
@@ -32,15 +33,16 @@ def chain(
     activations: Mapping[str, Function],
 ) -> str:
     """Say what operations do: by the name of the function, where they are the operations of a known one."""
-    several = len(arithmetic(operations)) > 1 and len(given) == 1 and not same(made, given[0])
-    name = computed(made, given[0], activations) if several else ""
+    steps = arithmetic(operations)
+    told = len(steps) > 1 or any(words.verb(one).startswith("runs ") or kind_of(one) in SCALED for one in steps)
+    name = computed(made, given[0], activations) if told and len(given) == 1 and not same(made, given[0]) else ""
     if name:
         return f"computes {name}"
-    steps = steps_in_functions(arithmetic(operations), activations)
-    if not any(len(ones) > 1 for _, ones in steps):
+    functions = steps_in_functions(steps, activations)
+    if not any(len(ones) > 1 for _, ones in functions):
         return words.chain(operations)
     verbs: list[str] = []
-    for several, group in itertools.groupby(steps, key=lambda step: len(step[1]) > 1):
+    for several, group in itertools.groupby(functions, key=lambda step: len(step[1]) > 1):
         each = list(group)
         verbs += [f"computes {name}" for name, _ in each] if several else words.verbs([ones[0] for _, ones in each])
     return words.listed(verbs)

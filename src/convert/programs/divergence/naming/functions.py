@@ -51,6 +51,9 @@ def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Functi
     yield "quick gelu", lambda x: x / (1 + np.exp(-1.702 * x))
     yield "softsign", lambda x: x / (1 + np.abs(x))
     yield "relu6", lambda x: np.clip(x, 0, 6)
+    yield "hardtanh", lambda x: np.clip(x, -1, 1)
+    yield "tanhshrink", lambda x: x - np.tanh(x)
+    yield "the absolute value", np.abs
     yield "squared relu", lambda x: np.square(np.maximum(x, 0))
     yield "mish", lambda x: x * np.tanh(np.logaddexp(x, 0))
     yield "selu", lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
@@ -99,7 +102,7 @@ def _function_at_the_end(
             continue  # a mask
         if given.array.size != made.array.size or made.array.size > FEWER or same(given.array, made.array):
             continue
-        if name := _activation(made.array, given.array, activations):
+        if name := elementwise(made.array, given.array, activations):
             return name, between
     return "", set()
 
@@ -123,7 +126,8 @@ def _only_through(made: Value, given: Value, producer: Mapping[Value, Operation]
     return found
 
 
-def _activation(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
+def elementwise(got: Array, given: Array, activations: Mapping[str, Function]) -> str:
+    """Return the name of the function of each element of `given` that is `got`; empty if it is none."""
     for name, function in functions(activations):
         if same(function(given), got):
             return name
@@ -149,6 +153,12 @@ def _with_a_number(x: Array, y: Array) -> Iterator[tuple[str, Callable[[Array, f
     if low < 0 < high:
         yield "leaky_relu with slope", lambda x, a: np.where(x > 0, x, a * x), float(y[least]) / low
         yield "elu with alpha", lambda x, a: np.where(x > 0, x, a * np.expm1(x)), float(y[least] / np.expm1(low))
+        yield (
+            "celu with alpha",
+            lambda x, a: np.where(x > 0, x, a * np.expm1(x / a)),
+            _root(lambda a: float(a * np.expm1(low / a)), float(y[least]), falls=True),
+        )
+        yield "softshrink by", lambda x, a: np.sign(x) * np.maximum(np.abs(x) - a, 0), high - float(y[largest])
     if middle:
         share = float(y[near]) / middle
         if 0 < share < 1:
