@@ -17,7 +17,8 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import is_float
 from convert.numerics.jax_observer import Step
 from convert.numerics.jax_values import as_jax
-from convert.numerics.lift_jax import RefusedError, float64, lift, traced
+from convert.numerics.lift_jax import float64, lift, traced
+from convert.numerics.lifter import RefusedError
 from convert.numerics.real_numbers import as_real
 from convert.numerics.same_trace import traces_alike
 from convert.programs.complex_numbers.rewriting import in_real_numbers

@@ -336,7 +336,7 @@ def test_indices_of_numpy_that_jax_made_narrow_before(staged: bool) -> None:
 
 
 def test_a_jax_without_the_interpreter_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convert.numerics.lift_jax._set_current_trace", None)
+    monkeypatch.setattr("convert.numerics.lift_jax.set_current_trace", None)
     run = lift(lambda x: x.astype(jnp.float32) * 0.1)
     assert relative(run(X), X * 0.1) < EXACT
     assert run.staged
