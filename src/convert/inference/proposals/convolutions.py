@@ -17,7 +17,7 @@ from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
 from convert.inference.meetings.columns import columns_of, pair
 from convert.inference.meetings.sites import Meeting, Product
-from convert.inference.proposals import others, products
+from convert.inference.proposals import others, products, taps
 from convert.inference.proposals.elementwise import anywhere
 from convert.programs.program import Operation
 
@@ -79,10 +79,14 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             lambda part: _matrix(context.replay.value(weight), transposed)[:, part],
         )
     yield from products.propose(context, operation, side)
-    if groups == x.shape[1] == len(weight.array) and not transposed:
-        shifted = _shifted(x, weight.array.shape[2:], operation)
-        kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones
-        for data in (shifted, shifted[:, :, *kept]):
+    if transposed or groups not in (1, x.shape[1]):
+        return
+    shifted = _shifted(x, weight.array.shape[2:], operation)
+    kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones
+    for data in (shifted, shifted[:, :, *kept]):
+        if groups == 1:
+            yield from taps.propose(context, weight, data)
+        elif groups == len(weight.array):
             rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
             yield from anywhere(context, elements, rows, Role.SCALE)
 

@@ -45,12 +45,23 @@ def kind_of(
         others: all tensors that leaves are the source of.
     """
     kind = _kind_by_use(module, tensors, said)
+    if kind == "linear" and _is_kernel_of_taps(module, first, leaves):
+        return "conv"
     if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
     if kind == "linear" and alone and is_part_of_leaf(first, leaves):
         return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
     return kind
+
+
+def _is_kernel_of_taps(module: TargetModule, first: Tensor, leaves: Shapes) -> bool:
+    """Whether one leaf has the axes of a convolution's kernel, and the source multiplies shifted data by each of its taps."""
+    spatial, strides = first.shape[2:], first.parts[0].evidence.target.settings.get("stride")
+    if module.kind_name != "conv" or len(first.parts) != 1 or not isinstance(strides, list):
+        return False
+    overlap = any(taps > step for taps, step in zip(spatial, strides, strict=True))
+    return overlap and len(leaves[first.parts[0].leaf]) == len(first.shape)
 
 
 def _is_no_table(tensor: Tensor, leaves: Shapes, others: Sequence[Tensor]) -> bool:

@@ -1,0 +1,91 @@
+"""A convolution whose taps the JAX model multiplies by themselves: shifted data times a matrix for each, or side by side times one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from convert.inference.derivation import Grade
+from support.inferred import UNPROVEN, derive, floats, grades, rules
+
+SLOW = pytest.mark.slow
+TAPS, IN, OUT, STEP = 3, 4, 6, 2
+
+
+class Causal(torch.nn.Module):
+    """Pads in front of the values, or in the convolution with what is behind cut off."""
+
+    def __init__(self, step: int = STEP, cut: bool = False) -> None:
+        super().__init__()
+        self.reach, self.cut = (TAPS - 1) * step, cut
+        self.c = torch.nn.Conv1d(IN, OUT, TAPS, dilation=step, padding=self.reach if cut else 0)
+        self.o = torch.nn.Linear(OUT, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = x.transpose(1, 2)
+        y = self.c(x)[..., : x.shape[-1]] if self.cut else self.c(torch.nn.functional.pad(x, (self.reach, 0)))
+        return self.o(torch.tanh(y).transpose(1, 2))
+
+
+REST = {"b": (OUT,), "o": (OUT, 5), "ob": (5,)}
+KERNELS: dict[str, dict[str, tuple[int, ...]]] = {
+    "one leaf": {"k": (TAPS, IN, OUT)},
+    "a leaf for each": {f"k{tap}": (IN, OUT) for tap in range(TAPS)},
+    "side by side": {"k": (TAPS * IN, OUT)},
+}
+
+
+def by_taps(way: str, w: Any, x: Any) -> Any:
+    padded = jnp.pad(x, ((0, 0), ((TAPS - 1) * STEP, 0), (0, 0)))
+    moved = [padded[:, tap * STEP : tap * STEP + x.shape[1]] for tap in range(TAPS)]
+    if way == "side by side":
+        y = jnp.concatenate(moved, -1) @ w["k"]
+    else:
+        y = sum(part @ (w["k"][tap] if way == "one leaf" else w[f"k{tap}"]) for tap, part in enumerate(moved))
+    return jnp.tanh(y + w["b"]) @ w["o"] + w["ob"]
+
+
+@pytest.mark.parametrize("cut", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("way", ["one leaf", pytest.param("a leaf for each", marks=SLOW), "side by side"])
+def test_a_sum_of_products_is_a_convolution(way: str, cut: bool) -> None:
+    module = Causal(cut=cut)
+    found = derive(lambda w, x: by_taps(way, w, x), module, {**KERNELS[way], **REST}, floats(3, 9, IN))
+    assert grades(found) == {Grade.DERIVED}
+    written = rules(found, module)
+    expected = {
+        "one leaf": "- dimension_numbers: NWC,WIO->NWC\n  axes: PDC\n  from: k\n  bias: b\n",
+        "a leaf for each": '- from: "{k0,k1,k2}"\n  axes: CD\n  parameter: {name: c.weight, axes: "DC(1 + 1 + 1)"}',
+        "side by side": '- einsum: "...(H N),(H N)D->...D"\n  from: k\n  bias: b\n',
+    }[way]
+    assert any(rule.startswith(expected) for rule in written), written
+
+
+@SLOW
+def test_a_sum_of_products_on_a_map_is_a_convolution() -> None:
+    def function(w: Any, x: Any) -> Any:
+        moved = jnp.pad(x, ((0, 0), (2, 2), (1, 1), (0, 0)))
+        parts = [moved[:, 2 * i : 2 * i + 9 : 2, j : j + 8] @ w["k"][i, j] for i in range(3) for j in range(3)]
+        return jnp.tanh(sum(parts))
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = torch.nn.Conv2d(IN, OUT, 3, stride=(2, 1), padding=(2, 1), dilation=(2, 1), bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.c(x.movedim(-1, 1)).movedim(1, -1))
+
+    (rule,) = rules(derive(function, Module(), {"k": (3, 3, IN, OUT)}, floats(2, 9, 8, IN)), Module())
+    assert rule.startswith("- dimension_numbers: NHWC,HWIO->NHWC\n  axes: PQDC\n  from: k\n")
+
+
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=SLOW)])
+def test_taps_at_other_distances_are_a_difference(step: int) -> None:
+    found = derive(
+        lambda w, x: by_taps("one leaf", w, x), Causal(step), {**KERNELS["one leaf"], **REST}, floats(3, 9, IN)
+    )
+    (difference,) = found.differences
+    assert "the target convolves with c.weight" in difference.problem and grades(found) <= UNPROVEN
