@@ -89,3 +89,37 @@ def test_taps_at_other_distances_are_a_difference(step: int) -> None:
     )
     (difference,) = found.differences
     assert "the target convolves with c.weight" in difference.problem and grades(found) <= UNPROVEN
+
+
+@pytest.mark.parametrize("layers", [1, pytest.param(3, marks=SLOW)])
+def test_filter_and_gate_in_one_convolution(layers: int) -> None:
+    """A WaveNet: the module has both in one kernel, and the JAX model a kernel of two taps for each; layers after the first cost a few candidates."""
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dilated = torch.nn.ModuleList(torch.nn.Conv1d(IN, 2 * IN, 2, dilation=2**k) for k in range(layers))
+            self.mix = torch.nn.ModuleList(torch.nn.Conv1d(IN, IN, 1) for _ in range(layers))
+
+        def forward(self, x: Any) -> Any:
+            x = x.transpose(1, 2)
+            for k, (dilated, mix) in enumerate(zip(self.dilated, self.mix, strict=True)):
+                value, gate = dilated(torch.nn.functional.pad(x, (2**k, 0))).chunk(2, 1)
+                x = x + mix(torch.tanh(value) * torch.sigmoid(gate))
+            return x.transpose(1, 2)
+
+    def function(w: Any, x: Any) -> Any:
+        for k in range(layers):
+            before = jnp.pad(x, ((0, 0), (2**k, 0), (0, 0)))[:, : -(2**k)]
+            value, gate = (before @ w[f"{n}{k}"][0] + x @ w[f"{n}{k}"][1] + w[f"{n}b{k}"] for n in ("f", "g"))
+            x = x + (jnp.tanh(value) / (1 + jnp.exp(-gate))) @ w[f"m{k}"] + w[f"mb{k}"]
+        return x
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k in range(layers):
+        shapes |= {f"f{k}": (2, IN, IN), f"fb{k}": (IN,), f"g{k}": (2, IN, IN), f"gb{k}": (IN,)}
+        shapes |= {f"m{k}": (IN, IN), f"mb{k}": (IN,)}
+    module = Module()
+    found = derive(function, module, shapes, floats(3, 9, IN))
+    assert grades(found) == {Grade.DERIVED} and found.tried < 20 * layers
+    assert any("{" in rule or layers == 1 for rule in rules(found, module))
