@@ -17,7 +17,7 @@ from convert.inference.candidates.factors import carriers, factor_of
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
-from convert.inference.proposals import convolutions, elementwise, others, own, products
+from convert.inference.proposals import computed, convolutions, elementwise, others, own, products
 from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
@@ -311,6 +311,7 @@ class Walk(Assigned):
         self._hindered |= self._strict and cells == []
         if cells is None or not (cells or self._strict):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
+            yield from computed.propose(self.context, operation, side)
             yield from own.propose(self.context, operation, side)
             if not self._strict:
                 yield from others.of_kernels(self.context, operation, side)

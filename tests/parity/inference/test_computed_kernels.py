@@ -1,0 +1,116 @@
+"""Parameters of which both programs compute a kernel before data meets it: no element of the kernel tells them apart, and the kernel does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from convert.inference.derivation import Grade
+from support.inferred import UNPROVEN, derive, floats, grades, rules
+
+WIDTH, STATES, LENGTH = 6, 4, 9
+
+
+class S4D(torch.nn.Module):
+    """The diagonal state space layer, with C as pairs of numbers, as its authors store it."""
+
+    def __init__(self, sign: float = -1.0) -> None:
+        super().__init__()
+        self.log_dt, self.D = (torch.nn.Parameter(torch.zeros(WIDTH)) for _ in range(2))
+        self.C = torch.nn.Parameter(torch.zeros(WIDTH, STATES, 2))
+        self.log_A_real, self.A_imag = (torch.nn.Parameter(torch.zeros(WIDTH, STATES)) for _ in range(2))
+        self.output, self.sign = torch.nn.Linear(WIDTH, WIDTH), sign
+
+    def forward(self, x: Any) -> Any:
+        x, length = x.transpose(1, 2), x.shape[1]
+        of_state = self.sign * torch.exp(self.log_A_real) + 1j * self.A_imag
+        steps = of_state * torch.exp(self.log_dt).unsqueeze(-1)
+        powers = torch.exp(steps.unsqueeze(-1) * torch.arange(length))
+        kernel = (
+            2
+            * torch.einsum("hn,hnl->hl", torch.view_as_complex(self.C) * (torch.exp(steps) - 1) / of_state, powers).real
+        )
+        y = torch.fft.irfft(torch.fft.rfft(x, n=2 * length) * torch.fft.rfft(kernel, n=2 * length), n=2 * length)
+        return self.output((y[..., :length] + x * self.D.unsqueeze(-1)).transpose(1, 2))
+
+
+LEAVES = {
+    "log_dt": (WIDTH,),
+    "d": (WIDTH,),
+    **dict.fromkeys(("a_re", "a_im", "c_re", "c_im"), (WIDTH, STATES)),
+    "w": (WIDTH, WIDTH),
+    "b": (WIDTH,),
+}
+
+
+def s4d(w: Any, x: Any) -> Any:
+    length = x.shape[1]
+    of_state = -jnp.exp(w["a_re"]) + 1j * w["a_im"]
+    steps = of_state * jnp.exp(w["log_dt"])[:, None]
+    weights = (w["c_re"] + 1j * w["c_im"]) * (jnp.exp(steps) - 1) / of_state
+    kernel = 2 * jnp.einsum("hn,hnl->hl", weights, jnp.exp(steps[..., None] * jnp.arange(length))).real
+    given = jnp.fft.rfft(x.swapaxes(1, 2), n=2 * length) * jnp.fft.rfft(kernel, n=2 * length)
+    y = jnp.fft.irfft(given, n=2 * length)[..., :length].swapaxes(1, 2) + x * w["d"]
+    return y @ w["w"] + w["b"]
+
+
+def test_a_state_space_layer() -> None:
+    module = S4D()
+    found = derive(s4d, module, LEAVES, floats(2, LENGTH, WIDTH))
+    assert grades(found) == {Grade.DERIVED}
+    log_dt, pairs, of_state, output = rules(found, module)
+    assert log_dt == '- from: "{log_dt,d}"\n  parameter: "{log_dt,D}"'
+    assert pairs == '- from: c_{re,im}\n  axes: DC\n  parameter: {name: C, axes: "DC(1 + 1)"}'
+    assert of_state == '- from: a_{re,im}\n  parameter: "{log_A_real,A_imag}"' and "linear: output" in output
+
+
+@pytest.mark.slow
+def test_another_kernel_is_a_difference() -> None:
+    found = derive(s4d, S4D(sign=-0.5), LEAVES, floats(2, LENGTH, WIDTH))
+    assert found.differences and grades(found) <= UNPROVEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["scan", "associative_scan"])
+def test_a_linear_recurrent_unit(way: str) -> None:
+    """Complex parameters of the module have two leaves each."""
+
+    class LRU(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nu, self.theta, self.gamma = (torch.nn.Parameter(torch.zeros(STATES)) for _ in range(3))
+            self.B = torch.nn.Parameter(torch.zeros(STATES, WIDTH, dtype=torch.cfloat))
+            self.C = torch.nn.Parameter(torch.zeros(WIDTH, STATES, dtype=torch.cfloat))
+
+        def forward(self, x: Any) -> Any:
+            decay = torch.exp(torch.complex(-torch.exp(self.nu), torch.exp(self.theta)))
+            taken = (torch.exp(self.gamma).unsqueeze(-1) * self.B).T
+            state, outputs = torch.zeros(len(x), STATES, dtype=taken.dtype), []
+            for t in range(x.shape[1]):
+                state = decay * state + x[:, t].to(taken.dtype) @ taken
+                outputs.append((state @ self.C.T).real)
+            return torch.stack(outputs, 1)
+
+    def function(w: Any, x: Any) -> Any:
+        decay = jnp.exp(-jnp.exp(w["nu"]) + 1j * jnp.exp(w["theta"]))
+        taken = jnp.einsum("nd,btd->btn", (w["b_re"] + 1j * w["b_im"]) * jnp.exp(w["gamma"])[:, None], x)
+        if way == "scan":
+            zeros = jnp.zeros_like(taken[:, 0])
+            states = jax.lax.scan(lambda h, b: (decay * h + b,) * 2, zeros, taken.swapaxes(0, 1))[1].swapaxes(0, 1)
+        else:
+            pairs = jnp.broadcast_to(decay, taken.shape), taken
+            join = lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1])  # noqa: E731
+            states = jax.lax.associative_scan(join, pairs, axis=1)[1]
+        return jnp.einsum("dn,btn->btd", w["c_re"] + 1j * w["c_im"], states).real
+
+    leaves = {
+        **dict.fromkeys(("nu", "theta", "gamma"), (STATES,)),
+        **dict.fromkeys(("b_re", "b_im"), (STATES, WIDTH)),
+        **dict.fromkeys(("c_re", "c_im"), (WIDTH, STATES)),
+    }
+    found = derive(function, LRU(), leaves, floats(2, 7, WIDTH))
+    assert grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}
