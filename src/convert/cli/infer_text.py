@@ -42,7 +42,9 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
         far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
-        yield f"differs: {place}: {difference.brief or difference.problem}{far}"
+        if not difference.shown:
+            far = "; or both compute the same in two ways: other weights were not excluded"
+        yield f"{'differs' if difference.shown else 'undecided'}: {place}: {difference.brief or difference.problem}{far}"
         if difference.brief:
             yield f"  in full: {difference.problem}"
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"

@@ -313,16 +313,18 @@ class Difference:
         problem: what the target computes there, and what the source computes instead, where it is known.
         error: the largest difference of the output, relative to its largest value, where it is known.
         brief: the same as `problem` in a few words, with the layer; empty where they are not known.
+        shown: whether the programs differ there. Otherwise they may also compute the same in two ways, with weights that were not found.
     """
 
     site: Site
     problem: str
     error: float | None = None
     brief: str = ""
+    shown: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
-        return {"site": self.site.to_dict(), "problem": self.problem, "error": self.error, "brief": self.brief}
+        return vars(self) | {"site": self.site.to_dict()}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences import explained, where_it_ended
 from convert.inference.grading.grades import tensors
+from convert.inference.grading.guessed import of_equal_programs
 from convert.inference.grading.in_front import graded_up_to_the_difference
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.proof import Masks
@@ -143,8 +144,15 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         allowed = tolerance(both.source, both.target)
         repeated = bool(both.learned)
         found = graded_up_to_the_difference(search, found, rivals.undecided, same, allowed, repeated=repeated)
-        shown = explained(ended, found, both.target.buffers, models.module, models.run, tested.shown_by)
-        differences = (shown,)
+        whole = of_equal_programs(found, both.source, both.as_run) if tested.ended is None else None
+        by_guess = None
+        if whole is not None:
+            by_guess = _tested(models, both, whole, [models.all_given(seed), *drawn.values()], further)
+        if by_guess is not None and by_guess.ended is None:
+            tested, found, solved = by_guess, by_guess.tensors, True
+        else:
+            shown = explained(ended, found, both.target.buffers, models.module, models.run, tested.shown_by)
+            differences = (shown,)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved or any(tensor.grade is Grade.OPEN for tensor in found):
         used.update(*(value.leaves for value in both.source.outputs.values()))

@@ -34,6 +34,25 @@ BRIEF = {  # what comes first in the summary: the layer, and what each side comp
     ): "the target gives c.1 the sum of attention.py:225; the JAX model gives it the sum of inferred.py:95",
     ("encoder", "positions in pairs"): "behind e: the target uses p.weight, and the JAX model p",
 }
+UNDECIDED = {  # leaves and layouts are left that the search does not try: what stands at the place is named all the same
+    ("encoder", "positions in pairs"),
+    ("encoder", "sigmoid"),
+    ("net", "relu"),
+    ("net", "circular"),
+    ("net", "ones"),
+    ("recurrent", "ones"),
+    ("recurrent", "hard"),
+    ("recurrent", "reversed"),
+    ("recurrent", "tanh"),
+    ("experts", "all"),
+    ("experts", "not normed"),
+    ("experts", "gelu"),
+    ("decay", "no tanh"),
+    ("translator", "no scale"),
+    ("translator", "keys for values"),
+    ("translator", "axis"),
+    ("vision", "stride"),
+}
 CASES = [
     pytest.param(base, fault, marks=() if (base, fault) in QUICK else pytest.mark.slow)
     for base, pair in PAIRS.items()
@@ -63,6 +82,7 @@ def test_a_fault_is_never_derived_and_is_named(base: str, fault: str) -> None:
     assert re.search(WORDS[base][fault], difference.problem), difference.problem
     assert difference.site.where in lines_of(PAIRS[base].module(fault), fault), difference.problem
     assert difference.brief == BRIEF.get((base, fault), difference.brief)
+    assert difference.shown is ((base, fault) not in UNDECIDED)
 
 
 def test_each_fault_has_words() -> None:

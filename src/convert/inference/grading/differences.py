@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.grading import proof
+from convert.inference.grading.excluded import is_only_explanation
 from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
 from convert.inference.search import Search
@@ -30,7 +32,8 @@ FINEST = 1e-9
 def where_it_ended(search: Search) -> Difference:
     """Return the operation of the target at which every candidate was refuted."""
     at, operations = search.failure.index, search.target.operations
-    return Difference(site_of("target", at, operations[min(at, len(operations) - 1)]), search.failure.problem)
+    site = site_of("target", at, operations[min(at, len(operations) - 1)])
+    return Difference(site, search.failure.problem, shown=False)
 
 
 def explained(
@@ -56,7 +59,8 @@ def explained(
     for name, value in source.outputs.items():
         want = value.array
         if target.outputs[name].array.shape != want.shape:
-            continue  # where it ended says both shapes
+            ended = replace(ended, shown=True)  # it says both shapes, which no weights change
+            continue
 
         def error(got: Array, want: Array = want) -> float:
             if got.shape != want.shape:
@@ -76,5 +80,7 @@ def explained(
         if first is not None:  # behind the last operation, where the source goes on
             at = first.target[-1] if first.target else target.operations[min(first.index, len(target.operations) - 1)]
         if at is not None:
-            return Difference(site_of("target", target.operations.index(at), at), said.problem, before, said.brief)
+            shown = ended.shown or is_only_explanation(found, source, target, name, tensors, error)
+            site = site_of("target", target.operations.index(at), at)
+            return Difference(site, said.problem, before, said.brief, shown)
     return ended

@@ -1,0 +1,138 @@
+"""Whether a difference is the only explanation: equal programs that are written in two ways have no values in common there either.
+
+Where a repair makes the outputs equal, most weights are shown by that: the outputs are computed with them. What the repair overwrites is
+not. Each tensor in front of it must be derived; for the others, every leaf that is left is tried in every order of its axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.inference.candidates.candidate import COMPUTE
+from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
+from convert.programs.divergence.search import Divergence
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Program, Value
+from convert.programs.rerun import can_rerun, rerun
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_Option = tuple[str, Array]  # a leaf, and the tensor that is made of it
+MOST = 2000  # ways to make the tensors that a repair overwrites
+WORK = 5 * 10**8  # elements that all trials may compute; an operation counts as `CALL` more
+CALL = 5000
+FOR_VECTORS = (Arithmetic.SAME, Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
+
+
+def is_only_explanation(
+    found: Divergence,
+    source: Program,
+    target: Program,
+    output: str,
+    tensors: Sequence[Tensor],
+    error: Callable[[Array], float],
+) -> bool:
+    """Whether no other weights of the target explain that an output differs.
+
+    Args:
+        found: where the target departs from the source.
+        target: with the weights that were found or guessed.
+        tensors: all of them, with their grades.
+        error: of an array as the output.
+    """
+    if not found.proven or found.error > EXACT:
+        return False
+    overwritten = _overwritten(found, target, output)
+    doubtful = [t for t in tensors if t.name in overwritten and t.grade is not Grade.IN_FRONT]
+    if not doubtful:
+        return True
+    taken = {leaf for t in tensors if t not in doubtful for part in t.parts for leaf in (part.leaf, *part.leaves)}
+    free = [name for name in source.parameters if name not in taken]
+    options = [list(_options(tensor, source, free)) for tensor in doubtful]
+    runs = prod(map(len, options))
+    each = sum(CALL + sum(x.array.size for x in operation.results) for operation in target.operations)
+    given = {name: value.array for name, value in source.inputs.items()}
+    if not 0 < runs <= MOST or runs * each > WORK or not can_rerun(target, given):
+        return False
+    weights = {name: value.array for name, value in target.parameters.items()}
+    for made in _assignments(doubtful, options):
+        try:
+            again = rerun(target, {**weights, **made}, given)
+        except ConvertError:  # not a number
+            continue
+        if error(again.outputs[output].array) <= EXACT:
+            return False
+    return True
+
+
+def _overwritten(found: Divergence, target: Program, output: str) -> set[str]:
+    """Return the parameters on which the output depends, and does not with the repairs."""
+    changes = [repair.change for repair in found.repairs]
+    values = {value for change in changes for value in change.values}
+    values |= {target.operations[at].results[0] for change in changes for at in change.computed}
+    operands = {place for change in changes for place in (*change.operands, *change.earlier)}
+    names = {value: name for name, value in target.parameters.items()}
+    goal = target.outputs[output]
+    left = _in_front(target, goal, values, operands)
+    return {names[value] for value in _in_front(target, goal, (), ()) if value in names and value not in left}
+
+
+def _in_front(
+    program: Program, goal: Value, put_in: Collection[Value], operands: Collection[tuple[int, int]]
+) -> set[Value]:
+    """Return the values that an output is computed from, up to those that others take the place of."""
+    made_by = {value: k for k, operation in enumerate(program.operations) for value in operation.results}
+    todo, seen = [goal], set[Value]()
+    while todo:
+        value = todo.pop()
+        if value in seen or value in put_in:
+            continue
+        seen.add(value)
+        at = made_by.get(value)
+        if at is not None:
+            todo += [x for k, x in enumerate(program.operations[at].operands) if (at, k) not in operands]
+    return seen
+
+
+def _options(tensor: Tensor, source: Program, free: Collection[str]) -> Iterator[_Option]:
+    """Yield what a tensor may be made of: a leaf in each order of its axes. None where it may be made of several leaves, or of parts of one."""
+    size = prod(tensor.shape)
+    if any(not _is_whole(part, source, size) for part in tensor.parts):
+        return
+    guess = tensor.parts[0] if tensor.parts else None
+    if guess is not None and guess.arithmetic is Arithmetic.CONSTANT:
+        yield "", np.full(tensor.shape, guess.factor)
+    factor = guess.factor if guess is not None and guess.leaf else 1.0
+    kinds = FOR_VECTORS if len(tensor.shape) < 2 else (Arithmetic.SAME,)
+    for leaf in free:
+        array = source.parameters[leaf].array
+        if array.size != size:
+            continue
+        seen: set[bytes] = set()
+        for order in itertools.permutations([k for k, n in enumerate(array.shape) if n > 1]):
+            made = array.squeeze().transpose(np.argsort(np.argsort(order))).reshape(tensor.shape)
+            if made.tobytes() not in seen:
+                seen.add(made.tobytes())
+                yield from ((leaf, factor * COMPUTE[kind](made)) for kind in kinds)
+
+
+def _is_whole(part: Part, source: Program, size: int) -> bool:
+    """Whether a part makes a tensor of all elements of a leaf, or of one number."""
+    if len(part.elements) != size:
+        return False
+    return part.arithmetic is Arithmetic.CONSTANT or (
+        bool(part.leaf) and source.parameters[part.leaf].array.size == size
+    )
+
+
+def _assignments(tensors: Sequence[Tensor], options: Sequence[Sequence[_Option]]) -> Iterator[Mapping[str, Array]]:
+    """Yield the ways to make all tensors, each leaf at most once."""
+    for chosen in itertools.product(*options):
+        leaves = [leaf for leaf, _ in chosen if leaf]
+        if len(set(leaves)) == len(leaves):
+            yield {tensor.name: made for tensor, (_, made) in zip(tensors, chosen, strict=True)}
