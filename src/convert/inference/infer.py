@@ -25,7 +25,7 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
 from convert.inference.grading.unmet import found_by_others
-from convert.inference.grading.zeros import made_as_in_other_layers
+from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
 from convert.inference.meetings.sites import site_of
 from convert.inference.models import Inputs, Models, Records, Runs
 from convert.inference.recorded import PATHS
@@ -121,6 +121,7 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
     found = tensors(search, names, solved, rivals.same)
     if solved:
         found = made_as_in_other_layers(found, both.as_run, shapes)
+        found = without_ties_at_zeros(found, both.source, both.target)
         if search.met_nothing and not both.learned:
             found = found_by_others(found, [partial(models.search_again, seed + 1 + k) for k in range(PATHS)])
     again = any(tensor.ties for tensor in found)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from convert.cli.infer_text import summary
 from convert.inference.derivation import Derivation, Grade
-from support.inferred import WIDTH, derive, layer_norm, sources
+from support.inferred import WIDTH, derive, layer_norm, rules, sources
 
 D = WIDTH
 LAYERS = range(2)
@@ -145,3 +145,63 @@ class Layer(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.layer(x).tanh()
+
+
+MASK = (np.arange(D) % 2).astype(float)
+COUPLING = {"a": (D, 24), "s": (24, D), "t": (24, D)}
+
+
+class Coupling(nn.Module):
+    """A layer of RealNVP: the half of the columns that a mask leaves says how the other half is scaled and moved."""
+
+    def __init__(self, mask: Any = MASK, *, saved: bool = True) -> None:
+        super().__init__()
+        self.a, self.s, self.t = (
+            nn.Linear(D, 24, bias=False),
+            nn.Linear(24, D, bias=False),
+            nn.Linear(24, D, bias=False),
+        )
+        self.register_buffer("mask", torch.as_tensor(mask), persistent=saved)
+
+    def forward(self, x: Any) -> Any:
+        h = self.a(x * self.mask).tanh()
+        return x * self.mask + (1 - self.mask) * (x * self.s(h).tanh().exp() + self.t(h))
+
+
+def _coupling(w: Any, x: Any, mask: Any = MASK) -> Any:
+    h = jnp.tanh((x * mask) @ w["a"])
+    return x * mask + (1 - mask) * (x * jnp.exp(jnp.tanh(h @ w["s"])) + h @ w["t"])
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_columns_behind_a_mask_are_interchangeable(saved: bool) -> None:
+    module = Coupling(saved=saved)
+    found = derive(_coupling, module, COUPLING)
+    assert found.complete and rules(found, module)
+    hidden = found.tensor("a.weight")
+    assert (hidden.grade, hidden.unseen, hidden.ties) == (Grade.INTERCHANGEABLE, 24 * D // 2, ())
+    assert {found.tensor(f"{name}.weight").grade for name in "st"} == {Grade.DERIVED}
+    assert (
+        next(iter(summary(found, {})))
+        == f"interchangeable: a.weight: no output shows {24 * D // 2} of its {24 * D} elements; they are made as the others of this kind"
+    )
+
+
+def test_columns_that_the_inputs_make_zero_stay_tied() -> None:
+    """Other inputs would tell them apart: the mask is one of them."""
+
+    def inputs(seed: int) -> dict[str, Any]:
+        return {"x": np.random.default_rng(seed).normal(size=(3, 7, D)) * MASK}
+
+    found = derive(lambda w, x: jnp.tanh(x @ w["a"]) @ w["s"], Plain(), {"a": (D, 24), "s": (24, D)}, inputs)
+    assert found.tensor("0.weight").grade is Grade.TIED and not found.complete
+
+
+def test_a_mask_of_other_columns_is_named() -> None:
+    found = derive(_coupling, Coupling(1 - MASK, saved=False), COUPLING)
+    assert not found.complete and found.differences and found.proof is None
+
+
+class Plain(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(D, 24, bias=False), nn.Tanh(), nn.Linear(24, D, bias=False))

@@ -55,7 +55,7 @@ def told_apart(
     for tensor in tensors:
         for tie in tensor.ties:
             if (key := _key(tie)) not in known:
-                columns = _elements(target, tie)
+                columns = elements_of(target, tie)
                 moved = _Moved(tensors, target, columns, outputs, slopes)
                 as_one = _meet_one(tensor, columns[:2], target, tensors, fresh)
                 known[key] = not as_one and _all_differ(moved, fresh)
@@ -128,7 +128,7 @@ def _key(tie: Tie) -> Any:
     return tie.columns, tie.site.index, tie.site.operand
 
 
-def _elements(target: Program, tie: Tie) -> list[Array]:
+def elements_of(target: Program, tie: Tie) -> list[Array]:
     """Return the numbers of the target's elements that meet each of the columns; none where that is not known."""
     operation, side = target.operations[tie.site.index], tie.site.operand
     if side is None:

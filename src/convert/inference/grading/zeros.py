@@ -1,7 +1,7 @@
-"""Elements that meet nothing but zeros: the values of a decoder that starts from zeros, in its first layer.
+"""Elements that meet nothing but zeros: the values of a decoder that starts from zeros, in its first layer; columns behind a mask.
 
 No inputs and weights give an output that shows such an element. It is made as in the other layers, if what is known of its
-layer is made as there.
+layer is made as there; or as the other elements of its tensor.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Grade, Part, Role, Tensor
-from convert.inference.meetings.sites import role_of
-from convert.programs.program import Program, Value
+from convert.inference.derivation import Grade, Part, Tensor
+from convert.inference.grading.always_zero import always_zero, meet_zeros
+from convert.inference.grading.ties import elements_of
+from convert.programs.program import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMBER = re.compile(r"[0-9]+")
@@ -36,14 +37,66 @@ def made_as_in_other_layers(
     if not lacking:
         return tuple(tensors)
     used = {part.leaf for tensor in tensors for part in tensor.parts}
-    zeros = _always_zero(target)
+    zeros = always_zero(target)
     found = []
     for tensor in tensors:
-        if tensor.name in lacking and _meets_zeros(tensor, target, zeros):
+        if tensor.name in lacking and meet_zeros(_lacking(tensor, target), target, zeros):
             found.append(next(_continued(tensor, whole, used, leaves), tensor))
         else:
             found.append(tensor)
     return tuple(found)
+
+
+def without_ties_at_zeros(tensors: Sequence[Tensor], source: Program, target: Program) -> tuple[Tensor, ...]:
+    """Return the tensors; ties of columns that are zero for any inputs, in both programs, make them interchangeable.
+
+    No output shows the elements that meet such columns, as those behind a mask; they are made as the others of their tensor.
+
+    Args:
+        source, target: the records in which the ties were found.
+    """
+    if not any(tensor.ties for tensor in tensors):
+        return tuple(tensors)
+    of_source, of_target = always_zero(source), always_zero(target)
+    found = []
+    for tensor in tensors:
+        shown = []
+        hidden = np.zeros(0, int)
+        for tie in tensor.ties:
+            numbers = np.concatenate([np.zeros(0, int), *elements_of(target, tie)])
+            elements = numbers - target.first_element[tensor.name]
+            theirs = _numbers_of(tensor, elements, source)
+            hides = bool(theirs.size) and meet_zeros(theirs, source, of_source)
+            if hides and meet_zeros(numbers, target, of_target) and _is_regular(tensor, elements):
+                hidden = np.union1d(hidden, elements)
+            else:
+                shown.append(tie)
+        if len(shown) < len(tensor.ties):
+            grade = Grade.INTERCHANGEABLE if tensor.grade is Grade.TIED and not shown else tensor.grade
+            tensor = replace(tensor, ties=tuple(shown), grade=grade, unseen=tensor.unseen + len(hidden))
+        found.append(tensor)
+    return tuple(found)
+
+
+def _numbers_of(tensor: Tensor, elements: Array, source: Program) -> Array:
+    """Return the numbers of the source's elements that some elements of a tensor are; none if they are anything else."""
+    made = [(part, np.isin(part.elements, elements)) for part in tensor.parts]
+    if any(here.any() and not part.leaf for part, here in made):
+        return np.zeros(0, int)
+    of_leaves = [source.first_element[part.leaf] + part.positions[here] for part, here in made if here.any()]
+    numbers: Array = np.concatenate([np.zeros(0, int), *of_leaves])
+    return numbers if len(numbers) == len(elements) else np.zeros(0, int)
+
+
+def _is_regular(tensor: Tensor, hidden: Array) -> bool:
+    """Whether elements that nothing shows lie in their leaf as the others do: with the same steps along the axes of the tensor."""
+    if len(tensor.parts) != 1 or len(tensor.parts[0].elements) != _size(tensor):
+        return False
+    part = tensor.parts[0]
+    places = part.positions[np.argsort(part.elements)].reshape(tensor.shape)
+    if not set(range(_size(tensor))) - set(hidden.tolist()):
+        return False
+    return all(len(np.unique(np.diff(places, axis=axis))) <= 1 for axis in range(places.ndim))
 
 
 def _size(tensor: Tensor) -> int:
@@ -54,38 +107,12 @@ def _known(tensor: Tensor) -> int:
     return sum(len(part.elements) for part in tensor.parts)
 
 
-def _meets_zeros(tensor: Tensor, target: Program, zeros: set[Value]) -> bool:
-    """Whether products multiply the elements that no part makes by zeros that no input is in, and nothing else reads them."""
+def _lacking(tensor: Tensor, target: Program) -> Array:
+    """Return the numbers of the elements that no part makes."""
     lacking = np.ones(_size(tensor), bool)
     for part in tensor.parts:
         lacking[part.elements] = False
-    numbers = target.first_element[tensor.name] + np.flatnonzero(lacking)
-    met = False
-    for operation in target.operations:
-        for k, operand in enumerate(operation.operands):
-            if tensor.name not in operand.leaves or not any(np.isin(numbers, x).any() for x in operand.elements):
-                continue
-            if operation.results[0].elements:  # it moves them
-                continue
-            others = (other for j, other in enumerate(operation.operands) if j != k)
-            if role_of(operation) not in (Role.PRODUCT, Role.CONVOLUTION) or not any(x in zeros for x in others):
-                return False
-            met = True
-    return met
-
-
-def _always_zero(program: Program) -> set[Value]:
-    """Return the values that are zero for any inputs: zeros that no input is in, and what is multiplied by them."""
-    zeros: set[Value] = set()
-    for operation in program.operations:
-        given = operation.operands
-        zeros.update(x for x in given if not x.data and x.array.size and not x.array.any())
-        if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION) or operation.name == "mul":
-            zero = any(x in zeros for x in given)
-        else:
-            zero = all(x in zeros or not x.data for x in given)
-        zeros.update(x for x in operation.results if zero and x.array.size and not x.array.any())
-    return zeros
+    return target.first_element[tensor.name] + np.flatnonzero(lacking)
 
 
 def _continued(
