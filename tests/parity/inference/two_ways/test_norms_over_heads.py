@@ -1,0 +1,85 @@
+"""QK-norm over the full width, as OLMo 2 has it: the leaf may have an axis of heads, the module's norm has one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from convert.inference.derivation import Grade
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import HEADS, WIDTH, derive, grades, rules
+
+D, N, H = WIDTH, HEADS, WIDTH // HEADS
+SHAPES = {**dict.fromkeys("qkv", (D, N, H)), "o": (N, H, D)}
+
+
+def _attention(norm: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def function(w: Any, x: Any) -> Any:
+        q, k, v = (jnp.einsum("btd,dnh->btnh", x, w[c]) for c in "qkv")
+        scores = jnp.einsum("btnh,bsnh->bnts", norm(q, w["qn"]), norm(k, w["kn"])) / H**0.5
+        return jnp.einsum("bnts,bsnh,nhd->btd", jax.nn.softmax(scores, -1), v, w["o"])
+
+    return function
+
+
+def _over_heads(x: Any, scale: Any) -> Any:
+    return x / jnp.sqrt((x * x).mean((-1, -2), keepdims=True) + 1e-6) * scale
+
+
+def _offset_over_heads(x: Any, scale: Any) -> Any:
+    return _over_heads(x, 1 + scale)
+
+
+class Attention(torch.nn.Module):
+    """Norms queries and keys over all heads, or over each."""
+
+    def __init__(self, width: int = D) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(D, D, bias=False) for _ in range(4))
+        self.qn, self.kn = (torch.nn.RMSNorm(width, 1e-6) for _ in range(2))
+        self.width = width
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        q, k = (norm(y.unflatten(-1, (-1, self.width))).flatten(-2) for norm, y in ((self.qn, q), (self.kn, k)))
+        q, k, v = (y.unflatten(-1, (N, H)).transpose(1, 2) for y in (q, k, v))
+        y = (q @ k.transpose(-1, -2) / H**0.5).softmax(-1) @ v
+        return self.o(y.transpose(1, 2).flatten(-2))
+
+
+def test_a_scale_with_an_axis_of_heads_becomes_one_of_the_full_width() -> None:
+    module = Attention()
+    found = derive(_attention(_over_heads), module, SHAPES | dict.fromkeys(("qn", "kn"), (N, H)))
+    assert grades(found) == {Grade.DERIVED}
+    assert [rule for rule in rules(found, module) if "n.weight" in rule] == [
+        f'- from: {name}\n  axes: CE\n  parameter: {{name: {name}.weight, axes: "(C E)"}}' for name in ("qn", "kn")
+    ]
+
+
+def test_a_scale_plus_one_with_an_axis_of_heads_has_a_question() -> None:
+    module = Attention()
+    found = derive(_attention(_offset_over_heads), module, SHAPES | dict.fromkeys(("qn", "kn"), (N, H)))
+    assert found.complete
+    assert set(write_rules(found, model_of_module(module, "Model")).open) == {"qn.weight", "kn.weight"}
+
+
+@pytest.mark.parametrize("shape", [(N, H), (D,)])
+def test_a_norm_over_each_head_is_another_one(shape: tuple[int, ...]) -> None:
+    scale = (lambda x, s: _over_heads(x, s.reshape(N, H))) if shape == (D,) else _over_heads
+    found = derive(_attention(scale), Attention(H), SHAPES | dict.fromkeys(("qn", "kn"), shape))
+    assert not found.complete and found.differences and found.proof is None
+
+
+def test_a_flat_scale_keeps_the_rule_of_a_norm() -> None:
+    module = Attention()
+    flat = _attention(lambda x, s: _over_heads(x, s.reshape(N, H)))
+    found = derive(flat, module, SHAPES | dict.fromkeys(("qn", "kn"), (D,)))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert 'rms_norm: "{qn,kn}"' in written.text and compare_rules(written.text, found) == []
