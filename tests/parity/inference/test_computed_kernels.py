@@ -114,3 +114,44 @@ def test_a_linear_recurrent_unit(way: str) -> None:
     }
     found = derive(function, LRU(), leaves, floats(2, 7, WIDTH))
     assert grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}
+
+
+@pytest.mark.parametrize("first", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+def test_gates_that_depend_on_time(first: float) -> None:
+    """A continuous normalizing flow: each layer has a gate and a bias made of the time, which is 0 at first, so that a weight shows nothing there."""
+
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.gate = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(1, WIDTH)
+            self.shift = torch.nn.Linear(1, WIDTH, bias=False)
+
+        def forward(self, t: Any, x: Any) -> Any:
+            return self.layer(x) * torch.sigmoid(self.gate(t.view(1, 1))) + self.shift(t.view(1, 1))
+
+    class Flow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Gated() for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            for step in range(3):
+                t = torch.tensor(first + 0.25 * step, dtype=x.dtype)
+                x = x + 0.25 * self.layers[1](t, torch.tanh(self.layers[0](t, x)))
+            return x
+
+    def function(w: Any, x: Any) -> Any:
+        def layer(k: int, t: Any, x: Any) -> Any:
+            gate = jax.nn.sigmoid(w[f"g{k}"] * t + w[f"gb{k}"])
+            return (x @ w[f"w{k}"] + w[f"b{k}"]) * gate + w[f"s{k}"] * t
+
+        def step(x: Any, t: Any) -> Any:
+            return x + 0.25 * layer(1, t, jnp.tanh(layer(0, t, x))), None
+
+        return jax.lax.scan(step, x, first + 0.25 * jnp.arange(3))[0]
+
+    leaves: dict[str, tuple[int, ...]] = {}
+    for k in range(2):
+        leaves |= {f"w{k}": (WIDTH, WIDTH), **dict.fromkeys((f"b{k}", f"g{k}", f"gb{k}", f"s{k}"), (WIDTH,))}
+    found = derive(function, Flow(), leaves, floats(5, WIDTH))
+    assert grades(found) == {Grade.DERIVED} and found.tried < 60

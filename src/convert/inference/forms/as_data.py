@@ -207,7 +207,8 @@ def _is_product(operation: Operation) -> bool:
 
 
 def _is_like_data(value: Value) -> bool:
-    return value.constant and value.array.dtype.kind == "f" and value.array.ndim > 0
+    """Whether a constant is more than a number, such as a time, which the other program may multiply the parameters by."""
+    return value.constant and value.array.dtype.kind == "f" and value.array.size > 1
 
 
 def _with(operation: Operation, operands: tuple[Value, ...], new: dict[Value, Value]) -> Operation:

@@ -1,4 +1,5 @@
-"""Proposals for a value that both programs compute of several parameters before data meets it, as the kernel of a state space model.
+"""Proposals for a value that both programs compute of several parameters before data meets it, as the kernel of a state space model, or a
+gate that depends on time.
 
 No element of it tells which leaf is which parameter, so they are tried by their sizes, and the value tells.
 """
@@ -44,13 +45,13 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     """Yield leaves for all unknown parameters of operand `side` that make the source's value of it."""
     weight, replay = operation.operands[side], context.replay
     unknown = [name for name in sorted(weight.leaves) if np.isnan(replay.parameters[name]).any()]
-    if weight.elements or not 1 < len(unknown) <= MOST:
+    if not max(1, len(weight.elements)) < len(unknown) <= MOST:  # its elements tell no more than one parameter each
         return
     first = replay.program.first_element
     parameters = [_numbered(first[name], replay.program.parameters[name].array.shape) for name in unknown]
     for meeting in context.near_first(context.source.meetings[role_of(operation)]):
         value = meeting.weight
-        if value.elements or value.array.size != weight.array.size or len(value.leaves) < PAIR:
+        if value.array.size != weight.array.size or len(value.leaves) * PAIR < len(unknown):
             continue
         for target, numbers in itertools.islice(_assignments(parameters, _leaves(context, meeting)), TRIES):
             theta = context.source.theta[numbers]

@@ -135,7 +135,7 @@ class Walk(Assigned):
                 self._passed += bool(choices)
             lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
             replaced: dict[int, Array] = {}
-            if lacking and self._shows_nothing(operation):
+            if lacking and (self._shows_nothing(operation) or self._is_zero(operation.operands[lacking[0]])):
                 replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
             elif lacking:
                 further = self._loosely if self._loose else self._strictly
@@ -212,6 +212,11 @@ class Walk(Assigned):
             return True  # the programs hide other positions; the sum itself follows
         self.met_nothing |= not met.size
         return not met.size or (role_of(operation) is Role.PRODUCT and not met.any())
+
+    def _is_zero(self, value: Value) -> bool:
+        """Whether a value is zero with any parameters, as what is multiplied by a time of 0."""
+        parameters = self.target.parameters
+        return not value.array.any() and all(parameters[name].array.any() for name in value.leaves)
 
     def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
         """Go on as the target is; if that finds no solution, with a parameter that carries the factor of an operation."""
