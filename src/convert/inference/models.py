@@ -19,7 +19,7 @@ from convert.inference.forms.as_data import (
     tables_as_data,
 )
 from convert.inference.forms.constant_parts import parts_apart
-from convert.inference.forms.contractions import sums_as_products
+from convert.inference.forms.contractions import features_times_vectors, sums_as_products
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
@@ -103,10 +103,15 @@ class Models:
         require_finite_products(source)
         as_run = recorded(self.module, self.run, given)
         require_same_again(self.module, self.run, as_run)
-        target = _in_one_form(as_run, keep=False)
-        if products_of_joined_rows(source) != products_of_joined_rows(target):
-            self.runs.apart = True
-            source, target = self.runs.program(seed, given), _in_one_form(as_run, keep=False, apart=True)
+        target = _in_one_form(as_run, self.runs.forms, keep=False)
+        known = self.runs.forms
+        forms = Forms(
+            known.apart or products_of_joined_rows(source) != products_of_joined_rows(target),
+            known.features or features_times_vectors(source) != features_times_vectors(target),
+        )
+        if forms != known:
+            self.runs.forms = forms
+            source, target = self.runs.program(seed, given), _in_one_form(as_run, forms, keep=False)
         target = tables_as_data(source, target)
         require_outputs_of_both(source, target)
         learned, of_target = learned_inputs(source, target)
@@ -117,7 +122,7 @@ class Models:
         given = self.all_given(seed)
         source = self.runs.program(seed, given)
         state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
-        target = _in_one_form(recorded(self.module, self.run, given, state), keep=False, apart=self.runs.apart)
+        target = _in_one_form(recorded(self.module, self.run, given, state), self.runs.forms, keep=False)
         return _search(source, target)
 
 
@@ -125,23 +130,37 @@ def _search(source: Program, target: Program, *, repeated: bool = False) -> Sear
     return Search(Source(outputs_as_data(source), repeated=repeated), visible_sums_first(outputs_as_data(target)))
 
 
-def _in_one_form(program: Program, *, keep: bool, apart: bool = False) -> Program:
+@dataclass(frozen=True)
+class Forms:
+    """Which forms both programs are given because one of them writes something in another way.
+
+    Attributes:
+        apart: products of rows of several values are taken apart.
+        features: one feature that is multiplied by a vector is a product.
+    """
+
+    apart: bool = False
+    features: bool = False
+
+
+def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(program)))
-    return used_parts(constants_last(constants_as_data(sums_as_products(program, keep=keep))), keep=keep, apart=apart)
+    program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
+    return used_parts(constants_last(program), keep=keep, apart=forms.apart)
 
 
 class Runs:
     """Runs of the source. It is recorded once for each shape of its inputs; further weights and inputs take the same operations.
 
     Attributes:
-        apart: whether products of rows of several values are taken apart.
+        forms: what both programs are given.
     """
 
     def __init__(self, function: JaxFunction, draws: Draws) -> None:
         self._function, self._draws = function, draws
         self._records: list[Program] = []
         self._infinite = False
-        self.apart = False
+        self.forms = Forms()
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
         """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
@@ -164,7 +183,7 @@ class Runs:
             twice = not self._records
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
-        return _in_one_form(kernels_opened(made), keep=True, apart=self.apart)
+        return _in_one_form(kernels_opened(made), self.forms, keep=True)
 
 
 def _is_finite(program: Program) -> bool:

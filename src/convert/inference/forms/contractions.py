@@ -1,4 +1,5 @@
-"""Write ``(x * w).sum(axis)`` as the product that it is: an attention vector of a graph network, the scores of a pooling layer.
+"""Write ``(x * w).sum(axis)`` as the product that it is: an attention vector of a graph network, the scores of a pooling layer. And
+``x[..., None] * w``: a layer of one feature.
 
 One program multiplies element by element and adds up, the other takes a matrix product, or one for each head.
 """
@@ -6,7 +7,7 @@ One program multiplies element by element and adds up, the other takes a matrix 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,20 +18,34 @@ SUMS = ("sum", "reduce_sum")
 REPEATS = ("broadcast_in_dim", "expand")
 
 
-def sums_as_products(program: Program, *, keep: bool) -> Program:
+def features_times_vectors(program: Program) -> list[int]:
+    """Return the sizes of the vectors that one feature each is multiplied by."""
+    made_by = {result: operation for operation in program.operations for result in operation.results}
+    factors = _factors_of_data(program)
+    return sorted(
+        sum(n.size for n in made[1].results[0].elements)
+        for operation in program.operations
+        if (made := _outer(operation, made_by, program.buffers, factors))
+    )
+
+
+def sums_as_products(program: Program, *, keep: bool, features: bool = False) -> Program:
     """Return the program with a product in place of a sum over what two values multiplied give.
 
     Args:
         keep: whether the values that are added up stay values of the program.
+        features: whether one feature that is multiplied by a vector is a product, too.
     """
     uses = Counter(operand for operation in program.operations for operand in operation.operands)
     uses.update(program.outputs.values())
     made_by = {result: operation for operation in program.operations for result in operation.results}
+    factors = _factors_of_data(program)
     operations: list[Operation] = []
     joined: set[Operation] = set()
     for operation in program.operations:
         product = _product(operation, made_by)
-        operations += product or [operation]
+        outer = _outer(operation, made_by, program.buffers, factors) if features else []
+        operations += product or outer or [operation]
         if product and uses[operation.operands[0]] == 1 and not keep:
             joined.add(made_by[operation.operands[0]])
     return replace(program, operations=tuple(x for x in operations if x not in joined))
@@ -60,6 +75,53 @@ def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operatio
     numbers = ((axes, axes), (batch, batch))
     made = replace(total, name="dot_general", operands=tuple(operands), settings={"dimension_numbers": numbers})
     return [*steps, replace(made, again=again)]
+
+
+def _factors_of_data(program: Program) -> set[Value]:
+    """Return what multiplies other data, such as the scale of a norm over its deviation."""
+    return {x for operation in program.operations if len(operation.data) == 2 and operation.name == "mul" for x in operation.data}  # fmt: skip
+
+
+def _outer(
+    times: Operation, made_by: dict[Value, Operation], buffers: frozenset[str], factors: Collection[Value]
+) -> list[Operation]:
+    """Return the operations that take the place of a product of one feature with a vector; none if it is another."""
+    if (
+        times.results[0] in factors
+        or times.name != "mul"
+        or len(times.operands) != 2
+        or [x.of_parameters for x in times.operands].count(True) != 1
+    ):
+        return []
+    side = 0 if times.operands[0].of_parameters else 1
+    data, weight = times.operands[1 - side], times.operands[side]
+    if not data.data or len(weight.elements) != 1 or weight.leaves <= buffers:
+        return []
+    shape = times.results[0].array.shape
+    of_data, of_weight = _kept(data, shape, made_by), _kept(weight, shape, made_by)
+    if not of_data or not of_weight or sorted((*of_data, *of_weight)) != [k for k, n in enumerate(shape) if n > 1]:
+        return []
+    rows = _reshaped(_without_repeats(times, data, len(shape), of_data), (*(shape[k] for k in of_data), 1))
+    vector = _reshaped(_without_repeats(times, weight, len(shape), of_weight), (1, *(shape[k] for k in of_weight)))
+    (result,) = times.results
+    order = np.argsort([*of_data, *of_weight])
+
+    def again(arrays: Sequence[Array]) -> list[Array]:
+        made = np.tensordot(arrays[0], arrays[1], 1)
+        return [np.asarray(made.transpose(order)).reshape(result.array.shape)]
+
+    numbers = (((len(of_data),), (0,)), ((), ()))
+    operands = rows.results[0], vector.results[0]
+    made = replace(times, name="dot_general", operands=operands, settings={"dimension_numbers": numbers}, again=again)
+    return [rows, vector, made]
+
+
+def _reshaped(step: Operation, shape: tuple[int, ...]) -> Operation:
+    """Return a layout operation whose result has another shape."""
+    (made,) = step.results
+    elements = tuple(numbers.reshape(shape) for numbers in made.elements)
+    short = replace(made, array=made.array.reshape(shape), elements=elements)
+    return replace(step, results=(short,), again=lambda x: [step.again(x)[0].reshape(shape)])
 
 
 def _axes(total: Operation, rank: int) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ def kind_of(
         return "conv"
     if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
-    if kind in ("layer_norm", "rms_norm") and is_joined(first, leaves) and len(first.shape) == 1:
+    of_heads = any(sum(size > 1 for size in leaves.get(part.leaf, ())) > 1 for part in first.parts)
+    if kind in ("layer_norm", "rms_norm") and of_heads and is_joined(first, leaves) and len(first.shape) == 1:
         return "parameter"  # the leaf has an axis of heads, and a rule for a norm joins no axes
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
     if kind == "linear" and alone and is_part_of_leaf(first, leaves):
