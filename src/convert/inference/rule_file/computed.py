@@ -82,6 +82,12 @@ def _ways(layer: LayerRule, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_
         yield _Way((("spectral_norm", vectors[0]),))
         for steps in STEPS:
             yield _Way((("spectral_norm.u", vectors[0]),), (("spectral_norm.steps", str(steps)),))
+        for epsilon in EPSILONS:
+            for key in ("spectral_norm", "weight_norm"):
+                yield _Way(((key, vectors[0]),), (("normalization_epsilon", epsilon),))
+            for steps in STEPS:
+                said = ("spectral_norm.steps", str(steps)), ("normalization_epsilon", epsilon)
+                yield _Way((("spectral_norm.u", vectors[0]),), said)
     if len(others) == len(vectors) == 2:
         for u, v in (vectors, vectors[::-1]):
             yield _Way((("spectral_norm.u", u), ("spectral_norm.v", v)))
