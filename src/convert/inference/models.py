@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from convert.inference.forms.as_data import (
 )
 from convert.inference.forms.constant_parts import parts_apart
 from convert.inference.forms.contractions import features_times_vectors, sums_as_products
+from convert.inference.forms.distributed import distributed, products_of_sums
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
@@ -104,14 +105,10 @@ class Models:
         as_run = recorded(self.module, self.run, given)
         require_same_again(self.module, self.run, as_run)
         target = _in_one_form(as_run, self.runs.forms, keep=False)
-        known = self.runs.forms
-        forms = Forms(
-            known.apart or products_of_joined_rows(source) != products_of_joined_rows(target),
-            known.features or features_times_vectors(source) != features_times_vectors(target),
-        )
-        if forms != known:
-            self.runs.forms = forms
-            source, target = self.runs.program(seed, given), _in_one_form(as_run, forms, keep=False)
+        for form, count in WRITTEN_IN_TWO_WAYS.items():
+            if not getattr(self.runs.forms, form) and count(source) != count(target):
+                self.runs.forms = replace(self.runs.forms, **{form: True})
+                source, target = self.runs.program(seed, given), _in_one_form(as_run, self.runs.forms, keep=False)
         target = tables_as_data(source, target)
         require_outputs_of_both(source, target)
         learned, of_target = learned_inputs(source, target)
@@ -137,16 +134,28 @@ class Forms:
     Attributes:
         apart: products of rows of several values are taken apart.
         features: one feature that is multiplied by a vector is a product.
+        spread: products of sums are taken apart.
     """
 
     apart: bool = False
     features: bool = False
+    spread: bool = False
+
+
+# Form -> what both programs have as many of where neither needs it.
+WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
+    "apart": products_of_joined_rows,
+    "features": features_times_vectors,
+    "spread": products_of_sums,
+}
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(program)))
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
-    return used_parts(constants_last(program), keep=keep, apart=forms.apart)
+    program = sums_as_products(program, keep=keep)  # of what is data now
+    program = used_parts(constants_last(program), keep=keep, apart=forms.apart)
+    return distributed(program, keep=keep) if forms.spread else program
 
 
 class Runs:

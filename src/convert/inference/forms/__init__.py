@@ -3,6 +3,6 @@
 Constants: `constant_parts` takes apart what a constant that is joined with data multiplies; `sums` adds constants last; `as_data` finds
 those that parameters meet. Lookups: `lookups` takes rows of one table at a time, `offsets` those of one field. Products: `contractions`
 finds them in sums, `used_parts` takes apart one of which parts are used, `taken_columns` tells these parts, `joined` that of values side
-by side; `commuted` moves one in front of a linear operation, or behind it. `reordered` takes sums and products in other orders, and
-`masks` leaves out what a softmax hides.
+by side; `distributed` takes that of a sum term by term, `commuted` moves one in front of a linear operation, or behind it. `reordered`
+takes sums and products in other orders, and `masks` leaves out what a softmax hides.
 """

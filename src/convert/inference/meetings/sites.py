@@ -189,6 +189,15 @@ def products(operations: Sequence[Operation], side: int, weight: Array | None = 
         rows.append(x.transpose(*x_batch, *rest, *x_sum).reshape(len(stack[0]), -1, size))
     if len(stack) > 2 and all((a == a[:1]).all() for a in stack[2:]):  # one matrix for all groups
         rows, stack = [x.reshape(1, -1, size) for x in rows], [a[:1] for a in stack]
+    elif (
+        len(stack) == 3 and len(stack[0]) > 1
+    ):  # one for several of them, as the bias of a head for all rows of a batch
+        each = stack[2].reshape(len(stack[2]), -1)
+        _, first, of = np.unique(each, axis=0, return_index=True, return_inverse=True)
+        if len(first) < len(each) and len(set(np.bincount(of.ravel()))) == 1:
+            order = np.argsort(of.ravel(), kind="stable")
+            rows = [x[order].reshape(len(first), -1, size) for x in rows]
+            stack = [a[first] for a in stack]
     for group in range(len(stack[0])):
         yield Product(
             tuple(x[group] for x in rows), stack[0][group], tuple(a[group] for a in stack[2:]), stack[1][group]

@@ -70,6 +70,7 @@ def test_a_scale_plus_one_with_an_axis_of_heads_has_a_question() -> None:
     assert set(write_rules(found, model_of_module(module, "Model")).open) == {"qn.weight", "kn.weight"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(N, H), (D,)])
 def test_a_norm_over_each_head_is_another_one(shape: tuple[int, ...]) -> None:
     scale = (lambda x, s: _over_heads(x, s.reshape(N, H))) if shape == (D,) else _over_heads
