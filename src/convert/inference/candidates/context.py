@@ -171,6 +171,12 @@ class Context:
         found = tuple(numbers for numbers in weight.elements if not self._is_known(numbers))
         return found or weight.elements
 
+    def owners(self, numbers: Array) -> set[str]:
+        """Return the names of the target's parameters that elements belong to; none if one of them is a constant."""
+        if (numbers < 0).any():
+            return set()
+        return {self._names[k] for k in np.unique(np.searchsorted(self._starts, numbers.ravel(), "right") - 1)}
+
     def _is_known(self, numbers: Array) -> bool:
         used = np.unique(numbers[numbers >= 0])
         owners = np.searchsorted(self._starts, used, "right") - 1

@@ -60,6 +60,15 @@ class Replay:
             self._weights[value] = known = version, np.asarray(out[k])
         return known[1]
 
+    def stands_for(self, name: str, places: Array) -> Value:
+        """Return a value that has elements of a parameter, whatever the program computes of them."""
+        of = self.program.parameters[name]
+        numbers = self.program.first_element[name] + places
+        made = Value(of.array.ravel()[places], leaves=frozenset((name,)), elements=(numbers,))
+        take = Operation("take", (of,), (made,), {}, lambda arrays: [arrays[0].ravel()[places]])
+        self._made_by[made] = take, 0
+        return made
+
     def known(self, value: Value) -> bool:
         """Whether the parameters in a value of parameters are known, as far as it uses them."""
         array = self.value(value)

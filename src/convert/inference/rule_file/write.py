@@ -21,6 +21,7 @@ from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
 from convert.inference.rule_file.layers.modules import describe_layers
+from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import NoWordsError
 from convert.inference.rule_file.printing.buffers import describe_buffers
 from convert.inference.rule_file.printing.entry import entry_of, tied_head
@@ -113,7 +114,7 @@ def write_rules(
     lacking = [t for t in derivation.tensors if t.name in layers.lacking]
     buffers = describe_buffers(derivation, letters, lacking)
     entries += buffers.entries
-    unwritten |= buffers.open
+    unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
     gone = {*derivation.dropped, *numbers}
     for leaves, why in ((derivation.dropped, UNUSED), (numbers, CONFIGURED)):
         entries += _drops(leaves, [leaf for leaf in derivation.leaves if leaf not in gone], why)

@@ -17,7 +17,7 @@ from convert.inference.candidates.factors import carriers, factor_of
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
-from convert.inference.proposals import computed, convolutions, elementwise, others, own, products
+from convert.inference.proposals import computed, convolutions, elementwise, others, own, products, with_vectors
 from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
@@ -317,6 +317,8 @@ class Walk(Assigned):
         if cells is None or not (cells or self._strict):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
             yield from computed.propose(self.context, operation, side)
+            if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
+                yield from with_vectors.propose(self.context, operation, side, PROPOSE[role_of(operation)])
             yield from own.propose(self.context, operation, side)
             if not self._strict:
                 yield from others.of_kernels(self.context, operation, side)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from convert.layers.weight_keys import PARAMETRIZATIONS
 Array = np.ndarray[Any, np.dtype[Any]]
 PARAMETRIZED = ".parametrizations.weight"
 SCALES = tuple(by_role["weight_norm"] for by_role in PARAMETRIZATIONS.values())
+OF_VECTORS, VECTORS = "weight_orig", ("weight_u", "weight_v")  # of torch.nn.utils.spectral_norm
+VECTOR = re.compile(r"\.parametrizations\.\w+\.\d+\._[uv]$|\.weight_[uv]$")
 
 
 def main_leaf(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Tensor, tuple[str, ...]] | None:
@@ -97,8 +100,15 @@ def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:
     return all(size == 1 for shape in scales for size in shape[1:])
 
 
+def words_for_vector(name: str, why: str) -> str:
+    """Return why a tensor has no rule; of a vector of torch's spectral norm that the source computes, also what to do."""
+    if not VECTOR.search(name):
+        return why
+    return f"{why}; build the module without its spectral norm (torch.nn.utils.parametrize.remove_parametrizations): a rule divides the weight"
+
+
 def with_parametrizations(target: TargetModel) -> list[TargetModule]:
-    """Return the modules; the tensors of a parametrized weight are those of its layer."""
+    """Return the modules; the tensors of a parametrized weight are those of its layer, the vectors of a spectral norm have rules of their own."""
     own = {module.name: module for module in target.modules}
     for name, module in own.copy().items():
         if f".{name}".endswith(PARAMETRIZED):
@@ -107,4 +117,15 @@ def with_parametrizations(target: TargetModel) -> list[TargetModule]:
             found = own.get(layer, TargetModule(layer, "", {}))
             tensors = {f"{PARAMETRIZED[1:]}.{tensor}": shape for tensor, shape in module.tensors.items()}
             own[layer] = replace(found, tensors={**tensors, **found.tensors})
-    return list(own.values())
+    return [part for module in own.values() for part in _without_vectors(module)]
+
+
+def _without_vectors(module: TargetModule) -> Iterator[TargetModule]:
+    """Yield a module, and the vectors of its old spectral norm apart."""
+    vectors = {
+        name: shape for name, shape in module.tensors.items() if name in VECTORS and OF_VECTORS in module.tensors
+    }
+    rest = {name: shape for name, shape in module.tensors.items() if name not in vectors}
+    yield replace(module, tensors=rest) if vectors else module
+    if vectors:
+        yield TargetModule(module.name, "parameter", vectors)
