@@ -25,6 +25,7 @@ from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
+from convert.inference.forms.one_hot import one_hot_as_lookups
 from convert.inference.forms.sums import constants_last
 from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
 from convert.inference.grading import proof
@@ -151,7 +152,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
-    program = parts_apart(field_by_field(table_by_table(program)))
+    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)

@@ -61,7 +61,7 @@ class Replay:
         return known[1]
 
     def stands_for(self, name: str, places: Array) -> Value:
-        """Return a value that has elements of a parameter, whatever the program computes of them."""
+        """Return a value that has elements of a parameter as they are stored."""
         of = self.program.parameters[name]
         numbers = self.program.first_element[name] + places
         made = Value(of.array.ravel()[places], leaves=frozenset((name,)), elements=(numbers,))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 
@@ -126,18 +125,17 @@ def test_two_leaves_that_may_change_places_are_interchangeable_where_they_were_g
 
 
 def test_what_neither_a_repair_nor_a_guess_explains_is_undecided() -> None:
-    """A table that is looked up on one side, and multiplied by rows of zeros and one on the other."""
-    rows = np.random.default_rng(0).integers(0, 7, (T, T))
-    hot = torch.as_tensor(np.eye(7)[rows])
+    """Scores with a matrix between queries and keys: one program multiplies the keys by it, the other one the queries (DeepSeek's absorbed form)."""
 
     def source(w: Any, x: Any) -> Any:
-        return jnp.tanh(x @ w["a"] + w["t"][rows].sum(1)) @ w["o"]
+        return (x @ w["q"]) @ jnp.swapaxes((x @ w["c"]) @ w["k"], 1, 2)
 
     def target(m: Any, x: Any) -> Any:
-        return m.o((m.a(x) + m.t(hot.to(x.dtype)).sum(1)).tanh())
+        return (m.q(x) @ m.k.weight) @ m.c(x).mT
 
-    module = Net(target, a=_linear(), o=_linear(), t=torch.nn.Linear(7, D, bias=False))
-    found = derive(source, module, {"t": (7, D)} | SQUARE, floats(2, T, D))
+    narrow, wide = torch.nn.Linear(D, 6, bias=False), torch.nn.Linear(6, D, bias=False)
+    module = Net(target, q=_linear(), c=narrow, k=wide)
+    found = derive(source, module, {"q": (D, D), "c": (D, 6), "k": (6, D)}, floats(2, T, D))
     (difference,) = found.differences
     assert not difference.shown and difference.to_dict()["shown"] is False
     said = next(iter(summary(found, {})))
