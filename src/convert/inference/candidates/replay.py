@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MOVES = (LAYOUT, "part")
 
 
 class Replay:
@@ -68,6 +70,15 @@ class Replay:
         take = Operation("take", (of,), (made,), {}, lambda arrays: [arrays[0].ravel()[places]])
         self._made_by[made] = take, 0
         return made
+
+    def is_stored(self, value: Value) -> bool:
+        """Whether a value of parameters has their elements as they are stored, in any layout."""
+        while value in self._made_by:
+            operation, _ = self._made_by[value]
+            if kind_of(operation) not in MOVES or len(operation.operands) != 1:
+                return False
+            value = operation.operands[0]
+        return value in self._names
 
     def known(self, value: Value) -> bool:
         """Whether the parameters in a value of parameters are known, as far as it uses them."""

@@ -1,7 +1,11 @@
-"""Proposals for a weight that the target divides by a number of its own, made of the weight and of further parameters: torch's spectral norm.
+"""Proposals for a weight that the target normalises before data meets it.
 
-The weight is proposed as if it were stored as the product takes it. Then its elements are those of the leaf, and the other parameters are
-vectors of the source with which the target divides by the same number.
+Torch's spectral norm divides it by a number that is made of the weight and of two vectors. The weight is proposed as if it were stored as
+the product takes it. Then its elements are those of the leaf, and the other parameters are vectors of the source with which the target
+divides by the same number.
+
+Where the target normalises a weight by itself, such as the classes of CosFace, the source may divide what the weight gives: the leaf is
+proposed as it is, and the result decides.
 """
 
 from __future__ import annotations
@@ -47,12 +51,18 @@ def propose(context: Context, operation: Operation, side: int, plain: Propose) -
     numbers = weight.elements[0] if len(weight.elements) == 1 else np.zeros(0, int)
     owners = context.owners(numbers)
     hidden = sorted(name for name in weight.leaves if name not in owners and np.isnan(parameters[name]).any())
-    if len(owners) != 1 or not hidden:
+    if len(owners) != 1 or context.replay.is_stored(weight):
         return
     (name,) = owners
     stored = context.replay.stands_for(name, numbers - context.replay.program.first_element[name])
     operands = tuple(stored if k == side else x for k, x in enumerate(operation.operands))
     for candidate in plain(context, replace(operation, operands=operands), side):
+        if not hidden:
+            with context.replay.assigned(candidate.changes):
+                changed = not equal(*(np.array(context.replay.value(x)) for x in (weight, stored)))
+            if changed and all(p.arithmetic is Arithmetic.SAME for p in candidate.pieces):
+                yield candidate
+            continue
         if any(p.arithmetic is not Arithmetic.COMPUTED or (p.numbers < 0).any() for p in candidate.pieces):
             continue
         with context.replay.assigned(candidate.changes):

@@ -140,3 +140,25 @@ def test_what_neither_a_repair_nor_a_guess_explains_is_undecided() -> None:
     assert not difference.shown and difference.to_dict()["shown"] is False
     said = next(iter(summary(found, {})))
     assert said.startswith("undecided: ") and "both compute the same in two ways" in said
+
+
+@pytest.mark.parametrize("margin", [0.35, pytest.param(0.3, marks=pytest.mark.slow)])
+def test_a_kernel_that_is_normalised_before_the_product_or_behind_it(margin: float) -> None:
+    """The classes of CosFace: h (W / |W|) is (h W) / |W|."""
+
+    def source(w: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ w["a"])
+        cosines = h @ w["o"] / jnp.linalg.norm(w["o"], axis=0)
+        return 16.0 * (cosines - 0.35 * (jnp.arange(7) == 2))
+
+    def target(m: Any, x: Any) -> Any:
+        cosines = torch.nn.functional.linear(m.a(x).tanh(), torch.nn.functional.normalize(m.classes))
+        return 16.0 * torch.where(torch.arange(7) == 2, cosines - margin, cosines)
+
+    module = Net(target, a=_linear(), classes=_parameter(7, D))
+    found = derive(source, module, {"a": (D, D), "o": (D, 7)}, floats(2, T, D))
+    assert found.complete is (margin == 0.35)
+    if found.complete:
+        assert sources(found) == {"classes": "o", "a.weight": "a"} and rules(found, module)
+    else:
+        assert found.differences[0].shown and "0.3" in found.differences[0].problem
