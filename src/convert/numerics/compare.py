@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from convert.numerics.magnitude import magnitudes
 from convert.numerics.real_numbers import in_float64
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,9 +25,10 @@ class Difference:
     """The distance of two arrays of one shape.
 
     Attributes:
-        max_abs: largest absolute error.
-        relative: `max_abs` over the largest absolute value of the reference.
-        ulps: `max_abs` in units in the last place of the largest reference value, in the compared precision.
+        max_abs: the largest error, absolute.
+        relative: the largest error over the largest absolute value of the reference; values beside numbers that stand for masked ones
+            have their own (`magnitudes`).
+        ulps: the same error in units in the last place of that value, in the compared precision.
         cosine: of the angle between the two vectors; 1 is parallel.
         at: index of the largest error.
         got: the value there.
@@ -73,10 +75,13 @@ def difference(got: Any, want: Any, *, precision: str = "float32", mask: Array |
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(unequal, np.abs(got - want), 0.0)
     error = np.where(np.isnan(error), np.inf, error)  # NaN on one side only, or inf against -inf
-    at = np.unravel_index(int(np.argmax(np.where(keep, error, -1.0))), error.shape)
     a, b = got[keep], want[keep]
-    largest = float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b)))
-    max_abs = float(error[at])
+    sizes = np.zeros(want.shape)
+    sizes[keep] = magnitudes(b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(error == 0, 0.0, error / sizes)
+    at = np.unravel_index(int(np.argmax(np.where(keep, shares, -1.0))), error.shape)
+    largest, max_abs = float(sizes[at]), float(error[at])
     if max_abs == 0:
         relative = ulps = 0.0
     elif largest == 0:

@@ -15,6 +15,7 @@ from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
 from convert.inference.search import Search
 from convert.layers.activations import NUMPY_ACTIVATIONS
+from convert.numerics.magnitude import relative_error
 from convert.programs.divergence.search import diverge
 from convert.programs.divergence.wording import named
 from convert.programs.fingerprint import EXACT
@@ -63,9 +64,7 @@ def explained(
             continue
 
         def error(got: Array, want: Array = want) -> float:
-            if got.shape != want.shape:
-                return float("inf")
-            return float(np.abs(got - want).max(initial=0) / (np.abs(want).max(initial=0) or 1.0))
+            return relative_error(got, want)
 
         before = error(target.outputs[name].array)
         share = max(FINEST, SHARE * min(1.0, before))

@@ -16,6 +16,7 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
 from convert.inference.grading import proof
+from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
@@ -45,7 +46,7 @@ def of_equal_programs(tensors: Sequence[Tensor], source: Program, target: Progra
         except ConvertError:  # not a number
             return False
         outputs = source.outputs.items()
-        return all(_error(again.outputs[name].array, value.array) <= EXACT for name, value in outputs)
+        return all(relative_error(again.outputs[name].array, value.array) <= EXACT for name, value in outputs)
 
     if not equal(()):
         return None
@@ -89,11 +90,3 @@ def _graded(tensor: Tensor, alternatives: Sequence[tuple[Part, ...]]) -> Tensor:
     alternatives = (*tensor.alternatives, *alternatives)
     grade = Grade.TIED if tensor.ties else Grade.INTERCHANGEABLE if alternatives else Grade.DERIVED
     return replace(tensor, grade=grade, alternatives=alternatives, candidates=(), guessed=False)
-
-
-def _error(got: Array, want: Array) -> float:
-    if got.shape != want.shape:
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        scale = np.abs(want[np.isfinite(want)]).max(initial=0) or 1.0
-        return float(np.where(got == want, 0, np.abs(got - want)).max(initial=0) / scale)

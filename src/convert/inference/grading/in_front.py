@@ -24,6 +24,7 @@ from convert.inference.grading.ties import told_apart
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.inference.segment.walk import REFUSALS
+from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import EXACT, fingerprint
 from convert.programs.program import Program, Value
 
@@ -152,9 +153,7 @@ def _with_own_output(search: Search) -> set[str]:
             for value in _computed_with(search, segment.solution, {choice.index}):
                 if value in outputs and value in segment.solution.values:
                     want, got = search.source.program.outputs[outputs[value]].array, segment.solution.values[value]
-                    if got.shape == want.shape and np.allclose(
-                        got, want, rtol=0, atol=EXACT * np.abs(want).max(initial=0)
-                    ):
+                    if relative_error(got, want) <= EXACT:
                         found |= {piece.tensor for piece in choice.candidate.pieces}
     return found
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
+from convert.numerics.magnitude import relative_error
 from convert.numerics.real_numbers import as_real
 from convert.programs.program import Program
 from convert.references.user_reference import require_masks
@@ -86,13 +87,7 @@ def error_of(
     for name, value in source.outputs.items():
         if found[name].shape != value.array.shape:
             return float("inf")
-        got, want = (_counted(array, counts.get(name)) for array in (found[name], value.array))
-        scale = np.abs(want[np.isfinite(want)]).max(initial=0) or 1.0
-        with np.errstate(invalid="ignore"):
-            difference = (
-                np.where(got == want, 0, np.abs(got - want)).max(initial=0) / scale
-            )  # an infinity equals itself
-        worst = max(worst, float(difference)) if np.isfinite(difference) else float("inf")
+        worst = max(worst, relative_error(*(_counted(array, counts.get(name)) for array in (found[name], value.array))))
     return worst
 
 

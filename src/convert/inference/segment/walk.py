@@ -22,6 +22,7 @@ from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
 from convert.inference.segment.segments import Failure, Level, Solution
+from convert.numerics.magnitude import relative_error
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -291,12 +292,11 @@ class Walk(Assigned):
     def _outputs_agree(self) -> bool:
         for name, value in self.source.program.outputs.items():
             got, expected = self.replay.value(self.target.outputs[name]), value.array
-            scale = np.abs(expected[np.isfinite(expected)]).max(initial=0) or 1.0
             if got.shape != expected.shape:
                 shapes = f"the target gives shape {list(got.shape)}, the source {list(expected.shape)}"
                 self._refute(len(self._order), f"the output {name!r} differs: {shapes}")
                 return False
-            if not np.allclose(got, expected, rtol=0, atol=self.context.tolerance * scale, equal_nan=True):
+            if relative_error(got, expected) > self.context.tolerance:
                 self._refute(len(self._order), f"the output {name!r} differs")
                 return False
         return True

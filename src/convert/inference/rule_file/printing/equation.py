@@ -79,7 +79,7 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     as_linear = is_map or [tuple(group) for group in groups] == wanted
     return Equation(
         f"{rows}{x},{weight}->{made}{grouped}",
-        "" if as_linear else _axes_of_target(rule, named),
+        "" if as_linear else _with_letters_of_ones(_axes_of_target(rule, named), y, x),
         {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)},
         flattened,
         {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1},
@@ -104,6 +104,13 @@ def _axes_of_target(rule: PatternRule, named: Named) -> str:
     for axis in (axis for axis in source.layout.axes if axis.place):  # no other leaf need have it
         named.letters.fixed.add(named.of[axis.of, axis.place])
     return axes
+
+
+def _with_letters_of_ones(axes: str, outward: str, inward: str) -> str:
+    """Return the letters of the target's weight, where its first or second axis is the only output or input: of size 1, it is no dot."""
+    if outward and outward not in axes and axes[:1] == ".":
+        axes = outward + axes[1:]
+    return f"{axes[0]}{inward}{axes[2:]}" if inward and inward not in axes and axes[1:2] == "." else axes
 
 
 def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:

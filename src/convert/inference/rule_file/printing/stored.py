@@ -51,7 +51,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
         named.of[axis.of, axis.place] = named.take(role, axis.size)
     stored = leaf_letters(layout, named, stacked)
-    if layer.kind_name == "embedding" and len(stored) == 2 and "." in stored:  # a width of 1 has a letter, too
+    of_one = layer.kind_name == "embedding" and len(stored) == 2 and "." in stored
+    if of_one or (layer.kind_name in NORMS and stored == "."):  # a width of 1 has a letter, too
         stored = stored.replace(".", named.take("width", 1))
     if beside > 1:
         axes = target_axes(layout, named)
