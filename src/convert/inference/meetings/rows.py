@@ -51,6 +51,9 @@ class Rows:
             if self._rows[k].shape[1] != wanted.shape[1]:
                 continue
             one, two = matches(sums, self._sums[k], tolerance)
+            other = (wanted[one] != self._rows[k][two]).any(1)  # two coordinates in turns have the same sums
+            order = np.lexsort((other, one))
+            one, two = one[order], two[order]
             known, at = np.unique(one, return_index=True)
             if len(known) == len(wanted):
                 product, meeting = self._products[k]

@@ -56,3 +56,56 @@ def test_other_rows_of_the_table_are_never_derived() -> None:
     module = Attention(HOT[:, ::-1].copy())
     found = derive(_source(hot=False), module, {**dict.fromkeys("qkvo", (D, D)), "t": (N, BUCKETS)}, floats(2, T, D))
     assert not found.complete and found.differences and found.proof is None
+
+
+COORDINATES = np.stack(np.meshgrid(np.arange(2), np.arange(3), indexing="ij"), -1).reshape(T, 2)
+PAIRS = COORDINATES[:, None] - COORDINATES
+EVERY = np.stack(np.meshgrid(np.arange(-1, 2), np.arange(-2, 3), indexing="ij"), -1).reshape(-1, 2)
+SWIN = {**dict.fromkeys("qkvo", (D, D)), "t": (N, 1, 1), "a": (2, 8), "b": (8,), "c": (8, N)}
+
+
+def _far(pairs: Any) -> Any:
+    return np.sign(pairs) * np.log2(1 + 4.0 * np.abs(pairs)) / 3
+
+
+def _swin(w: Any, x: Any) -> Any:
+    """Applies the layers to each pair of places."""
+    q, k, v = ((x @ w[c]).reshape(-1, T, N, D // N) for c in "qkv")
+    q, k = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (q, k))
+    table = jax.nn.relu(_far(PAIRS) @ w["a"] + w["b"]) @ w["c"]
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k) * jnp.exp(w["t"]) + 16 * jax.nn.sigmoid(table.transpose(2, 0, 1))
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, -1), v).reshape(x.shape) @ w["o"]
+
+
+class Swin(torch.nn.Module):
+    """Applies the layers to each distance, and takes those of the pairs, as Swin v2."""
+
+    def __init__(self, most: float = 16.0) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(D, D, bias=False) for _ in range(4))
+        self.t = torch.nn.Parameter(torch.randn(N, 1, 1))
+        self.a, self.c, self.most = torch.nn.Linear(2, 8), torch.nn.Linear(8, N, bias=False), most
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (m(x).view(len(x), T, N, D // N).transpose(1, 2) for m in (self.q, self.k, self.v))
+        q, k = (torch.nn.functional.normalize(y, dim=-1) for y in (q, k))
+        table = self.c(self.a(torch.as_tensor(_far(EVERY), dtype=x.dtype)).relu())
+        at = torch.as_tensor((PAIRS[..., 0] + 1) * 5 + PAIRS[..., 1] + 2)
+        bias = self.most * table[at.view(-1)].view(T, T, N).permute(2, 0, 1).sigmoid()
+        y = (q @ k.mT * self.t.exp() + bias).softmax(-1) @ v
+        return self.o(y.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.slow
+def test_layers_of_each_distance_or_of_each_pair() -> None:
+    module = Swin()
+    found = derive(_swin, module, SWIN, floats(2, T, D))
+    assert found.complete and grades(found) == {Grade.DERIVED} and rules(found, module)
+    assert [sources(found.tensor(name)) for name in ("a.weight", "a.bias", "c.weight", "t")] == ["a", "b", "c", "t"]
+
+
+@pytest.mark.slow
+def test_another_largest_bias_is_never_derived() -> None:
+    found = derive(_swin, Swin(8.0), SWIN, floats(2, T, D))
+    assert not found.complete and found.proof is None
+    assert found.differences[0].brief == "behind q: the target adds parameters, the JAX model adds"
