@@ -6,9 +6,10 @@ In a flattened axis the first letter varies slowest. Parts stand one after the o
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase, ascii_uppercase
 
@@ -205,17 +206,25 @@ def parse_axis_names(text: str) -> AxisNames:
     """Parse letters of axes in stored order, such as ``.TD``, ``T(N H)`` or ``(K + M)D``; a dot is an axis of size 1.
 
     Raises:
+        ValueError: no letters, one twice, two sums, or something else; the message is the reason.
+    """
+    names = parse_leaf_axes(text)
+    check_one_sum(names.letters, names.groups)
+    return names
+
+
+def parse_leaf_axes(text: str) -> AxisNames:
+    """Parse letters of axes as `parse_axis_names` does; several axes may be sums.
+
+    Raises:
         ValueError: no letters, one twice, or something else; the message is the reason.
     """
     flat, groups = take_groups(text)
     letters = "".join(flat.split())
-    parts = max((len(group.parts) for group in groups.values()), default=1)
-    for part in range(parts):
-        used = open_letters(letters, with_part(groups, part)).replace(".", "")
+    for each in each_part(letters, groups):
+        used = open_letters(letters, each).replace(".", "")
         if not letters or (used and not (used.isascii() and used.isalpha())) or len(set(used)) < len(used):
             raise ValueError(f"axes are different letters, such as ED, .ED or (N H)D, not {text!r}")
-    if sum(len(group.parts) > 1 for group in groups.values()) > 1:
-        raise ValueError(f"{text!r} has two sums; one axis can be split into parts")
     return AxisNames(letters, groups)
 
 
@@ -253,3 +262,58 @@ def open_axes(
 def with_part(groups: Mapping[str, AxisGroup], part: int) -> dict[str, AxisGroup]:
     """Choose a part of the groups that are sums."""
     return {x: replace(group, chosen=part) if len(group.parts) > 1 else group for x, group in groups.items()}
+
+
+def sums_of(letters: str, groups: Mapping[str, AxisGroup]) -> list[str]:
+    """Return the letters of the axes that are sums and of which no part is chosen, in the order of the axes."""
+    return [letter for letter in letters if letter in groups and groups[letter].letters is None]
+
+
+def check_one_sum(letters: str, groups: Mapping[str, AxisGroup]) -> None:
+    """Check that one axis at most is a sum.
+
+    Raises:
+        ValueError: two are.
+    """
+    if len(sums := sums_of(letters, groups)) > 1:
+        first, second, *_ = (str(groups[letter]) for letter in sums)
+        raise ValueError(
+            f"{first} and {second} are both sums; one axis can be split into parts, or a rule takes one part of each with `part`"
+        )
+
+
+def each_part(letters: str, groups: Mapping[str, AxisGroup]) -> Iterator[dict[str, AxisGroup]]:
+    """Yield the groups with each choice of one part of each sum; the groups themselves where none is a sum."""
+    sums = sums_of(letters, groups)
+    for chosen in itertools.product(*(range(len(groups[letter].parts)) for letter in sums)):
+        yield _with_chosen(groups, dict(zip(sums, chosen, strict=True)))
+
+
+def _with_chosen(groups: Mapping[str, AxisGroup], chosen: Mapping[str, int]) -> dict[str, AxisGroup]:
+    return {x: replace(group, chosen=chosen[x]) if x in chosen else group for x, group in groups.items()}
+
+
+def taken_part(letters: str, groups: Mapping[str, AxisGroup], part: Sequence[tuple[int, int]]) -> dict[str, AxisGroup]:
+    """Choose one part of each axis that is a sum.
+
+    Args:
+        letters: of the axes of a leaf, as stored.
+        part: (k, n) for each of its sums: the k-th of n parts, counted from 1.
+
+    Raises:
+        ValueError: the axes have other sums; the message is the reason.
+    """
+    sums = sums_of(letters, groups)
+    if not sums:
+        raise ValueError(
+            "`part` of a rule takes a part of the leaf, and none of the leaf's axes is a sum, such as D(F + F)"
+        )
+    if len(sums) != len(part):
+        shown_sums = " and ".join(str(groups[letter]) for letter in sums)
+        raise ValueError(
+            f"`part` has {len(part)} {'entry' if len(part) == 1 else 'entries'}, and the leaf has the sums {shown_sums}; name a part of each, such as [1 of 2, 1 of 2]"
+        )
+    for letter, (k, n) in zip(sums, part, strict=True):
+        if n != len(groups[letter].parts):
+            raise ValueError(f"`part` is {k} of {n}, and {groups[letter]} has {len(groups[letter].parts)} parts")
+    return _with_chosen(groups, {letter: k - 1 for letter, (k, _) in zip(sums, part, strict=True)})

@@ -8,11 +8,20 @@ axes in Y's order, input axes in X's order) and flattened to two. Whether a tran
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from convert.core.axis_groups import AxisGroup, open_letters, shown, take_groups, with_part
+from convert.core.axis_groups import (
+    AxisGroup,
+    check_one_sum,
+    each_part,
+    open_letters,
+    shown,
+    take_groups,
+    taken_part,
+    with_part,
+)
 
 _OPERAND = re.compile(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)")
 
@@ -52,6 +61,23 @@ class Projection:
         """Return the equation of one part of an axis that is a sum of parts."""
         assert self.flat is not None
         return _opened(self.flat, with_part(self.groups, k), self.flat.equation)
+
+    def taken(self, part: Sequence[tuple[int, int]]) -> Projection:
+        """Return the equation of one part of each axis that is a sum: (k, n) is the k-th of n, counted from 1.
+
+        Raises:
+            ValueError: the axes of the weight have other sums; the message is the reason.
+        """
+        groups = taken_part(self.stored.weight, self.groups, part)
+        return _opened(self.stored, groups, self.stored.equation)
+
+    def check_one_sum(self) -> None:
+        """Check that one axis at most is a sum.
+
+        Raises:
+            ValueError: two are.
+        """
+        check_one_sum(self.stored.weight, self.groups)
 
     @property
     def stored(self) -> Projection:
@@ -141,11 +167,8 @@ def parse_projection(equation: str) -> Projection:
         raise ValueError(
             f"{unused[0]} of {equation!r} is an axis of the weight alone; write it in the same way in the input or the result"
         )
-    sums = [str(group) for group in groups.values() if group.letters is None]
-    if len(sums) > 1:
-        raise ValueError(f"{sums[0]} and {sums[1]} of {equation!r} are both sums; one axis can be split into parts")
-    for part in range(len(next((group.parts for group in groups.values() if group.letters is None), ()))):
-        _plain(open_letters(text, with_part(groups, part)), equation)  # each part is an equation of its own
+    for each in each_part(weight, groups):
+        _plain(open_letters(text, each), equation)  # each part is an equation of its own
     return _opened(_plain(text, equation), groups, equation)
 
 

@@ -54,6 +54,7 @@ class Rule:
         also: target name (None: all targets) -> further layers that get the same leaves.
         macro: the key of the macro that expanded to this rule, such as ``attention``; empty: none.
         each: types of the target's modules that the rule holds for, each in place of ``{module}``; empty: its paths are whole.
+        part: (k, n) for each axis of its leaves that is a sum: it takes the k-th of n parts; empty: it takes whole leaves.
     """
 
     at: Position
@@ -80,6 +81,7 @@ class Rule:
     also: Mapping[str | None, tuple[TargetLayer, ...]] = field(default_factory=dict)
     macro: str = ""
     each: tuple[str, ...] = ()
+    part: tuple[tuple[int, int], ...] = ()
 
     @property
     def open_keys(self) -> dict[str, Position]:

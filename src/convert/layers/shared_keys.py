@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,12 @@ def parse_part(text: str) -> tuple[int, int]:
     raise ValueError(f"expected a part such as 1 of 2, not {text!r}")
 
 
+def shown_part(part: Sequence[tuple[int, int]]) -> str:
+    """Write a part of a leaf as a rule does: ``1 of 2``, or ``[1 of 2, 2 of 3]``."""
+    listed = [f"{k} of {n}" for k, n in part]
+    return listed[0] if len(listed) == 1 else f"[{', '.join(listed)}]"
+
+
 def parse_concatenated(text: str) -> AxisGroup:
     """Parse the parts that stand one after the other along an axis: ``A + B``, ``N H + K`` or ``A + 1``.
 
@@ -154,6 +160,12 @@ TARGET_CONCATENATED = Key(
 PART = Key(
     Scalar(str, "a part such as 1 of 2", parse_part),
     "Part of the tensor's rows that this rule writes, such as `1 of 2`; other rules write the other parts. Default: the whole tensor.",
+)
+
+_PART = Scalar(str, "a part such as 1 of 2", parse_part)
+PART_OF_LEAF = Key(
+    ListOf(_PART, or_one=True),
+    "Part of the leaf that this rule takes, where an axis of the leaf is a sum, such as `1 of 3` of D(F + F + F), or [1 of 2, 2 of 2] where two are; other rules take the other parts. Default: the whole leaf.",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Numbering, Rule
 from convert.layers.base import Matched
 from convert.layers.embedding.embedding import TIES
+from convert.layers.shared_keys import shown_part
 from convert.planning.adapters.names import HalfPair, half_pairs
 from convert.rules.file import LayerTypes, RuleFile
 
@@ -104,6 +105,7 @@ def match_findings(facts: MatchFacts) -> tuple[Finding, ...]:
     return (
         *_collisions(facts),
         *_claimed_twice(facts),
+        *_parts(facts),
         *_gaps(facts),
         *missing,
         *_beyond_period(facts),
@@ -131,6 +133,8 @@ def _claimed_twice(facts: MatchFacts) -> Iterator[Finding]:
         if name not in facts.rivals:
             continue
         rules = facts.rivals[name]
+        if all(rule.part for rule in rules):
+            continue
         yield Finding(
             "leaf-claimed-twice",
             f"two rules match this leaf ({facts.leaves[name].spec}), "
@@ -138,6 +142,47 @@ def _claimed_twice(facts: MatchFacts) -> Iterator[Finding]:
             path=name,
             fix=f"remove one or narrow its path{_tied_table(rules)}",
         )
+
+
+def _parts(facts: MatchFacts) -> Iterator[Finding]:
+    """Find leaves of which rules take parts, and not each part once."""
+    for name, first in facts.claims.items():
+        rules = facts.rivals.get(name, [first])
+        if not first.part or not all(rule.part for rule in rules):
+            continue
+        spec, at = facts.leaves[name].spec, " and ".join(rule.at.line_only for rule in rules)
+        made_of = {rule.at.line_only: _sums(rule) for rule in rules}
+        if len(set(made_of.values())) > 1:
+            yield Finding(
+                "leaf-claimed-twice",
+                f"rules take parts of this leaf ({spec}), and it is {', '.join(f'{axes} in {line}' for line, axes in made_of.items())}",
+                path=name,
+                fix="write the axes of the leaf in the same way in each",
+            )
+            continue
+        taken = Counter(rule.part for rule in rules)
+        if twice := next((part for part, count in taken.items() if count > 1), None):
+            which = " and ".join(rule.at.line_only for rule in rules if rule.part == twice)
+            yield Finding(
+                "leaf-claimed-twice",
+                f"two rules take part {shown_part(twice)} of this leaf ({spec}), {which}",
+                path=name,
+                fix="give each rule its own part",
+            )
+        every = itertools.product(*([(k, n) for k in range(1, n + 1)] for _, n in first.part))
+        if lost := [part for part in every if part not in taken]:
+            yield Finding(
+                "leaf-would-be-lost",
+                f"no rule takes part {shown_part(lost[0])} of this leaf ({spec}, {_sums(first)}); {at} {'takes' if len(rules) == 1 else 'take'} others",
+                path=name,
+                fix="write a rule for it",
+            )
+
+
+def _sums(rule: Rule) -> str:
+    """Return the sums of the leaf, of which the rule takes a part."""
+    groups = rule.kind.axis_groups(next(iter(rule.kind.variants), None)).values()
+    return " and ".join(str(group) for group in groups if len(group.parts) > 1)
 
 
 def _tied_table(rules: Sequence[Rule]) -> str:

@@ -312,6 +312,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         normalized=normalized,
         asked=asked,
         each=tuple(values.get("each", ())),
+        part=values.get("part", ()),
     )
     return WrittenRule(rule, node)
 

@@ -78,7 +78,7 @@ def test_what_is_no_group(text: str) -> None:
         ("...D,D(C F)->...(F C)", "is not an axis of the weight"),
         ("...D,D(C F->...(C F)", "'(' without ')'"),
         ("...D,DC F)->...(C F)", "')' without '('"),
-        ("...D,(A + B)(C + D)->...(A + B)(C + D)", "are both sums"),
+        ("...(A + B),(A + B)(C + D)->...(C + D)", "(A + B) and (C + D) are both sums"),
         ("...D,D(D F)->...(D F)", "occurs twice"),
     ],
 )

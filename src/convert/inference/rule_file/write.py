@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -20,6 +21,7 @@ from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
+from convert.inference.rule_file.joining.taken import other_parts, parts_of, with_biases_apart, with_taken
 from convert.inference.rule_file.layers.modules import describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import NoWordsError
@@ -93,7 +95,12 @@ def write_rules(
     guessed = {part.leaf for tensor in derivation.tensors if tensor.guessed for part in tensor.parts}
     guesses: dict[int, frozenset[str]] = {}  # position of an entry -> its leaves
     doubtful: list[str] = []  # modules of which a tensor is open
-    for rule in join_layers(join_attention(described, derivation, target), derivation.leaves):
+    parts = parts_of(described)
+    described = with_biases_apart(described, parts)
+    rules = join_layers(join_attention(described, derivation, target), derivation.leaves)
+    rules, lost = _writable([with_taken(rule, parts) for rule in rules], target)
+    unwritten |= lost
+    for rule in rules:
         try:
             entries.append(entry_of(rule, letters, target))
             made |= rule.leaves
@@ -108,8 +115,8 @@ def write_rules(
             if any(value == ASK for _, value in rule.layer.keys):
                 unfinished[len(entries) - 1] = rule
                 unwritten[rule.module] = "a key of its rule is open"
-        except (NoWordsError, NoLetterError) as error:
-            unwritten[rule.module or _own_tensor(rule)] = str(error) or "the rule file has no more letters"
+        except NoLetterError:
+            unwritten[rule.module or _own_tensor(rule)] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking]
     buffers = describe_buffers(derivation, letters, lacking)
@@ -174,6 +181,20 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
     ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in dict.fromkeys((*named, *fitting))]
     entry.ask("parameter", "which tensor of the target is made of it? The two programs do not show it", ways)
     return entry
+
+
+def _writable(rules: Sequence[PatternRule], target: TargetModel) -> tuple[list[PatternRule], dict[str, str]]:
+    """Return the rules that the language has words for, without those of other parts of a leaf or tensor; and why not the others, by their modules."""
+    lost: dict[int, str] = {}
+    for k, rule in enumerate(rules):
+        with suppress(NoLetterError):
+            try:
+                entry_of(rule, Letters(), target)
+            except NoWordsError as error:
+                lost[k] = str(error)
+    lost |= dict.fromkeys(other_parts(rules, lost), "another part of its leaf, or of the tensor, has no rule")
+    kept = [rule for k, rule in enumerate(rules) if k not in lost]
+    return kept, {rules[k].module or _own_tensor(rules[k]): why for k, why in lost.items()}
 
 
 def _own_tensor(rule: PatternRule) -> str:

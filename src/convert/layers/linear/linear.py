@@ -18,7 +18,15 @@ from convert.layers.linear.probe import probe_linear
 from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
 from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
-from convert.layers.shared_keys import ACTIVATION, BIAS, PATTERN, TARGET_AXES, module_target, referenced_fact
+from convert.layers.shared_keys import (
+    ACTIVATION,
+    BIAS,
+    PART_OF_LEAF,
+    PATTERN,
+    TARGET_AXES,
+    module_target,
+    referenced_fact,
+)
 from convert.layers.target import Constant, TargetLayer
 from convert.layers.weight_keys import (
     CARRIES_IN_PARTS,
@@ -75,6 +83,7 @@ class Linear(LayerKind):
         ),
         "bias": BIAS,
         "activation": ACTIVATION,
+        "part": PART_OF_LEAF,
         "prescaled_by": CARRIES_IN_PARTS,
         "rope": ROPE,
         "flattened": FLATTENED,
@@ -108,10 +117,16 @@ class Linear(LayerKind):
         if not isinstance(equations, dict) and "choice" in values:
             raise ValueError("`choice:` requires several named equations")
         product = equations if isinstance(equations, Product) else None
+        if product is not None and "part" in values:
+            raise ValueError("`part` of a rule takes a part of one leaf, and a low-rank pair has two; leave it out")
+        if "part" in values:
+            named = {name: equation.taken(values["part"]) for name, equation in named.items()}
         if (product is None) == ("times" in values):
             raise ValueError(
                 "a pair, X,A,B->Y, has its first leaf in `from:` and its second in `times:`; one weight has no `times:`"
             )
+        for equation in named.values() if product is None else ():
+            equation.check_one_sum()
         if len({equation.parts for equation in named.values() if isinstance(equation, Projection)}) > 1:
             raise ValueError("the named equations have different numbers of parts")
         plus = None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from convert.core.axis_groups import AxisGroup, AxisNames, parse_axis_names, with_part
+from convert.core.axis_groups import AxisGroup, AxisNames, check_one_sum, parse_leaf_axes, taken_part, with_part
 from convert.core.fields import INTEGER, Key, MapOf, Record, Scalar
 from convert.core.ops import Op, Pad
 from convert.core.path_pattern import Pattern
@@ -20,6 +20,7 @@ from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
     AXES,
     PART,
+    PART_OF_LEAF,
     TARGET_AXES,
     TARGET_CONCATENATED,
     TENSOR_TARGET,
@@ -69,9 +70,10 @@ class Parameter(LayerKind):
     doc: ClassVar[str] = "A parameter with the values of the leaf; the target is the full name of the tensor."
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": Key(
-            Scalar(str, "axis letters such as ED, .ED or (N H)D", parse_axis_names),
+            Scalar(str, "axis letters such as ED, .ED or (N H)D", parse_leaf_axes),
             "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Default: the leaf is kept as stored.",
         ),
+        "part": PART_OF_LEAF,
         "prescaled_by": CARRIES,
     }
     target: ClassVar[Record] = Record(
@@ -91,7 +93,13 @@ class Parameter(LayerKind):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Parameter:
-        return cls(values.get("axes"))
+        axes: AxisNames | None = values.get("axes")
+        if "part" in values:
+            axes = axes or AxisNames("", {})
+            axes = AxisNames(axes.letters, taken_part(axes.letters, axes.groups, values["part"]))
+        if axes is not None:
+            check_one_sum(axes.letters, axes.groups)
+        return cls(axes)
 
     @classmethod
     def draft(

@@ -17,6 +17,7 @@ from convert.layers import Rule, TargetLayer
 from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
 from convert.layers.leaves import MisfitError, not_convertible
+from convert.layers.shared_keys import shown_part
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
 from convert.layers.transforms.weight_transforms import divide_by_prescale
@@ -275,6 +276,8 @@ class Compiler:
         note = f"{name} keeps {at} of {leaf.name}; {why}" if cut else ""
         if piece.rows and piece.rule.kind.axis_groups(variant) and own_layer.piece and one_leaf:
             at = f"part {own_layer.piece[0] + 1}" + (f", {at}" if at else "")
+        elif rule.part:
+            at = f"part {shown_part(rule.part)}" + (f", {at}" if at else "")
         part = replace(moved, ops=ops, at=at, rule=piece.rule)
         return _Compiled(part, spec, note, merged.arithmetic if merged else "")
 

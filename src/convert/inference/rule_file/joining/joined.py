@@ -20,7 +20,7 @@ from convert.inference.rule_file.joining.patterns import (
     structure,
 )
 from convert.inference.rule_file.layers.layout import Axis
-from convert.inference.rule_file.layers.rule import NORMS, LayerRule, Source
+from convert.inference.rule_file.layers.rule import COLUMNS, NORMS, LayerRule, Source
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
@@ -106,10 +106,12 @@ def _part(source: Source) -> Axis | None:
 def _parts_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the parts of one axis have in common."""
     part = _part(rule.layer.main[0])
-    if part is None or rule.layer.kind_name not in ("linear", "parameter"):
+    in_columns = any(key == COLUMNS for key, _ in rule.layer.target_keys)
+    if part is None or in_columns or rule.layer.kind_name not in ("linear", "parameter"):
         return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
-    return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of
+    fixed = len(layer.main[0].layout.fixed)
+    return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of, rule.at, fixed
 
 
 def _without_activation(rule: PatternRule) -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,21 @@ Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Taken:
+    """The part of an axis that a rule takes.
+
+    Attributes:
+        axis: of the leaf.
+        sizes: of its parts.
+        at: which of them.
+    """
+
+    axis: int
+    sizes: tuple[int, ...]
+    at: int
+
+
+@dataclass(frozen=True)
 class PatternRule:
     """One rule for layers of the same structure.
 
@@ -35,6 +50,7 @@ class PatternRule:
         layers: how many layers the rule describes.
         leaves: names of all its leaves.
         parts: (axis of the leaves, sizes): the modules have parts of this axis, one after the other.
+        taken: the parts of axes that the rule takes, where other rules have the rest.
     """
 
     layer: LayerRule
@@ -47,6 +63,7 @@ class PatternRule:
     layers: int = 1
     leaves: frozenset[str] = frozenset()
     parts: tuple[int, tuple[int, ...]] | None = None
+    taken: tuple[Taken, ...] = ()
 
     @property
     def grade(self) -> Grade:

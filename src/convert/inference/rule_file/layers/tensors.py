@@ -223,13 +223,21 @@ def _sources(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources:
         if product is None or product.base is not None or tensor is not layer.first:
             rotary = "rope" in facts.get(tensor.name, {})
             key = "from" if kind == "parameter" else ROLES.get(role, "from")
-            found.append((key, sources_of(tensor, leaves, rotary=rotary)))
+            of = sources_of(tensor, leaves, rotary=rotary)
+            found.append((key, tuple(map(_with_inputs, of)) if kind == "linear" and role == "weight" else of))
     if product is None:
         return tuple(found)
     two = [("from", product.left), ("times", product.right)]
     if product.base is None:
         return (*((key, (matrix(leaf, leaves),)) for key, leaf in two), *found)
     return (*found, *((f"plus.{key}", (matrix(leaf, leaves),)) for key, leaf in two))
+
+
+def _with_inputs(source: Source) -> Source:
+    """Return a source of a linear weight; of one that a product meets joined with others, the axes of its columns are those of the inputs."""
+    groups = source.layout.groups or ()
+    known = source.contracted or len(groups) != 2
+    return source if known else replace(source, contracted=tuple(sorted({axis.of for axis in groups[1]})))
 
 
 def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shapes) -> bool:

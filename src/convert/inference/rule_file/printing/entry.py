@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from convert.drafting.axis_letters import Letters
@@ -31,6 +31,7 @@ from convert.inference.rule_file.printing.letters import CONCATENATED, Named, wi
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.recurrent.equations import NO_LAYER
+from convert.layers.shared_keys import shown_part
 
 NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
@@ -74,6 +75,8 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     if orders := named.concatenated(main):
         for of, side in ((words.source, 0), (words.target, 1)):
             of.append((CONCATENATED, f"{{{', '.join(f'{axis}: {parts[side]}' for axis, parts in orders.items())}}}"))
+    if rule.taken:
+        words.source.append(("part", shown_part([(one.at + 1, len(one.sizes)) for one in rule.taken])))
     entry = _entry_of_source(rule, words)
     words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE, COLUMNS)]
     if turns := dict(layer.target_keys).get(IN_TURNS):
@@ -85,7 +88,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         entry.say(layer.kind_name, _cell_target(rule.module, words.target))
         return entry
     if layer.kind_name != "conv_transpose":
-        _check(main, None if rule.parts is None else rule.parts[0])
+        _check(main, {one.axis for one in rule.taken} | (set() if rule.parts is None else {rule.parts[0]}))
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
     names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (rule.module, *layer.also)]
@@ -211,8 +214,8 @@ def _cell_target(module: str, keys: Sequence[tuple[str, str]]) -> str:
     return f"{{module: {flow(match['module'])}{named}}}" if named else flow(match["module"])
 
 
-def _check(layout: Layout, parted: int | None) -> None:
-    """Refuse what no rule can say; the modules of a rule have the parts of the axis `parted`.
+def _check(layout: Layout, parted: Collection[int]) -> None:
+    """Refuse what no rule can say; the rule names the parts of the axes `parted`.
 
     Raises:
         NoWordsError: the layout has an axis that is reversed, or in part.
@@ -221,7 +224,7 @@ def _check(layout: Layout, parted: int | None) -> None:
         if axis.order == REVERSED:
             raise NoWordsError(f"axis {axis.of} of the leaf is reversed")
         whole = layout.leaf_shape[axis.of]
-        if len(layout.made_of(axis.of)) == 1 and axis.size != whole and axis.of != parted:
+        if len(layout.made_of(axis.of)) == 1 and axis.size != whole and axis.of not in parted:
             raise NoWordsError(
                 f"elements {axis.start} to {axis.start + axis.size - 1} of axis {axis.of} of the leaf, of {whole}"
             )

@@ -52,8 +52,9 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     assert groups is not None, "only layouts with groups are rules"
     inward = [axis for group in groups for axis in group if axis.of in contracted]
     outward = [axis for group in groups for axis in group if axis.of not in contracted]
+    named.divided(layout, rule.taken, [axis for _, axis in rule.stacked])
     inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
-    split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None else ""
+    split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None and rule.at < 0 else ""
     is_map = is_flattened(inward) and tuple(inward) in groups
     flattened = f"{{{named.flattened(inward[0].of, in_stored_order(inward))}}}" if is_map else ""
     if not is_map:
@@ -63,12 +64,13 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     y = "".join(named.of[a.of, a.place] for a in outward)
     x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
     stacked = [axis for _, axis in rule.stacked]
-    weight = leaf_letters(layout, named, stacked, (rule.split, split) if rule.split is not None else None)
+    weight = leaf_letters(layout, named, stacked, (rule.split, split) if rule.split is not None and split else None)
     x, grouped = _opened(x, weight), _opened(y, weight)
     if rule.parts is not None:
         letter = named.of[rule.parts[0], 0]
         parted = named.sum(rule.parts[1], letter)
         x, weight, grouped = (text.replace(letter, parted) for text in (x, weight, grouped))
+    x, weight, grouped = map(named.as_stored, (x, weight, grouped))
     rows = "..."
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
@@ -129,10 +131,11 @@ def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:
 def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:
     """Return the input or output axes of a linear layer with those of size 1, which no element tells, as stored."""
     source = rule.layer.main[0]
-    hidden = {rule.split, *(axis for _, axis in rule.stacked)}
+    hidden = {rule.split if rule.at < 0 else None, *(axis for _, axis in rule.stacked)}
     found = list(axes)
+    alone = {one.axis for one in rule.taken if one.sizes[one.at] == 1}
     for axis, size in enumerate(source.layout.leaf_shape):
-        if size == 1 and axis not in hidden and (axis in source.contracted) == inward:
+        if (size == 1 or axis in alone) and axis not in hidden and (axis in source.contracted) == inward:
             at = next((k for k, other in enumerate(found) if other.of > axis), len(found))
             found.insert(at, Axis(axis, 0, 1))
     return found

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from convert.drafting.axis_letters import Letters
+from convert.inference.rule_file.joining.patterns import Taken
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.layers.draft import flow
 
@@ -14,6 +15,7 @@ ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # 
 
 
 CONCATENATED = "concatenated"
+ALONE = "\N{CIRCLED DIGIT ONE}\N{CIRCLED DIGIT TWO}\N{CIRCLED DIGIT THREE}\N{CIRCLED DIGIT FOUR}\N{CIRCLED DIGIT FIVE}\N{CIRCLED DIGIT SIX}"  # for a part of one element, by the axis
 
 
 def with_keys(keys: Sequence[tuple[str, str]]) -> str:
@@ -29,6 +31,8 @@ class Named:
         self.count: dict[tuple[str, int], int] = defaultdict(int)
         self.of: dict[tuple[int, int], str] = {}
         self.whole: dict[int, str] = {}  # of an axis that is a flattened map
+        self.sums: dict[str, str] = {}  # letter of the part of an axis that a rule takes -> the sum that the axis is
+        self.given: dict[tuple[int, int], str] = {}
 
     def take(self, role: str, size: int) -> str:
         self.letters.of_leaves.add(letter := self.another(role, size))
@@ -68,8 +72,34 @@ class Named:
     def name(self, group: Sequence[Axis]) -> str:
         """Name the axes of a group; return their letters in the order of the target."""
         for axis, role in zip(group, ROLES.get(len(group), ("width",) * len(group)), strict=True):
-            self.of[axis.of, axis.place] = self.take(role, axis.size)
+            self.name_one(axis, role)
         return "".join(self.of[axis.of, axis.place] for axis in group)
+
+    def name_one(self, axis: Axis, role: str = "width") -> None:
+        """Name an axis."""
+        self.of[axis.of, axis.place] = self.given.get((axis.of, axis.place)) or self.take(role, axis.size)
+
+    def divided(self, layout: Layout, taken: Sequence[Taken], stacked: Collection[int]) -> None:
+        """Give letters to the parts of the axes of a leaf of which a rule takes one each. They are the same in all rules of the leaf."""
+        of_axis = {one.axis: one for one in taken}
+        for axis, size in enumerate(layout.leaf_shape) if taken else ():
+            one = of_axis.get(axis)
+            if axis in stacked or (one is None and (size == 1 or len(layout.made_of(axis)) > 1)):
+                continue
+            sizes = one.sizes if one is not None else (size,)
+            letters = {n: self.another("width", n) for n in dict.fromkeys(sizes) if n > 1}
+            if one is None:
+                self.given[axis, 0] = letters[size]
+                self.letters.of_leaves.add(letters[size])
+                continue
+            self.letters.sums.append(tuple(letters.values()))
+            own = letters.get(sizes[one.at], ALONE[axis])
+            self.given[axis, 0] = self.of[axis, 0] = own
+            self.sums[own] = f"({' + '.join(letters.get(n, '1') for n in sizes)})"
+
+    def as_stored(self, text: str) -> str:
+        """Return letters of a leaf with the sums that its axes are."""
+        return "".join(self.sums.get(letter, letter) for letter in text)
 
     def flattened(self, axis: int, parts: Sequence[Axis]) -> str:
         """Name an axis of the leaf that is a flattened map, whose axes the file gives sizes; return ``D: HWC``."""

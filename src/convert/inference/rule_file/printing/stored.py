@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
@@ -39,18 +40,19 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
     beside = int(dict(layer.target_keys).get(BESIDE, "1"))
     moved = any(axis.parts for axis in layout.axes)
-    if rule.split is not None or rule.parts is not None:
-        if layer.kind_name != "parameter" or rule.at >= 0:
+    if (rule.split is not None and rule.at < 0) or rule.parts is not None:
+        if layer.kind_name != "parameter":
             raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
         return _in_pieces(rule, named, stacked)
     columns = dict(layer.target_keys).get(COLUMNS, "")
     single = beside == 1 and len(layer.main) == 1 and not columns
     if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
         return "", ""
+    named.divided(layout, rule.taken, stacked)
     for k, axis in enumerate(layout.axes):
-        role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
-        named.of[axis.of, axis.place] = named.take(role, axis.size)
-    stored = leaf_letters(layout, named, stacked)
+        named.name_one(axis, "entries" if layer.kind_name == "embedding" and k == 0 else "width")
+    own = leaf_letters(layout, named, stacked)
+    stored = named.as_stored(own)
     of_one = layer.kind_name == "embedding" and len(stored) == 2 and "." in stored
     if of_one or (layer.kind_name in NORMS and stored == "."):  # a width of 1 has a letter, too
         stored = stored.replace(".", named.take("width", 1))
@@ -69,13 +71,16 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         if not ordered:
             raise NoWordsError("its axes are permuted, and no equation describes it")
         return stored, ""
-    return stored, target_axes(layout, named)
+    of_target = target_axes(layout, named)
+    return stored, of_target if of_target != own or not rule.taken else ""
 
 
 def _side_by_side(axes: str, shape: Sequence[int], widths: Sequence[int], named: Named) -> str:
     """Return the letters of a matrix of which a leaf is some columns: ``C(E + F)``."""
-    again = {width: int(width == shape[0]) for width in widths}  # the rows have the first letter of this size
-    of = {width: named.letters.named("width", width, again[width]) for width in widths}
+    of = {shape[-1]: axes[-1]}
+    for width in widths:
+        again = (named.letters.named("width", width, k) for k in itertools.count())
+        of[width] = of.get(width) or next(letter for letter in again if letter not in axes[:-1])
     return f"{axes[:-1]}({' + '.join(of[width] for width in widths)})"
 
 

@@ -1,0 +1,132 @@
+"""Leaves whose parts go to several rules: which part of its leaf each rule takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from convert.inference.rule_file.joining.patterns import PatternRule, Taken
+from convert.inference.rule_file.layers.layout import Layout
+from convert.inference.rule_file.layers.rule import LayerRule, Source
+
+KINDS = ("linear", "parameter")  # whose rules may take a part of a leaf
+Runs = tuple[tuple[int, int], ...]  # start and stop along each axis of a leaf
+Sizes = Mapping[int, tuple[int, ...]]  # axis of a leaf -> sizes of its parts, where it has several
+
+
+def parts_of(layers: Sequence[LayerRule]) -> dict[str, Sizes]:
+    """Return leaf -> the parts of its axes, of the leaves that layers divide among them without a rest."""
+    blocks: dict[str, list[Runs | None]] = defaultdict(list)
+    for layer in layers:
+        for source in (source for _, of in layer.sources for source in of if not layer.leaves):
+            blocks[source.leaf].append(_runs(source.layout))
+    found: dict[str, Sizes] = {}
+    for leaf, of in blocks.items():
+        known = [runs for runs in of if runs is not None]
+        if len(known) == len(of) > 1 and (sizes := _divided(known)):
+            found[leaf] = sizes
+    return found
+
+
+def _runs(layout: Layout) -> Runs | None:
+    """Return which elements of a leaf a block has; None: they are no run along each axis."""
+    fixed = dict(layout.fixed)
+    found = []
+    for axis, size in enumerate(layout.leaf_shape):
+        of = layout.made_of(axis)
+        if axis in fixed:
+            found.append((fixed[axis], fixed[axis] + 1))
+        elif len(of) == 1:
+            found.append((of[0].start, of[0].start + of[0].size))
+        elif math.prod(one.size for one in of) == size:
+            found.append((0, size))
+        else:
+            return None
+    return tuple(found)
+
+
+def _divided(blocks: Sequence[Runs]) -> dict[int, tuple[int, ...]]:
+    """Return the sizes of the parts of each axis; none where the blocks are not all parts, each once."""
+    found: dict[int, tuple[int, ...]] = {}
+    for axis, of in enumerate(zip(*blocks, strict=True)):
+        runs = sorted(set(of))
+        if runs[0][0] != 0 or any(one[1] != other[0] for one, other in itertools.pairwise(runs)):
+            return {}
+        if len(runs) > 1:
+            found[axis] = tuple(stop - start for start, stop in runs)
+    whole = math.prod(map(len, found.values()))
+    return found if len(blocks) == len(set(blocks)) == whole else {}
+
+
+def with_biases_apart(layers: Sequence[LayerRule], parts: Mapping[str, Sizes]) -> list[LayerRule]:
+    """Return the layers, with a rule of its own for a bias that does not have the parts of the weight's rows."""
+    found = []
+    for layer in layers:
+        sources = dict(layer.sources)
+        if layer.kind_name == "linear" and "bias" in sources and "from" in sources and not _goes_along(layer, parts):
+            name = dict(layer.names).get("bias", "bias")
+            rest = tuple(item for item in layer.sources if item[0] != "bias")
+            names = tuple(item for item in layer.names if item[0] != "bias")
+            found.append(replace(layer, sources=rest, names=names))
+            keys = tuple(item for item in layer.target_keys if item[0] == "part")
+            bias = LayerRule("parameter", f"{layer.module}.{name}", (("from", sources["bias"]),), target_keys=keys)
+            also = tuple(f"{module}.{name}" for module in layer.also)
+            found.append(replace(bias, evidence=layer.evidence, grade=layer.grade, also=also))
+        else:
+            found.append(layer)
+    return found
+
+
+def _goes_along(layer: LayerRule, parts: Mapping[str, Sizes]) -> bool:
+    """Whether the bias of a layer is divided as the rows of its weight are; or neither is divided."""
+    main, bias = layer.main[0], dict(layer.sources)["bias"][0]
+    of_weight = [_taken(main, parts.get(main.leaf, {}), axis) for axis in parts.get(main.leaf, {})]
+    of_bias = [_taken(bias, parts.get(bias.leaf, {}), axis) for axis in parts.get(bias.leaf, {})]
+    along = [(one.sizes, one.at) for one in of_weight if one.axis not in main.contracted]
+    return len(along) == len(of_weight) and along == [(one.sizes, one.at) for one in of_bias]
+
+
+def _taken(source: Source, sizes: Sizes, axis: int) -> Taken:
+    runs = _runs(source.layout)
+    assert runs is not None, "its leaf is divided into runs"
+    starts = [sum(sizes[axis][:k]) for k in range(len(sizes[axis]))]
+    return Taken(axis, sizes[axis], starts.index(runs[axis][0]))
+
+
+def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
+    """Return a rule with what it takes of each axis of its leaves of which others have the rest; nothing where that has no words."""
+    layer = rule.layer
+    said = {*(axis for _, axis in rule.stacked), *([rule.parts[0]] if rule.parts is not None else [])}
+    if rule.split is not None and rule.at < 0:
+        said.add(rule.split)
+    if layer.kind_name not in KINDS or layer.leaves:
+        return rule
+    found = set()
+    for source in layer.main:
+        sizes = parts.get(source.leaf, {})
+        found.add(tuple(_taken(source, sizes, axis) for axis in sorted(sizes) if axis not in said))
+    return replace(rule, taken=found.pop()) if len(found) == 1 else rule
+
+
+def other_parts(rules: Sequence[PatternRule], lost: Collection[int]) -> set[int]:
+    """Return which rules make a part of a leaf, or of a tensor, whose other parts have no rule, as some rules are `lost`."""
+    found: set[int] = set()
+    while True:
+        gone = [rules[k] for k in (*lost, *found)]
+        leaves = {leaf for rule in gone for leaf in rule.leaves}
+        tensors = {rule.module for rule in gone if _is_part(rule)}
+        more = {
+            k
+            for k, rule in enumerate(rules)
+            if k not in lost and ((rule.taken and leaves & rule.leaves) or (_is_part(rule) and rule.module in tensors))
+        }
+        if more == found:
+            return found
+        found = more
+
+
+def _is_part(rule: PatternRule) -> bool:
+    return any(key == "part" for key, _ in rule.layer.target_keys)
