@@ -39,6 +39,7 @@ from absl import flags
 from flax import nnx
 from maxtext.checkpoint_conversion import to_huggingface
 from maxtext.checkpoint_conversion.utils import hf_model_configs
+from maxtext.checkpoint_conversion.utils.hf_shape import QWEN3_VL_HF_WEIGHTS_TO_SHAPE
 from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
 from maxtext.multimodal.processor_gemma3 import GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, GEMMA_TOKEN_PLACEHOLDER
@@ -48,6 +49,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent / "maxtext"
+QWEN_WITH_TOWER = ("qwen3-vl", "qwen3.5")
 NOISE, TOKENS, DIGITS = 0.1, 11, 16
 VOCABULARY, TEXT_TOKENS = (
     40,
@@ -168,6 +170,20 @@ QWEN_IMAGES = {
     "mrope_section": [2, 2, 2],
     "max_target_length": 32,
 }
+QWEN_EXPERTS = {
+    "intermediate_size_for_vit": 44
+}  # not four patches, as published: `peer` says what `to_huggingface` makes of it
+QWEN_3_5 = {
+    "head_dim": 12,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [1, 1, 1],
+    "deepstack_visual_indexes_for_vit": [],
+}
+INDEXER = {  # so many heads that no score is the zero of all: MaxText attends to all tokens that tie
+    "indexer_n_heads": 14,
+    "indexer_head_dim": 6,
+    "indexer_topk": 4,
+}
 BEGIN, END, KEPT = (
     5,
     6,
@@ -207,6 +223,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(8)),
     "qwen3-next-unscanned": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
     "qwen3-vl": ("qwen3-vl-2b", "params", SMALL | QWEN_IMAGES | layers(3) | UNSCANNED),
+    "qwen3-vl-moe": ("qwen3-vl-30b-a3b", "params", SMALL | QWEN_IMAGES | QWEN_EXPERTS | ALL_EXPERTS | layers(3) | UNSCANNED),
+    "qwen3.5": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(8)),
+    "qwen3.5-unscanned": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(5) | UNSCANNED),
+    "qwen3.5-vision": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_IMAGES | QWEN_EXPERTS | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
     "mistral": ("mistral-7b", "params", SMALL | layers(3)),
     "mixtral": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(3)),
     "mixtral-unscanned": ("mixtral-8x7b", "params", SMALL | HEADS | ALL_EXPERTS | layers(2) | UNSCANNED),
@@ -218,6 +238,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek2-unscanned": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(3) | UNSCANNED),
     "deepseek3": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(5) | {"q_lora_rank": 10}),
     "deepseek3-unscanned": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
+    "deepseek3.2": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(5) | {"q_lora_rank": 10}),
+    "deepseek3.2-unscanned": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
 }  # fmt: skip
 
 
@@ -356,18 +378,40 @@ def sized_gemma4(config: Any) -> Any:
     return to_huggingface.HF_MODEL_CONFIGS[config.model_name].__class__(**known)
 
 
-def qwen_patches(config: Any) -> dict[str, list[int]]:
-    """Return the shape of the patches of the case: MaxText's table says 16 x 16 for every size."""
-    side = config.patch_size_for_vit
-    name = "model.visual.patch_embed.proj.weight"
-    return {name: [config.hidden_size_for_vit, 3, config.temporal_patch_size_for_vit, side, side]}
+def qwen_shapes(config: Any, known: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the shapes of the case that MaxText's table has not: patches are 16 x 16 there, mergers have the width of the MLP.
+
+    Qwen 3-VL's experts have one tensor each there, and one together in the table of names; Qwen 3.5 has no tower there. `to_huggingface` ends
+    with an error where it finds no shape.
+    """
+    tower = {name: x for name, x in QWEN3_VL_HF_WEIGHTS_TO_SHAPE(known).items() if ".visual." in name}
+    side, width, out = config.patch_size_for_vit, config.hidden_size_for_vit, config.out_hidden_size_for_vit
+    merged = width * config.spatial_merge_size_for_vit**2
+    names = [f"model.visual.deepstack_merger_list.{m}" for m in range(len(config.deepstack_visual_indexes_for_vit))]
+    shapes = tower | {
+        "model.visual.patch_embed.proj.weight": [width, 3, config.temporal_patch_size_for_vit, side, side]
+    }
+    for name in (*names, "model.visual.merger"):
+        shapes |= {f"{name}.norm.{of}": [merged if name in names else width] for of in ("weight", "bias")}
+        shapes |= {f"{name}.linear_fc1.weight": [merged, merged], f"{name}.linear_fc1.bias": [merged]}
+        shapes |= {f"{name}.linear_fc2.weight": [out, merged], f"{name}.linear_fc2.bias": [out]}
+    for i in range(config.num_decoder_layers if config.model_name == "qwen3-vl-30b-a3b" else 0):
+        experts, count, of_expert = (
+            f"model.language_model.layers.{i}.mlp.experts",
+            config.num_experts,
+            config.moe_mlp_dim,
+        )
+        shapes |= {f"{experts}.gate_up_proj": [count, config.emb_dim, 2 * of_expert]}
+        shapes |= {f"{experts}.down_proj": [count, of_expert, config.emb_dim]}
+    return shapes
 
 
-def sized_qwen_vl(config: Any) -> Any:
-    """Return Qwen 3-VL of MaxText's table with the sizes of the case: its parts are dictionaries, which the flag does not set."""
-    known = deepcopy(hf_model_configs.HF_MODEL_CONFIGS[config.model_name])
-    text, tower = known.text_config, known.vision_config
-    text |= {
+def sized_qwen(config: Any) -> Any:
+    """Return Qwen 3-VL or 3.5 of MaxText's table with the sizes of the case: the flag sets no tower, and nothing where the parts are dictionaries."""
+    known = hf_model_configs.HF_MODEL_CONFIGS[config.model_name]
+    said = deepcopy(known.to_dict()) | {"model_type": known.model_type or config.vision_encoder_block.value}
+    text, tower = said["text_config"], said["vision_config"]
+    sizes = {
         "hidden_size": config.emb_dim,
         "intermediate_size": config.mlp_dim,
         "num_hidden_layers": config.num_decoder_layers,
@@ -375,16 +419,26 @@ def sized_qwen_vl(config: Any) -> Any:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
+        "num_experts": config.num_experts,
+        "num_local_experts": config.num_experts,
+        "moe_intermediate_size": config.moe_mlp_dim,
+        "shared_expert_intermediate_size": config.moe_mlp_dim,
+        "linear_key_head_dim": config.gdn_key_head_dim,
+        "linear_value_head_dim": config.gdn_value_head_dim,
+        "linear_num_key_heads": config.gdn_num_key_heads,
+        "linear_num_value_heads": config.gdn_num_value_heads,
     }
-    if "num_local_experts" in text:
-        text |= {"num_local_experts": config.num_experts, "moe_intermediate_size": config.moe_mlp_dim}
+    text |= {key: size for key, size in sizes.items() if key in text}
+    if "layer_types" in text:  # transformers 5 replaces the interval by this list
+        text |= {"layer_types": text["layer_types"][: config.num_decoder_layers]}
+        text |= {"full_attention_interval": config.inhomogeneous_layer_cycle_interval}
     tower |= {key: getattr(config, f"{key}_for_vit") for key in tower if hasattr(config, f"{key}_for_vit")}
     tower |= {
         "depth": config.num_hidden_layers_for_vit,
         "num_heads": config.num_attention_heads_for_vit,
         "deepstack_visual_indexes": config.deepstack_visual_indexes_for_vit,
     }
-    return known
+    return hf_model_configs.PTConfig(**said)
 
 
 def save(model: nnx.Module, form: str, config: Any, folder: Path) -> Path:
@@ -422,10 +476,10 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
         hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name]
         if config.model_name.startswith("gemma4"):
             to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_gemma4(config)
-        elif config.model_name.startswith("qwen3-vl"):
-            hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_qwen_vl(config)
+        elif config.model_name.startswith(QWEN_WITH_TOWER):
+            hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_qwen(config)
             shapes = to_huggingface.HF_SHAPE[config.model_name]
-            to_huggingface.HF_SHAPE[config.model_name] = lambda known: shapes(known) | qwen_patches(config)
+            to_huggingface.HF_SHAPE[config.model_name] = lambda known: shapes(known) | qwen_shapes(config, known)
         elif config.use_multimodal:
             size_tower(hf, config)
         if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum
@@ -475,7 +529,12 @@ def write(case: str) -> None:
         shutil.rmtree(items / "array_metadatas")
     try:
         made = peer(argv, config, items)
-    except (KeyError, TypeError, ValueError) as error:  # what MaxText cannot convert is a fact of the case
+    except (
+        KeyError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ) as error:  # what MaxText cannot convert is a fact of the case
         made = {"error": f"{type(error).__name__}: {str(error).partition('.')[0]}"}  # type: ignore[dict-item]
     (folder / "peer.json").write_text(json.dumps(made).replace("], ", "],\n") + "\n")
     print(case, len(made), float(np.abs(logits).max()))

@@ -32,12 +32,13 @@ from make_maxtext import (
     CASES,
     DIGITS,
     HERE,
+    QWEN_WITH_TOWER,
     configured,
     pyconfig,
-    qwen_patches,
+    qwen_shapes,
     size_tower,
     sized_gemma4,
-    sized_qwen_vl,
+    sized_qwen,
     to_huggingface,
 )
 from maxtext.checkpoint_conversion import to_maxtext
@@ -64,9 +65,9 @@ def names(mapped: Any) -> Iterator[str]:
 def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     """Write a directory of the case's sizes, and put its `config.json` into MaxText's table."""
     config = pyconfig.initialize_pydantic(argv)
-    gemma4, qwen_vl = name.startswith("gemma4"), name.startswith("qwen3-vl")
+    gemma4, qwen_vl = name.startswith("gemma4"), name.startswith(QWEN_WITH_TOWER)
     sizes = {True: sized_gemma4, False: lambda _: deepcopy(to_maxtext.HF_MODEL_CONFIGS[name])}[gemma4]
-    known = sized_qwen_vl(config) if qwen_vl else sizes(config)
+    known = sized_qwen(config) if qwen_vl else sizes(config)
     to_huggingface._validate_or_update_architecture(known, config, override=True)
     if config.use_multimodal and gemma4:
         height, width = config.image_size_for_vit
@@ -90,7 +91,7 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     mapped = to_maxtext.PARAM_MAPPING[name](said, config, config.scan_layers)
     leaves, _ = to_maxtext.get_maxtext_model_info(to_maxtext.pyconfig.initialize(argv))
     used = to_maxtext.validate_and_filter_param_map_keys(mapped.keys(), leaves.keys())
-    shapes = HF_SHAPE[name](said) | (qwen_patches(config) if qwen_vl else {})
+    shapes = HF_SHAPE[name](said) | (qwen_shapes(config, said) if qwen_vl else {})
     tensors = {one: list(shapes[one]) for one in sorted({x for leaf in used for x in names(mapped[leaf])})}
     save_file(
         {one: drawn(one, shape) for one, shape in tensors.items()}, folder / "model.safetensors", {"format": "pt"}

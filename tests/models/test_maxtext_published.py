@@ -16,10 +16,13 @@ from support.goldens import SpecsOnly
 pytestmark = pytest.mark.slow
 
 NEXT = {"s": 12, "p": 3, "V": 151936, "D": 2048, "N": 16, "K": 2, "H": 256, "Q": 512, "A": 4096, "F": 512, "S": 512, "E": 512, "P": 12288, "B": 64, "C": 8192, "T": 4, "U": 32, "W": 128, "Z": 4096}  # fmt: skip
+NEWER = NEXT | {"V": 248320, "E": 256, "J": 16, "R": 2, "Y": 128}
 TOWER = {"V": 151936, "K": 8, "H": 128, "W": 1024, "A": 16, "B": 64, "M": 4096, "L": 4096, "J": 4096, "Z": 2304, "T": 2, "S": 16, "X": 16, "C": 3}  # fmt: skip
+COMPOSITE = {"in_proj_qkvz": "P", "in_proj_ba": "B"}
 COUNTS = {
     "3-vl-2b": (28, 24, 3),
     "3-vl-4b": (36, 24, 3),
+    "3-vl-30b-a3b": (48, 27, 3),
 }  # layers of the decoder, of the tower, and those that give features
 SIZES: dict[
     str, tuple[str, dict[str, int]]
@@ -27,14 +30,22 @@ SIZES: dict[
     "80b-a3b": ("qwen3-next", NEXT),
     "3-vl-2b": ("qwen3-vl", TOWER | {"D": 2048, "N": 16, "F": 6144}),
     "3-vl-4b": ("qwen3-vl", TOWER | {"D": 2560, "N": 32, "F": 9728}),
-}
+    "3-vl-30b-a3b": ("qwen3-vl-moe", TOWER | {"D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
+    "3.5-35b-a3b": ("qwen3.5", NEWER | {"s": 10}),
+    "3.5-397b-a17b": ("qwen3.5", NEWER | {"s": 15, "D": 4096, "N": 32, "A": 8192, "F": 1024, "S": 1024, "E": 512, "P": 20480, "B": 128, "C": 12288, "U": 64, "Z": 8192, "R": 4}),
+    "3.2-671b": ("deepseek3.2", {"d": 3, "m": 58, "V": 129280, "D": 7168, "N": 128, "Q": 192, "L": 1536, "R": 512, "C": 576, "J": 256, "W": 128, "F": 18432, "M": 2048, "S": 2048, "E": 256, "X": 64, "Y": 128}),
+}  # fmt: skip
 
 
 def published(name: str) -> SpecsOnly:
     """The tree of a published size: the golden's names, the axes of its leaves at other sizes."""
     case, sizes = SIZES[name]
-    plan = convert.plan_conversion("maxtext", maxtext.checkpoint(case), settings=maxtext.settings(case))
+    plan = convert.plan_conversion(maxtext.rules(case), maxtext.checkpoint(case), settings=maxtext.settings(case))
     axes = {part.leaf: [x for x, _ in part.stored] for step in plan.steps for part in step.parts}
+    composite = {leaf: x for leaf in axes for key, x in COMPOSITE.items() if f"/{key}/" in leaf and case == "qwen3.5"}
+    axes |= {
+        leaf: [*axes[leaf][:2], x] for leaf, x in composite.items()
+    }  # the parts of that axis, one by one, in the plan
     specs = {leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()}
     for key, count in zip(("layers", "blocks", "merger"), COUNTS.get(name, ()), strict=False):  # one by one
         first = {leaf: spec for leaf, spec in specs.items() if f"/{key}_0/" in leaf}
@@ -42,8 +53,8 @@ def published(name: str) -> SpecsOnly:
     return SpecsOnly(specs)
 
 
-def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Join the experts of published names as transformers 5 does when it loads them."""
+def joined(shapes: dict[str, tuple[int, ...]], vl: bool) -> dict[str, tuple[int, ...]]:
+    """Join the experts of published names as transformers 5 does when it loads them; those of Qwen 3-VL are joined, in another order of axes."""
     made: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -51,6 +62,8 @@ def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
             of_all = f"{found[1]}.{'down_proj' if found[2] == 'down' else 'gate_up_proj'}"
             counts[of_all] = counts.get(of_all, 0) + (0 if found[2] == "up" else 1)
             made[of_all] = (counts[of_all], *(shape if found[2] == "down" else (2 * shape[0], shape[1])))
+        elif ".experts." in name and vl:  # exchanged as it loads
+            made[name] = (shape[0], *shape[:0:-1])
         else:
             made[name] = shape
     return made
@@ -66,4 +79,6 @@ def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> No
         made = model_class(model_class.config_class(**plan.config)).state_dict()
     if plan.config["tie_word_embeddings"]:
         made.pop("lm_head.weight")
-    assert {key: tuple(x.shape) for key, x in made.items()} == joined({s.name: s.spec.shape for s in plan.steps})
+    assert {key: tuple(x.shape) for key, x in made.items()} == joined(
+        {s.name: s.spec.shape for s in plan.steps}, "-vl-" in name
+    )

@@ -42,6 +42,7 @@ ERRORS = {
     "mistral": "KeyError: 'mistral-7b'",
     "olmo3": "KeyError: 'olmo3-7b'",
     "qwen3-next": "TypeError: 'NoneType' object is not subscriptable",
+    "deepseek3.2": "ValueError: maxtext_state_dict must be a subset",
     "deepseek3": "ValueError: maxtext_state_dict must be a subset",
     "deepseek2": "ValueError: cannot reshape array",
     "mixtral": "ValueError: Shape mismatch for params-decoder-layers-MoeBlock_0-gate-kernel",
@@ -61,7 +62,7 @@ def given(case: str, folder: Path) -> Path:
     """Write the directory, with the names of the text model's own class where MaxText takes those of the model with images."""
     made = peer(case)
     config, drawn = made["config"], {name: _drawn(name, shape) for name, shape in made["tensors"].items()}
-    if case.startswith(("gemma3", "gemma4")) and "vision" not in case:
+    if case.startswith(("gemma3", "gemma4", "qwen3.5")) and "vision" not in case:
         config = config["text_config"]
         drawn = {name.replace("model.language_model.", "model."): x for name, x in drawn.items()}
     folder.mkdir()

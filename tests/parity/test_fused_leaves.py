@@ -13,9 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import convert
 from convert.planning.plan import Plan
+from convert.reversing.source import ReversedSource
+from convert.rules.parse import parse_rules
 from convert.verify.report.report import Verdict
 from convert.writing.written import open_written
+from support.memory_source import MemorySource
 from support.saved_network import assert_levels_pass, plan_saved, write
 from support.weights_level import check_weights
 
@@ -140,3 +144,49 @@ def test_a_wrong_split_is_named(
     assert level.verdict is Verdict.FAILED
     first = level.findings[0]
     assert (first.path, named in str(first)) == (tensor, True), first
+
+
+GATED = """model: gated
+title: parts of a leaf in one tensor
+targets: {torch: {loads: Torch}}
+facts: {groups: ask}
+axes: {G: {is: groups}, D: {is: model width}, Y: {is: width of a query, equals: 3}, W: {is: width of a value, equals: 4}}
+products: {groups: G}
+rules:
+- einsum: "...D,D(G (Y + Y + W + W))->...(G (Y + Y + W + W))"
+  from: qkvz
+  linear: "in_{qkv,qkv,qkv,z}"
+"""
+
+
+def test_parts_with_the_same_name_follow_each_other_in_one_tensor(tmp_path: Path) -> None:
+    """Of two groups: the queries of both, the keys of both, the values of both; and the gates of both in another tensor."""
+    leaf = np.random.default_rng(0).standard_normal((5, 2 * 14)).astype(np.float32)
+    rules, out = parse_rules(GATED, "gated.yaml"), tmp_path / "out.safetensors"
+    plan = convert.convert(rules, MemorySource({"qkvz": leaf}), out, settings={"groups": 2})
+    assert plan is not None
+    q, k, v, z = np.split(leaf.T.reshape(2, 14, 5), [3, 6, 10], axis=1)
+    made = {name: x.numpy() for name, x in load_file(out).items()}
+    np.testing.assert_array_equal(made["in_qkv.weight"], np.concatenate([x.reshape(-1, 5) for x in (q, k, v)]))
+    np.testing.assert_array_equal(made["in_z.weight"], z.reshape(-1, 5))
+    back = ReversedSource(convert.plan_reverse(rules, out, settings={"groups": 2}))
+    np.testing.assert_array_equal(back.read("qkvz"), leaf)
+
+
+def test_a_size_that_no_leaf_shows_is_asked_for_and_compared() -> None:
+    source = MemorySource({"qkvz": np.zeros((5, 28), np.float32)})
+    with pytest.raises(convert.PlanError, match="expected groups to be 2, got groups = 3"):
+        convert.plan_conversion(parse_rules(GATED, "gated.yaml"), source, settings={"groups": 3})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("qkvz\n", "qkvz_{a,b,a}\n"),
+        ("D(G (Y + Y + W + W))->...(G (Y + Y + W + W))", "DGY->...GY"),
+    ],
+)
+def test_only_parts_of_a_leaf_may_have_the_same_name(old: str, new: str) -> None:
+    with pytest.raises(convert.RuleError) as refused:
+        parse_rules(GATED.replace(old, new), "gated.yaml")
+    assert any("the same alternative twice" in found.problem for found in refused.value.findings)

@@ -27,9 +27,11 @@ QWEN_IMAGE, QWEN_END = (
     39,
 )  # in the vocabulary of 40: its own tokens lie beyond it, and MaxText looks up the last row for those
 PATCH = 2  # of Gemma 4's images
-SHOWN = {"qwen3-vl": "MaxText, with its GELU in the mergers"}
-# The tree of Llama 3, 3.1 and Mistral is the same: the user chooses. Of the others, the tree decides.
+QWEN_TOWERS = ("qwen3-vl", "qwen3-vl-moe", "qwen3.5-vision")
+SHOWN = dict.fromkeys(QWEN_TOWERS, "MaxText, with its GELU in the mergers")
+# The tree of Llama 3, 3.1 and Mistral is the same, and that of Qwen 3-Next and 3.5, unscanned: the user chooses. Of the others, the tree decides.
 NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
+NAMED |= {f"{name}-unscanned": f"maxtext-{name}" for name in ("qwen3-next", "qwen3.5")}
 
 
 def family(case: str) -> str:
@@ -39,21 +41,33 @@ def family(case: str) -> str:
 
 def layout(case: str) -> str:
     """Return the layout of the golden's tree."""
-    unscanned = ("-unscanned", "-tied", "-untied", "gemma4-e", "gemma4-e-4b", "gemma4-moe-vision", "qwen3-vl")
+    unscanned = (
+        "-unscanned",
+        "-tied",
+        "-untied",
+        "gemma4-e",
+        "gemma4-e-4b",
+        "gemma4-moe-vision",
+        "qwen3-vl",
+        "qwen3-vl-moe",
+        "qwen3.5-vision",
+    )
     return "UNSCANNED" if case.endswith(unscanned) else "SCANNED"
 
 
 def rules(case: str) -> str:
     """Return what a user names."""
-    return NAMED.get(family(case), "maxtext")
+    return NAMED.get(case) or NAMED.get(family(case), "maxtext")
 
 
 def settings(case: str) -> dict[str, Any]:
     """Return what a user must say of a model of no published size, as MaxText's configuration of the case has it."""
     said: dict[str, Any] = {"context_length": 64}
     match family(case):
-        case "deepseek2" | "deepseek3":
-            heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4}
+        case "deepseek2" | "deepseek3" | "deepseek3.2" as name:
+            heads = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4} | (
+                {"tokens_attended": 4} if name == "deepseek3.2" else {}
+            )
             return heads | {"experts_per_token": 2, "eos_token_id": 1, "bos_token_id": 2}
         case "gpt-oss":
             published = {"context_length": 131072}  # YaRN's factor is that of the published lengths
@@ -76,10 +90,20 @@ def settings(case: str) -> dict[str, Any]:
         case "olmo3":
             yarn = {"rope_factor": 8.0, "rope_original_length": 8192, "context_length": 65536}
             return yarn | {"sliding_window": 4, "eos_token_id": 1, "pad_token_id": 1}
-        case "qwen3-vl":
-            return said | {"mrope_section": [2, 2, 2], "deepstack_layers": [0, 2], "image_token": QWEN_IMAGE}
+        case "qwen3-vl" | "qwen3-vl-moe" as name:
+            said |= {"mrope_section": [2, 2, 2], "deepstack_layers": [0, 2], "image_token": QWEN_IMAGE}
+            return said | ({"experts_per_token": 2} if "moe" in name else {})
         case "qwen3-next":
             return said | {"experts_per_token": 2, "key_heads": 2, "key_head_width": 6}
+        case "qwen3.5" | "qwen3.5-vision" as name:
+            said |= {
+                "experts_per_token": 2,
+                "key_heads": 2,
+                "key_head_width": 6,
+                "mrope_section": [1, 1, 1],
+                "rotated": 0.5,
+            }
+            return said | ({"image_token": QWEN_IMAGE} if "vision" in name else {})
         case "qwen3-moe":
             return said | {"experts_per_token": 2, "rope_theta": 1e7}
     return said
@@ -99,18 +123,20 @@ def converted(case: str, out: Path, **options: Any) -> Path:
 def bound(case: str) -> float:
     """Return how far the class may be off in float32. Gemma 4 does not divide its scores: both codes drift more, and float64 tells.
 
-    So does the delta rule, which solves a triangular system: scanned Qwen 3-Next drifts by 4e-6 in MaxText itself.
+    So does the delta rule, which solves a triangular system: Qwen 3-Next drifts by 4e-6 in MaxText itself, Qwen 3.5 by 1.2e-5, and
+    with an image by 1.5e-5. So does DeepSeek 3.2, by 1.2e-6.
     """
-    return 5e-5 if case.startswith("gemma4") else 1e-5 if case.startswith("qwen3-next") else BOUND
+    bounds = {"gemma4": 5e-5, "qwen3-next": 1e-5, "qwen3.5-vision": 6e-5, "qwen3.5": 2e-5, "deepseek3.2": 4e-6}
+    return next((bound for name, bound in bounds.items() if case.startswith(name)), BOUND)
 
 
 def loaded(case: str, out: Path) -> Any:
-    """Return the loaded class, with MaxText's GELU in the mergers of Qwen 3-VL: the approximation by tanh, where transformers has the exact one."""
-    if family(case) != "qwen3-vl":
+    """Return the loaded class, with MaxText's GELU in the mergers of Qwen's towers: the approximation by tanh, where transformers has the exact one."""
+    if family(case) not in QWEN_TOWERS:
         return load(out)
     model = load(out, "AutoModelForImageTextToText")
     visual = model.get_submodule("model.visual")
-    for merger in (visual.merger, *visual.deepstack_merger_list.children()):
+    for merger in (visual.merger, *getattr(visual, "deepstack_merger_list", torch.nn.ModuleList()).children()):
         merger.act_fn = torch.nn.GELU(approximate="tanh")
     return model
 
@@ -152,7 +178,8 @@ def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
             seen = model.model.get_image_features(given["pixel_values"].to(model.dtype), given["image_grid_thw"])
             text = model(torch.tensor(io["text_tokens"], dtype=torch.long)).logits.numpy()
             found = {"logits": model(**given).logits.numpy(), "text_logits": text}
-            found |= {f"deep_{k}": torch.stack(x).numpy() for k, x in enumerate(seen.deepstack_features)}
+            deep = getattr(seen, "deepstack_features", None) or ()
+            found |= {f"deep_{k}": torch.stack(x).numpy() for k, x in enumerate(deep)}
             return found | {"soft_tokens": torch.stack(seen.pooler_output).numpy()}
     if "images" not in io:
         with torch.no_grad():
@@ -176,7 +203,7 @@ def inputs(case: str) -> dict[str, np.ndarray]:
     io = dict(np.load(ROOT / case / "io.npz"))
     tokens = io["tokens"].astype(np.int64)
     if "patches" in io:
-        image = tokens == 151655
+        image = (tokens == 151655) | (tokens == 248056)
         return {
             "input_ids": np.where(image, QWEN_IMAGE, np.where(tokens < QWEN_IMAGE, tokens, QWEN_END)),
             "mm_token_type_ids": image.astype(np.int64),
@@ -224,7 +251,7 @@ def peer(case: str) -> dict[str, list[Any]]:
     Of that model, it has the names of published files, which transformers translates as it loads them.
     """
     made = json.loads((ROOT / case / "peer.json").read_text())
-    if case == "qwen3-vl" or (family(case).startswith("gemma4") and "vision" in case):
+    if case in QWEN_TOWERS or (family(case).startswith("gemma4") and "vision" in case):
         return made
     if family(case) == "gemma3-vision":
         return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}

@@ -294,11 +294,11 @@ def _candidates(piece: Index | Words, path: str, at: int) -> Iterator[str]:
         yield path[at : at + length]
 
 
-def _alternatives(listed: str, text: str) -> tuple[str, ...]:
+def _alternatives(listed: str, text: str, distinct: bool = False) -> tuple[str, ...]:
     words = tuple(re.sub(r"\\(.)", r"\1", word.strip()) for word in _WORD.findall(listed))
     if len(words) < 2:
         raise ValueError(f"{{{listed}}} in {text!r} is neither an index such as {{i}} nor alternatives such as {{a,b}}")
-    if len(set(words)) < len(words):
+    if len(set(words)) < (len(words) if distinct else 2):
         raise ValueError(f"{{{listed}}} in {text!r} lists the same alternative twice")
     return words
 
@@ -311,7 +311,7 @@ def parse_pattern(text: str) -> Pattern:
     Match(indices=(('i', 10),), choices=(1,))
 
     Raises:
-        ValueError: empty, an unbalanced brace, a group with one alternative or the same one twice, or too many parts.
+        ValueError: empty, an unbalanced brace, a group with one alternative, an index with the same word twice, or too many parts.
     """
     if not text:
         raise ValueError("a path cannot be empty")
@@ -324,7 +324,7 @@ def parse_pattern(text: str) -> Pattern:
         if kind == "words":
             pieces.append(Words(_alternatives(value, text)))
         elif kind == "index":
-            words = _alternatives(token["spelt"], text) if token["spelt"] is not None else ()
+            words = _alternatives(token["spelt"], text, distinct=True) if token["spelt"] is not None else ()
             offset = int(token["offset"] or 0)
             if words and offset:
                 raise ValueError(f"{{{value}+{offset}}} in {text!r} has words; words are counted from 0")

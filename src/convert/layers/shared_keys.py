@@ -174,7 +174,9 @@ def module_target(**extra: Key) -> Record:
     return Record(
         {
             "module": Key(
-                PATTERN, "Name of the module in the state_dict, with {i} and {a,b} as in `from`.", required=True
+                PATTERN,
+                "Name of the module in the state_dict, with {i} and {a,b} as in `from`. Parts of a leaf that have the same name follow each other in one tensor.",
+                required=True,
             ),
             "weight": Key(Scalar(str, "a name"), "Name of the parameter in the module. Default: weight."),
             "bias": Key(Scalar(str, "a name"), "Name of the bias in the module. Default: bias."),

@@ -111,24 +111,36 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
         RuntimeError: the weights do not belong to this class.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
+    from transformers.core_model_loading import Transpose, WeightRenaming, rename_source_key, revert_weight_conversion
 
     module = cls(config).eval()
     own = module.state_dict()
     known = {**own, **revert_weight_conversion(module, dict(own))}  # fused tensors by the names of their parts
-    renamings = [change for change in get_model_conversion_mapping(module) if isinstance(change, WeightRenaming)]
+    changes = get_model_conversion_mapping(module)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    exchanged = [  # axes that it exchanges where the shape of a tensor is not that of the class
+        (name, op)
+        for change in changes
+        for op in getattr(change, "operations", ())
+        for name in change.source_patterns
+        if isinstance(op, Transpose) and op.check_dims
+    ]
 
     def place(key: str) -> Any:
         if key in known:
             return known[key]
         return own.get(rename_source_key(key, renamings, [], module.base_model_prefix, own)[0])
 
+    def fits(key: str, there: Any) -> bool:
+        shapes = [there.shape, *(there.transpose(op.dim0, op.dim1).shape for name, op in exchanged if name in key)]
+        return weights[key].shape in shapes
+
     unused = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()  # from_pretrained passes over them
     placed = {key: place(key) for key in weights}
     passed_over = {
         key for key, there in placed.items() if there is None and any(re.search(text, key) for text in unused)
     }
-    unfit = [key for key, there in placed.items() if key not in passed_over and (there is None or there.shape != weights[key].shape)]  # fmt: skip
+    unfit = [key for key, there in placed.items() if key not in passed_over and (there is None or not fits(key, there))]
     if unfit:
         raise RuntimeError(f"the weights are not those of {cls.__name__}: {', '.join(sorted(unfit))}")
     built: torch.nn.Module = module

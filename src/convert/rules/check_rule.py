@@ -157,6 +157,22 @@ def _alternatives_pair_up(rule: Rule, node: YamlNode) -> Iterator[Finding]:
             )
 
 
+def _alternatives_differ(rule: Rule, node: YamlNode) -> Iterator[Finding]:
+    """Only parts of one leaf may have the same name: they follow each other in its tensor."""
+    for path in (*rule.sources.values(), *(layer.path for _, layer in rule.layers)):
+        for group in path.groups:
+            parts = (
+                group is path.groups[-1] and path not in rule.sources.values() and rule.kind.parts and rule.kind.fuses
+            )
+            if len(set(group.words)) < len(group.words) and not parts:
+                yield Finding(
+                    "rule-index-mismatch",
+                    f"{path} lists the same alternative twice, and only parts of one leaf can follow each other in a tensor",
+                    rule=str(node.at),
+                    fix="list each once, or write the axis of the leaf as a sum of parts, such as (A + B + C)",
+                )
+
+
 def _absent_if_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     pattern = rule.absent_if
     if pattern is not None and (pattern.wild or set(pattern.indices) != set(rule.path.indices)):
@@ -188,6 +204,7 @@ RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
     _each_index_has_its_axis,
     _target_has_the_indices_of_the_source,
     _kind_accepts_the_target,
+    _alternatives_differ,
     _alternatives_pair_up,
     _absent_if_has_the_indices_of_the_source,
     _module_is_in_every_path,

@@ -148,9 +148,13 @@ class Compiler:
         split = len(choices) > len(groups)
         fused = len(groups[-1].words) if len(choices) < len(groups) else 0
         sources = tuple((*choices, k) for k in range(fused)) if fused else (choices[: len(groups)],)
-        if split and each_part:
-            rule = each_part[choices[-1]]
         made_of = each_part if layer.rows is not None else [rule] * len(sources)
+        if split and each_part:
+            words = layer.path.groups[-1].words
+            same = [k for k, word in enumerate(words) if word == words[choices[-1]]]
+            if choices[-1] != same[0]:
+                return  # a part behind another one in the same tensor
+            rule, made_of = each_part[choices[-1]], [each_part[k] for k in same]
         leaves = []
         sources *= len(made_of) // len(sources)
         for choice, one in zip(sources, made_of, strict=True):

@@ -82,11 +82,15 @@ def solve_products(
         values = {name: facts[name] for name in product.names if name in facts}
         values |= {name: found[name] for name in product.names if name in found}
         unknown = set(product.names).difference(values)
-        if product.letter not in found or len(unknown) > 1 or unknown & set(rules.facts):
+        if len(unknown) > 1 or unknown & set(rules.facts) or (unknown and product.letter not in found):
             continue
-        size = found[product.letter]
         positive = all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values.values())
         rest = math.prod(values.get(str(x), x) for x in product.factors if x not in unknown) if positive else 0
+        if product.letter not in found:
+            found |= {product.letter: int(rest)} if rest else {}
+            reasons[product.letter] = f"{product.letter} = {rest}, by {product}"
+            continue
+        size = found[product.letter]
         if positive and unknown and size % rest == 0:
             (letter,) = unknown
             found[letter] = int(size // rest)

@@ -25,6 +25,22 @@ _GEMMA_4_UNIT = Published(
 )
 _EXPORTER = "maxtext 0.2.5 checkpoint_conversion/utils/hf_model_configs.py"
 
+_TOKENS = "maxtext 0.2.5 multimodal/processor_qwen3_omni.py"
+_QWEN_3_VL = (
+    Published({"epsilon": 1e-6, "rope_theta_text": 5e6, "rope": "half-split", "mrope_section": [24, 20, 20]}, f"{_MAXTEXT}/qwen3-vl-*.yml"),
+    Published({"context_length": 262144}, _EXPORTER),
+    Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "vision_end_token": 151653}, _TOKENS, binding=False),
+    Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+)  # fmt: skip
+_QWEN_3_5 = (
+    Published({"epsilon": 1e-6, "rope_theta": 1e7, "rotated": 0.25, "rope": "half-split", "mrope_section": [11, 11, 10]}, f"{_MAXTEXT}/qwen3.5-*.yml"),
+    Published({"attention_pattern": Every(("linear_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/qwen3.5-*.yml, inhomogeneous_layer_cycle_interval"),
+    Published({"key_heads": 16, "key_head_width": 128}, f"{_MAXTEXT}/qwen3.5-*.yml"),
+    *(Published({"experts_per_token": per_token}, f"{_MAXTEXT}/qwen3.5-*.yml", {"i": layers}) for layers, per_token in ((40, 8), (60, 10))),
+    Published({"context_length": 262144}, _EXPORTER),
+    Published({"eos_token_id": 248044}, _EXPORTER, binding=False),
+)  # fmt: skip
+
 
 def _mistral(lengths: Mapping[int, int]) -> tuple[Published, ...]:
     return (
@@ -74,10 +90,17 @@ MODELS: dict[str, tuple[Published, ...]] = {
         Published({"experts_per_token": 8}, f"{_MAXTEXT}/qwen3-*-a*b.yml"),
     ),
     "maxtext-qwen3-vl": (
-        Published({"epsilon": 1e-6, "rope_theta_text": 5e6, "rope": "half-split", "mrope_section": [24, 20, 20], "deepstack_layers": [5, 11, 17]}, f"{_MAXTEXT}/qwen3-vl-2b.yml, qwen3-vl-4b.yml"),
-        Published({"context_length": 262144}, _EXPORTER),
-        Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "vision_end_token": 151653}, "maxtext 0.2.5 multimodal/processor_qwen3_omni.py", binding=False),
-        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
+        Published({"deepstack_layers": [5, 11, 17]}, f"{_MAXTEXT}/qwen3-vl-2b.yml, qwen3-vl-4b.yml"),
+        *_QWEN_3_VL,
+    ),
+    "maxtext-qwen3-vl-moe": (
+        Published({"deepstack_layers": [8, 16, 24], "experts_per_token": 8}, f"{_MAXTEXT}/qwen3-vl-30b-a3b.yml"),
+        *_QWEN_3_VL,
+    ),
+    "maxtext-qwen3.5": _QWEN_3_5,
+    "maxtext-qwen3.5-vision": (
+        *_QWEN_3_5,
+        Published({"image_token": 248056, "video_token": 248057, "vision_start_token": 248053, "vision_end_token": 248054}, _TOKENS, binding=False),
     ),
     "maxtext-qwen3-next": (
         Published({"epsilon": 1e-6, "rope_theta": 1e7, "rotated": 0.25, "rope": "half-split"}, f"{_MAXTEXT}/qwen3-next-80b-a3b.yml"),
@@ -91,6 +114,12 @@ MODELS: dict[str, tuple[Published, ...]] = {
         Published({"attention_pattern": Every(("sliding_attention", "full_attention"))}, "maxtext 0.2.5 models/gpt_oss.py, GPT_OSS_ATTENTION_PATTERN"),
         Published({"context_length": 131072, "sliding_window": 128, "experts_per_token": 4}, f"{_MAXTEXT}/gpt-oss-*.yml"),
         Published({"eos_token_id": 200002, "pad_token_id": 199999}, _EXPORTER, binding=False),
+    ),
+    "maxtext-deepseek3.2": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3.2-671b.yml"),
+        Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tokens_attended": 2048}, f"{_MAXTEXT}/deepseek3.2-671b.yml"),
+        Published({"indexer_epsilon": 1e-6}, "flax nnx.LayerNorm, of which layers/attention_mla.py gives no epsilon"),
+        Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
     ),
     "maxtext-deepseek3": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3-671b.yml"),

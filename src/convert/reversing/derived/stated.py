@@ -28,8 +28,11 @@ def known_sizes(rules: RuleFile, target: str, written: Written, settings: Mappin
     config = list(config_values(rules.targets[target].config, written.config or {}))
     stated[CONFIG] = {name: value for name, _, value in config if isinstance(value, int) and name in rules.axes}
     stated |= {version.name: dict(version.sizes) for version in rules.versions}
-    given = {x: n for x, n in settings.items() if x in rules.axes and isinstance(n, int)}
-    return Known(given, stated)
+    said = {
+        product.letter: settings.get(str(product.factors[0])) for product in rules.products if len(product.factors) == 1
+    }
+    said |= {x: n for x, n in settings.items() if x in rules.axes}
+    return Known({x: n for x, n in said.items() if isinstance(n, int)}, stated)
 
 
 def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str, Any]:
@@ -43,9 +46,11 @@ def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str,
         stated = written.stated("facts")
         found = {name: value for name, value in stated.items() if name in known and rules.facts.get(name) != value}
     if rules.sidecar is None:
+        sizes = {name for product in rules.products for name in product.names}
         for name, _, value in config_values(rules.targets[target].config, written.config or {}):
             own = rules.facts.get(name)
-            if name in known and isinstance(own, int | float) and isinstance(value, int | float) and own != value:
+            number = isinstance(own, int | float) or name in sizes  # a fact that is asked for, and is a size
+            if name in known and number and isinstance(value, int | float) and own != value:
                 found[name] = value
     said = written.stated("settings") if _is_of(rules, written) else {}
     return found | {name: value for name, value in said.items() if name in known}

@@ -102,7 +102,7 @@ RULE_FILE = Record(
                 "a mapping of products such as heads*H to letters",
                 parse_factors,
             ),
-            "Mapping of a product of facts and letters to the letter whose size it is, such as num_heads*H: E. A fact that the tree contradicts is refused, and the only unknown letter is computed. Default: none.",
+            "Mapping of a product of facts and letters to the letter whose size it is, such as num_heads*H: E. A fact that the tree contradicts is refused, and the only unknown letter is computed; heads: N is the size of a letter that no leaf shows. Default: none.",
         ),
         "formulas": Key(
             MapOf(
