@@ -20,14 +20,15 @@ def one_hot_as_lookups(program: Program) -> Program:
     new: dict[Value, Value] = {}
     operations: list[Operation] = []
     for operation in program.operations:
-        operands = tuple(new.get(operand, operand) for operand in operation.operands)
-        found = _lookup(replace(operation, operands=operands))
-        moves = operands != operation.operands and operation.name in MOVES and len(operands) == 1
-        if found is None:
-            found = replace(operation, operands=operands)
-            if moves:
-                found = replace(found, results=(moved_by(operation, operands[0]),))
-        new.update((a, b) for a, b in zip(operation.results, found.results, strict=True) if a is not b)
+        moved = any(operand in new for operand in operation.operands)
+        now = operation
+        if moved:
+            now = replace(operation, operands=tuple(new.get(operand, operand) for operand in operation.operands))
+        found = _lookup(now) or now
+        if found is now and moved and operation.name in MOVES and len(now.operands) == 1:
+            found = replace(now, results=(moved_by(operation, now.operands[0]),))
+        if found is not operation:
+            new.update((a, b) for a, b in zip(operation.results, found.results, strict=True) if a is not b)
         operations.append(found)
     if not new:
         return program
