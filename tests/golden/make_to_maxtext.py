@@ -85,9 +85,9 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
     if name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers
         known.full_attention_interval = config.inhomogeneous_layer_cycle_interval
     to_maxtext.HF_MODEL_CONFIGS[name] = known
-    said = known.to_dict() | (
-        {"model_type": "qwen3_vl"} if qwen_vl else {}
-    )  # its entry is of the base class, without a type
+    said = known.to_dict()
+    if qwen_vl:  # its entry is of the base class, without a type
+        said |= {"model_type": said["text_config"]["model_type"].removesuffix("_text")}
     mapped = to_maxtext.PARAM_MAPPING[name](said, config, config.scan_layers)
     leaves, _ = to_maxtext.get_maxtext_model_info(to_maxtext.pyconfig.initialize(argv))
     used = to_maxtext.validate_and_filter_param_map_keys(mapped.keys(), leaves.keys())

@@ -5,6 +5,7 @@ tests/golden/make_maxtext.py wrote the cases with maxtext 0.2.5; every parameter
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,26 @@ def test_facts_are_read_from_a_class_that_joins_its_experts(tmp_path: Path) -> N
     config.write_text(config.read_text().replace("1e-06", "1e-05"))
     (level,) = check(out, maxtext.checkpoint("qwen3-moe"), levels=["layers"]).levels
     assert level.verdict.value == "failed" and "epsilon" in " ".join(map(str, level.findings))
+
+
+@pytest.mark.parametrize("case", ["qwen3-vl", "qwen3-vl-moe", "qwen3.5-vision"])
+def test_the_bases_of_rope_of_text_and_tower_are_compared_apart(case: str, tmp_path: Path) -> None:
+    """In config.json, and in the module of each: both have a `rope_theta`."""
+    out = maxtext.converted(case, tmp_path / "out")
+    config, modules = out / "config.json", {"text": "language_model.rotary_emb", "vision": "visual.rotary_pos_emb"}
+    right = json.loads(config.read_text())
+    for part, module in modules.items():
+        wrong = json.loads(config.read_text()) | right
+        rope = wrong[f"{part}_config"]["rope_parameters"]
+        wrong |= {
+            f"{part}_config": wrong[f"{part}_config"]
+            | {"rope_parameters": rope | {"rope_theta": 2 * rope["rope_theta"]}}
+        }
+        config.write_text(json.dumps(wrong))
+        (level,) = check(out, maxtext.checkpoint(case), levels=["layers"]).levels
+        facts = {(found.data["fact"], found.path) for found in level.findings}
+        name = f"rope_theta_{part}"
+        assert facts == {(name, f"{part}_config.rope_parameters.rope_theta"), (name, f"model.{module}")}
 
 
 # ---- planted faults: the standard set in the tensors, and slips in the rules

@@ -138,17 +138,22 @@ def _convolution(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _timescales(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the base of a rotary embedding or the two timescales of a sinusoidal one, if attributes have them."""
+    """Return the base of a rotary embedding or the two timescales of a sinusoidal one, if attributes have them.
+
+    Models in one class may have bases of their own: that of a module with a `vision_config` is `rope_theta_vision` as well.
+    """
     low, high = (getattr(module, f"{word}_timescale", None) for word in ("min", "max"))
     if "rotary" not in type(module).__name__.lower():
         return {} if low is None or high is None else {"min_timescale": low, "max_timescale": high}
     if low is not None and high is not None:
         return {"rope_theta": float(high) / float(low)}
-    rope = getattr(getattr(module, "config", None), "rope_parameters", None)
+    config = getattr(module, "config", None)
+    rope, section = getattr(config, "rope_parameters", None), getattr(config, "base_config_key", "")
     for value in (getattr(module, "rope_theta", None), getattr(module, "base", None), rope):
         theta = value.get("rope_theta") if isinstance(value, Mapping) else value
         if isinstance(theta, int | float):
-            return {"rope_theta": theta}
+            of_part = {f"rope_theta_{section.removesuffix('_config')}": theta} if section else {}
+            return {"rope_theta": theta, **of_part}
     return {}
 
 
@@ -166,11 +171,13 @@ def _factor(module: torch.nn.Module) -> str:
     x = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype, device=weight.device).reshape(1, *weight.shape)
     bias = parameters.get("bias")
     zeros = torch.zeros_like(weight)
+    gate = inspect.signature(module.forward).parameters.get("gate")
+    given = (x,) if gate is None or gate.default is not inspect.Parameter.empty else (x, torch.ones_like(x))
 
     def run(value: torch.Tensor) -> torch.Tensor:
         swapped = {name: value} | ({} if bias is None else {"bias": zeros})
         with torch.no_grad():
-            out: torch.Tensor = torch.func.functional_call(module, swapped, (x,))
+            out: torch.Tensor = torch.func.functional_call(module, swapped, given)
         return out
 
     at_zero, at_one = run(zeros), run(torch.ones_like(weight))

@@ -27,13 +27,13 @@ _EXPORTER = "maxtext 0.2.5 checkpoint_conversion/utils/hf_model_configs.py"
 
 _TOKENS = "maxtext 0.2.5 multimodal/processor_qwen3_omni.py"
 _QWEN_3_VL = (
-    Published({"epsilon": 1e-6, "rope_theta_text": 5e6, "rope": "half-split", "mrope_section": [24, 20, 20]}, f"{_MAXTEXT}/qwen3-vl-*.yml"),
+    Published({"epsilon": 1e-6, "rope_theta_text": 5e6, "rope_theta_vision": 1e4, "rope": "half-split", "mrope_section": [24, 20, 20]}, f"{_MAXTEXT}/qwen3-vl-*.yml"),
     Published({"context_length": 262144}, _EXPORTER),
     Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "vision_end_token": 151653}, _TOKENS, binding=False),
     Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, _EXPORTER, binding=False),
 )  # fmt: skip
 _QWEN_3_5 = (
-    Published({"epsilon": 1e-6, "rope_theta": 1e7, "rotated": 0.25, "rope": "half-split", "mrope_section": [11, 11, 10]}, f"{_MAXTEXT}/qwen3.5-*.yml"),
+    Published({"epsilon": 1e-6, "rope_theta_text": 1e7, "rotated": 0.25, "rope": "half-split", "mrope_section": [11, 11, 10]}, f"{_MAXTEXT}/qwen3.5-*.yml"),
     Published({"attention_pattern": Every(("linear_attention",) * 3 + ("full_attention",))}, f"{_MAXTEXT}/qwen3.5-*.yml, inhomogeneous_layer_cycle_interval"),
     Published({"key_heads": 16, "key_head_width": 128}, f"{_MAXTEXT}/qwen3.5-*.yml"),
     *(Published({"experts_per_token": per_token}, f"{_MAXTEXT}/qwen3.5-*.yml", {"i": layers}) for layers, per_token in ((40, 8), (60, 10))),
@@ -100,6 +100,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "maxtext-qwen3.5": _QWEN_3_5,
     "maxtext-qwen3.5-vision": (
         *_QWEN_3_5,
+        Published({"rope_theta_vision": 1e4}, f"{_MAXTEXT}/qwen3.5-*.yml, rope_theta_for_vit"),
         Published({"image_token": 248056, "video_token": 248057, "vision_start_token": 248053, "vision_end_token": 248054}, _TOKENS, binding=False),
     ),
     "maxtext-qwen3-next": (

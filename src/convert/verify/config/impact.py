@@ -147,7 +147,7 @@ def impact_of(fact: str, declared: Any, configured: Any, sizes: Mapping[str, int
     both = [value for value in (declared, configured) if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(both) == 2 and fact == "epsilon":
         return of_epsilon(float(declared), float(configured))
-    if len(both) == 2 and fact == "rope_theta":
+    if len(both) == 2 and fact.startswith("rope_theta"):
         return of_rope_theta(float(declared), float(configured), sizes, context)
     if len(both) == 2 or (isinstance(declared, list | tuple) and isinstance(configured, list | tuple)):
         return of_numbers(declared, configured)
