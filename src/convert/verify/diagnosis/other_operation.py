@@ -254,7 +254,11 @@ def _goal(site: Site, source: Program, name: str) -> Goal:
     from convert.programs.rewrites.rewrite import Goal
 
     want, mask = source.outputs[name].array, site.evidence.masks.get(name)
-    return Goal(name, lambda got: difference(got, want, mask=mask).relative, site.enough)
+
+    def error(got: Array) -> float:
+        return difference(got, want, mask=mask).relative if got.shape == want.shape else float("inf")
+
+    return Goal(name, error, site.enough)
 
 
 def _explained(found: Rewrite | None) -> Explanation | None:
@@ -275,11 +279,7 @@ def _compared(site: Site, source: Program, target: Program, name: str) -> OtherO
     from convert.programs.divergence.search import diverge
     from convert.programs.divergence.wording import named
 
-    want, mask = source.outputs[name].array, site.evidence.masks.get(name)
-
-    def error(got: Array) -> float:
-        return difference(got, want, mask=mask).relative if got.shape == want.shape else float("inf")
-
+    error = _goal(site, source, name).error
     before = error(target.outputs[name].array)
     tolerance = min(max(SHARE * before, FINEST), COARSEST)
     found = diverge(source, target, name, error, min(site.enough, SHARE * before), tolerance)

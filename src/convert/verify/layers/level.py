@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from convert.verify.layers.representatives import IsEqual, Representatives
 from convert.verify.layers.samples import make_sample, read_layer, rule_of, unstack
 from convert.verify.mistakes.named import in_words, mistake_in
 from convert.verify.report.report import LevelReport, Measure, Verdict
+from convert.verify.stopped import or_stopped
 from convert.writing.transfer import Work, default_jobs, used_leaves
 from convert.writing.written import Written
 
@@ -207,13 +209,14 @@ class _LayerRuns:
         measures = (*self._worst.values(), *activations)
         return LevelReport("layers", verdict, reason, tuple(findings), measures, self._notes(represented))
 
-    def _mistake(self, measure: Measure) -> Mistake | None:
-        """Return the known mistake with which the file's tensor is made of its leaves."""
+    def _mistake(self, measure: Measure) -> Mistake | str | None:
+        """Return the known mistake with which the file's tensor is made of its leaves; as text, why the search for it ended early."""
         steps = (step for step in self._plan.steps if step.parts)
         step = next((step for step in steps if measure.name in (step.name, *_places(step))), None)
         if step is None:
             return None
-        return mistake_in(step, self._written.read(step.name), self._plan, step.spec.dtype)
+        read = partial(self._written.read, step.name)
+        return or_stopped(lambda: mistake_in(step, read(), self._plan, step.spec.dtype), str)
 
     @property
     def _complex(self) -> int:
@@ -247,10 +250,10 @@ def _error(measure: Measure) -> float:
     return exact.relative if np.isfinite(exact.relative) else float("inf")
 
 
-def _differs(measure: Measure, names: list[str], mistake: Mistake | None) -> Finding:
+def _differs(measure: Measure, names: list[str], mistake: Mistake | str | None) -> Finding:
     """Return the finding of a rule whose layers differ, with the layer that differs most."""
     exact = measure.float64 or measure.difference
-    cause = f": {in_words(mistake)}" if mistake is not None else ""
+    cause = f": {mistake if isinstance(mistake, str) else in_words(mistake)}" if mistake is not None else ""
     more = f", and {len(names) - 1} more tensors of this rule differ" if len(names) > 1 else ""
     return Finding(
         "layer-differs",
@@ -260,7 +263,7 @@ def _differs(measure: Measure, names: list[str], mistake: Mistake | None) -> Fin
         expected=f"{exact.want:.6g} at {list(exact.at)}",
         got=f"{exact.got:.6g} (relative error {exact.relative:.1e} in float64, {measure.difference.relative:.1e} in the weights' dtype)",
         fix="see the weights level: where it fails, convert again; where it passes, report the rule as a bug",
-        data={"tensors": names, **({"diagnosis": mistake.name} if mistake is not None else {})},
+        data={"tensors": names, **({"diagnosis": mistake.name} if isinstance(mistake, Mistake) else {})},
     )
 
 

@@ -15,13 +15,14 @@ from convert.numerics.compare import Difference, agreement, difference
 from convert.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
-from convert.verify.diagnosis.diagnose import diagnose
+from convert.verify.diagnosis.diagnose import Diagnosis, diagnose
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.verify.sides.second_call import second_call
+from convert.verify.stopped import REPORT, or_stopped
 from convert.writing.written import Written
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ def check_model(
         allowed = bound.value if bound is not None else 0.0
         differing = [name for name in names if name in wrong]
         given = partial(exact_state, plan, written, device)
-        diagnosis = diagnose(plan, reference, torch_side.module, first, evidence, allowed, names, differing, given)
+        module = torch_side.module
+        error = next(((m.float64 or m.difference).relative for m in measures if m.name == first), math.inf)
+        diagnosis = or_stopped(
+            lambda: diagnose(plan, reference, module, first, evidence, allowed, names, differing, given),
+            lambda why: Diagnosis(first, "", why, "", REPORT, error, error, ()),
+        )
     compared = "1 boundary or output" if len(measures) == 1 else f"{len(measures)} boundaries and outputs"
     notes = [f"{compared}, {evidence.origin}", *evidence.notes, *corrected]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from threading import Lock
@@ -22,6 +22,7 @@ from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import ANOTHER_CONSTANT, NOT_IN_SOURCE, NOT_SCALED
 from convert.verify.report.report import LevelReport, Verdict
+from convert.verify.stopped import REPORT, or_stopped
 from convert.verify.weights.causes import FIX
 from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.diagnose import diagnose
@@ -121,7 +122,7 @@ class WeightsPass:
         wrong = {name: count for name, count in wrong.items() if name not in untied}
         findings = [
             *untied.values(),
-            *diagnose(plan, written, wrong),
+            *or_stopped(lambda: diagnose(plan, written, wrong), lambda why: _not_named(plan, wrong, why)),
             *(t.narrow for t in tensors if t.narrow is not None),
             *compare_computed(plan, written),
         ]
@@ -184,6 +185,24 @@ class _Tensor:
         if subnormal := self._special.get("subnormal"):
             notes.append(f"{name} has {subnormal} subnormal values, which some devices flush to zero")
         return notes
+
+
+def _not_named(plan: Plan, wrong: Mapping[str, int], why: str) -> list[Finding]:
+    """Return the finding of all tensors that differ, where the search for the mistake ended early."""
+    steps = {step.name: step for step in plan.steps}
+    first = next(iter(wrong))
+    return [
+        Finding(
+            "weights-differ",
+            why,
+            steps[first].rule.line_only,
+            first,
+            expected="what the rules make of the source",
+            got=f"{sum(wrong.values())} values differ in {len(wrong)} tensors",
+            fix=REPORT,
+            data={"tensors": list(wrong), "values": sum(wrong.values())},
+        )
+    ]
 
 
 def _too_narrow(step: Step, leaf: str, error: OverflowError) -> Finding:

@@ -56,17 +56,17 @@ def _joins(program: Program) -> Iterator[Join]:
     """Yield what joins the states of a loop, with the states of the step before, and of the step behind."""
     index = {v: k for k, one in enumerate(program.operations) for v in one.results}
     producer = {v: program.operations[k] for v, k in index.items()}
-    lines: dict[tuple[str, str, str], list[Value]] = {}
-    for one in program.operations:
-        lines.setdefault((one.name, one.where, one.module), []).append(one.results[0])
+    places = {v: (one.name, one.where, one.module, k) for one in program.operations for k, v in enumerate(one.results)}
+    lines: dict[tuple[str, str, str, int], list[Value]] = {}  # the last: which result of its operation, as of a split
+    for value, place in places.items():
+        lines.setdefault(place, []).append(value)
     for at, one in enumerate(program.operations):
         if kind_of(one) != "join" or len(one.operands) < FEWEST:
             continue
         roots = [root(v, producer) for v in one.operands]
-        second = producer.get(roots[1])
-        if second is None or any(v.array.shape != roots[1].array.shape for v in roots):
+        if roots[1] not in places or any(v.array.shape != roots[1].array.shape for v in roots):
             continue
-        series = lines[second.name, second.where, second.module]
+        series = lines[places[roots[1]]]
         begins = series.index(roots[1])
         before = series[begins - 1 : begins - 1 + len(roots)] if begins else []
         if roots == before and (first := _first_state(program, before[0], index)) is not None:
@@ -82,7 +82,7 @@ def _moved(
     for k, (value, meant, other) in enumerate(zip(program.operations[at].operands, roots, others, strict=True)):
         if value is meant:
             yield (at, k), other
-        elif (first := index[value]) is not None and meant in program.operations[first].operands:
+        elif meant in program.operations[first := index[value]].operands:
             yield (first, program.operations[first].operands.index(meant)), other
 
 
@@ -92,6 +92,7 @@ def _first_state(program: Program, state: Value, index: Mapping[Value, int]) -> 
     for k, one in uses:
         same = (one.name, one.where, one.module)
         earlier = [x for x in program.operations[:k] if (x.name, x.where, x.module) == same]
-        if earlier:
-            return earlier[-1].operands[one.operands.index(state)]
+        at = one.operands.index(state)
+        if earlier and at < len(earlier[-1].operands):  # a list of states grows
+            return earlier[-1].operands[at]
     return None
