@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,11 @@ from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation, Grade, Tensor
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
-from convert.inference.rule_file.proof import compare_rules, is_open
+from convert.inference.rule_file.proof import Mismatch, compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
+WRONG = "its rule would make something else, please report it"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +103,15 @@ def infer_rules(
             seed=seed,
         )
     found = replace(found, leaves={**found.leaves, **dict.fromkeys(numbers, ())})
-    written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names)
+    write = partial(
+        write_rules, target=target, name=name, root=root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names
+    )
+    written = write(found)
     if not found.differences:
-        if not all(is_open(tensor.name, written.open) for tensor in found.tensors):  # there is a plan to compare
-            _require_same(name, written, found, root)
+        written = _without_wrong_rules(written, write, found, root)
     elif wrong := _wrong(written, found, root):
         found = replace(found, tensors=tuple(_unclaimed(tensor, wrong) for tensor in found.tensors))
-        written = write_rules(found, target, name, root, numbers=tuple(numbers), outside=outside, leaf_names=leaf_names)
+        written = write(found)
     return InferredRules(found, target, written)
 
 
@@ -127,19 +132,45 @@ def _unclaimed(tensor: Tensor, wrong: Collection[str]) -> Tensor:
     return replace(tensor, grade=Grade.OPEN, guessed=True) if "" in wrong or tensor.name in wrong else tensor
 
 
-def _require_same(name: str, written: WrittenRules, derivation: Derivation, root: str) -> None:
-    """Refuse rules whose plan is not the derivation.
+def _without_wrong_rules(
+    written: WrittenRules, write: Callable[..., WrittenRules], derivation: Derivation, root: str
+) -> WrittenRules:
+    """Return the rules without those that make something else than was derived: their tensors are open, and the others are written.
 
     Raises:
-        ConvertError: it is another one.
+        ConvertError: no rule is to blame, and the plan is not the derivation.
     """
-    try:
-        wrong = [
-            f"{found.tensor}: {found.problem}"
-            for found in compare_rules(written.decided, derivation, written.open, root)
-        ]
-    except ConvertError as error:
-        wrong = [str(error)]
-    if wrong:
-        problem = f"the rules that were written make other tensors than were derived: {wrong[0]}"
-        raise ConvertError(Finding("internal", problem, path=name, fix="please report it, with both programs"))
+    refused: dict[str, str] = {}
+    while not all(is_open(tensor.name, written.open) for tensor in derivation.tensors):  # there is a plan to compare
+        try:
+            wrong = compare_rules(written.decided, derivation, written.open, root)
+            found = {_maker(one.tensor, written.modules): one.problem for one in wrong}
+        except ConvertError as error:
+            wrong = [Mismatch("", str(error))]
+            found = {module: one.expected or one.problem for one in error.findings for module in _at(one, written)}
+        more = {module: f"{WRONG}: {problem}" for module, problem in found.items() if module and module not in refused}
+        if not wrong:
+            break
+        if not more:
+            problem = f"the rules that were written make other tensors than were derived: {wrong[0].problem}"
+            raise ConvertError(
+                Finding("internal", problem, path=wrong[0].tensor, fix="please report it, with both programs")
+            )
+        refused |= more
+        written = write(derivation, refused=refused)
+    return written
+
+
+def _maker(tensor: str, modules: Sequence[str]) -> str:
+    """Return the module, one of a pattern, that has a tensor; empty if none has."""
+    return next((module for module in modules if module and is_open(tensor, [module])), "")
+
+
+def _at(finding: Finding, written: WrittenRules) -> list[str]:
+    """Return the module of the rule that a finding of `WrittenRules.decided` is about; nothing if it is about no rule."""
+    line = re.search(r":([0-9]+)", finding.rule or "")
+    if line is None:
+        return []
+    lines = written.decided.splitlines()[: int(line[1])]
+    begun = sum(text.startswith("- ") for text in lines[lines.index("rules:") :]) if "rules:" in lines else 0
+    return [module for module in written.modules[begun - 1 : begun] if begun and module]

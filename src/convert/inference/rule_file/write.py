@@ -44,6 +44,7 @@ class WrittenRules:
         decided: the same without questions and guesses, where leaves that are open are dropped: what can be planned and compared.
         guessed: modules whose rule is a guess: a tensor of it is open.
         open: tensor or module -> why no rule makes it.
+        modules: of each rule of `decided`, what it makes; of the others, such as constants, ``""``.
         sure: the rules without guesses, and with the questions about leaves that the language has no words for.
         left: leaves that `sure` says nothing of.
         letters: of the axes.
@@ -53,6 +54,7 @@ class WrittenRules:
     decided: str
     open: Mapping[str, str]
     guessed: Collection[str]
+    modules: tuple[str, ...]
     sure: tuple[DraftEntry, ...]
     left: tuple[str, ...]
     letters: Letters
@@ -67,6 +69,7 @@ def write_rules(
     numbers: Collection[str] = (),
     outside: bool = False,
     leaf_names: Sequence[str] = (),
+    refused: Mapping[str, str] | None = None,
 ) -> WrittenRules:
     """Print a derivation as a rule file.
 
@@ -80,6 +83,7 @@ def write_rules(
         numbers: leaves that are no weights.
         outside: whether the checkpoint has leaves that are not below it.
         leaf_names: of a checkpoint without names, in its order.
+        refused: modules, as `WrittenRules.modules` has them, whose rule makes something else; and what is wrong with it.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
     layers = describe_layers(derivation, target)
@@ -100,9 +104,15 @@ def write_rules(
     rules = join_layers(join_attention(described, derivation, target), derivation.leaves)
     rules, lost = _writable([with_taken(rule, parts) for rule in rules], target)
     unwritten |= lost
+    modules: list[str] = []
     for rule in rules:
+        module = rule.module or _own_tensor(rule)
+        if refused and module in refused:
+            unwritten[module] = refused[module]
+            continue
         try:
             entries.append(entry_of(rule, letters, target))
+            modules.append(module)
             made |= rule.leaves
             tied |= (
                 {f"{rule.module}.weight"} if rule.layer.kind_name == "embedding" and tied_head(rule, target) else set()
@@ -111,12 +121,12 @@ def write_rules(
                 guesses[len(entries) - 1] = rule.leaves
             if rule.grade is Grade.OPEN:
                 unfinished[len(entries) - 1] = rule
-                doubtful.append(rule.module or _own_tensor(rule))
+                doubtful.append(module)
             if any(value == ASK for _, value in rule.layer.keys):
                 unfinished[len(entries) - 1] = rule
                 unwritten[rule.module] = "a key of its rule is open"
         except NoLetterError:
-            unwritten[rule.module or _own_tensor(rule)] = "the rule file has no more letters"
+            unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking]
     buffers = describe_buffers(derivation, letters, lacking)
@@ -149,6 +159,8 @@ def write_rules(
         said += f", shared: {{{names}}}"
     head += ["", "targets:", f"  torch: {{{said}}}", "", "rules:"]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
+    modules = [module for k, module in enumerate(modules) if k not in unfinished]
+    modules += [""] * (len(decided) - len(modules))
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
     texts = ["\n".join([*head, "\n\n".join(rule_texts(of)), ""]) for of in ([*entries, *questions], [*decided, *drops])]
@@ -156,7 +168,9 @@ def write_rules(
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
     drafted = guessed.union(*guesses.values(), set(left) - wordless)
     asked = [leaf for leaf in derivation.leaves if leaf in drafted]
-    return WrittenRules(texts[0], texts[1], unwritten, tuple(doubtful), tuple(sure), tuple(asked), letters)
+    return WrittenRules(
+        texts[0], texts[1], unwritten, tuple(doubtful), tuple(modules), tuple(sure), tuple(asked), letters
+    )
 
 
 def _shared(

@@ -178,7 +178,8 @@ def _has_bias_apart(
         return False
     shape = leaves.get(bias.parts[0].leaf, ())
     main = tensors["weight"].parts[0]
-    product = main.evidence.source is not None and main.evidence.source.operation == "dot_general"
+    by = main.evidence.source.operation if main.evidence.source is not None else ""
+    product = by == "dot_general" or (by == "conv_general_dilated" and module.kind_name == "linear")
     is_vector = len(leaves.get(main.leaf, ())) == len(main.contracted) == 1  # which has no axis of outputs for the bias
     return product and ((len(shape) > 1 and shape[-1] == 1 and bias.shape != shape) or (is_vector and len(shape) > 0))
 

@@ -1,0 +1,74 @@
+"""A rule that would make something else than was derived is an open question, and the others are written: it was an internal error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.core.tensor_spec import TensorSpec
+from convert.inference.pair import Pair
+from convert.inference.rule_file import from_pair
+from convert.inference.rule_file.write import WrittenRules
+from convert.verify.target_model import model_of_module
+from support.inferred import WIDTH
+
+LEAVES = {"a": (WIDTH, WIDTH), "ab": (WIDTH,), "o": (WIDTH, 3), "ob": (3,)}
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def _written(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> WrittenRules:
+    """The rules where the writer would say one thing wrongly."""
+    write = from_pair.write_rules
+
+    def wrong(*args: Any, **keywords: Any) -> WrittenRules:
+        made = write(*args, **keywords)
+        return WrittenRules(**{**vars(made), "decided": re.sub(old, new, made.decided)})
+
+    monkeypatch.setattr(from_pair, "write_rules", wrong)
+    module = Net()
+    pair = Pair(
+        lambda p, given: {"y": jnp.tanh(given["x"] @ p["a"] + p["ab"]) @ p["o"] + p["ob"]},
+        module,
+        lambda net, given: {"y": net(given["x"])},
+        lambda seed: {"x": np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)},
+        "pair:pair",
+    )
+    specs = {name: TensorSpec(shape, "float32") for name, shape in LEAVES.items()}
+    return from_pair.infer_rules(pair, model_of_module(module, "Net"), specs, "net", option="--reference ").written
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (r",(.)(.)->...\2(.*\n  from: a\n)", r",\2\1->...\2\3", "elements are others"),
+        (r",(.)(.)->...\2(.*\n  from: a\n)", r",\1->...\2\3", ""),
+    ],
+    ids=["another layout", "not valid"],
+)
+def test_a_wrong_rule_is_open(old: str, new: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = _written(monkeypatch, old, new)
+    ((module, why),) = written.open.items()
+    assert module == "first" and why.startswith(from_pair.WRONG) and problem in why
+    assert "linear: last" in written.text and "linear: first" not in written.text
+
+
+def test_right_rules_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _written(monkeypatch, "nothing of the kind", "").open
+
+
+def test_what_is_wrong_of_no_rule_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(from_pair.ConvertError, match="make other tensors than were derived"):
+        _written(monkeypatch, "model: net\n", "model: [net]\n")
