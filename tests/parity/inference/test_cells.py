@@ -128,8 +128,9 @@ class Stepped(torch.nn.Module):
         self.s = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell, "rnn": torch.nn.RNNCell}[kind](INPUTS, HIDDEN)
         self.lstm = kind == "lstm"
 
-    def forward(self, x: Any, h: Any, c: Any = None) -> Any:
+    def forward(self, x: Any, h: Any = None, c: Any = None) -> Any:
         out = []
+        h, c = (x.new_zeros(len(x), HIDDEN) if state is None else state for state in (h, c))
         for now in x.unbind(1):
             if self.lstm:
                 h, c = self.s(now, (h, c))
@@ -148,6 +149,29 @@ def test_a_module_for_one_step(cell: str) -> None:
     _, text = derived(cell, from_zeros=False, module=Stepped(LIVE[cell][0]))
     (rule,) = re.findall(r"(?m)^- cell: ([^#]*\S) +#.*\n  from: (.*)\n  (\w+): (.*)\n", text)
     assert rule == (cell, START, LIVE[cell][0], "{module: s, layer: none}")
+
+
+@pytest.mark.slow
+def test_a_module_for_one_step_with_a_bias_where_the_source_has_none() -> None:
+    """Haiku joins input and state, and has one bias, to whose forget gate it adds 1. In the first step, the module's second bias meets zeros."""
+    _, text = derived("haiku.LSTM", from_zeros=True, module=Stepped("lstm"))
+    (rule,) = re.findall(r"(?m)^- cell: ([^#]*\S) +#.*\n  from: (.*)\n  (\w+): (.*)\n", text)
+    assert rule == ("haiku.LSTM", START, "lstm", "{module: s, layer: none}")
+
+
+class Weaker(Stepped):
+    """Planted: each output is a share of the state."""
+
+    def forward(self, x: Any, h: Any = None, c: Any = None) -> Any:
+        return super().forward(x, h, c) * 0.9
+
+
+@pytest.mark.slow
+def test_another_output_of_such_a_module_ends_as_a_difference() -> None:
+    function, _, inputs, tree = pair("haiku.LSTM", True)
+    shapes = {name: array.shape for name, array in tree.items()}
+    found = infer(function, Weaker("lstm").eval(), lambda module, given: {"y": module(**given)}, inputs, shapes)
+    assert not found.complete and found.differences
 
 
 class Bidirectional(torch.nn.Module):

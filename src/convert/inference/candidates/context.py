@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -178,10 +178,18 @@ class Context:
         return {self._names[k] for k in np.unique(np.searchsorted(self._starts, numbers.ravel(), "right") - 1)}
 
     def _is_known(self, numbers: Array) -> bool:
+        return not any(np.isnan(values).any() for values in self._values(numbers))
+
+    def are_zeros(self, numbers: Array) -> bool:
+        """Whether elements of the target are known, and are zeros."""
+        return not any(values.any() for values in self._values(numbers))  # NaN is no zero
+
+    def _values(self, numbers: Array) -> Iterator[Array]:
+        """Yield the values of elements of the target, tensor by tensor; NaN where one is not known."""
         used = np.unique(numbers[numbers >= 0])
         owners = np.searchsorted(self._starts, used, "right") - 1
-        flat = self.replay.parameters
-        return not any(np.isnan(flat[self._names[k]][used[owners == k] - self._starts[k]]).any() for k in set(owners))
+        for k in set(owners):
+            yield self.replay.parameters[self._names[k]][used[owners == k] - self._starts[k]]
 
     def pieces(
         self,

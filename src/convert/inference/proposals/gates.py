@@ -169,7 +169,7 @@ class Cells:
 
     def _biases(self, gate: Gate, other: Gate, order: Sequence[int]) -> list[Piece] | None:
         """Return what the source's biases and numbers make of the target's biases; None if these are too few."""
-        free = list(gate.biases)
+        free = [own for own in gate.biases if not self._context.are_zeros(own.numbers)]
         offset = other.number - gate.number
         found: list[Piece] = []
         for bias in other.biases:
