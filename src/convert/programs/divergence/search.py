@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.programs.divergence.constants import other_constants
 from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
@@ -93,14 +94,13 @@ def _is_vague(found: Divergence) -> bool:
 
 def _diverge(plain: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:
     """Find where a target departs, with the operations that it has."""
-    filled = with_rows_filled(plain)
-    found = None
-    for known in dict.fromkeys((filled, plain)):  # the rows of zeros may be the fault
+    found = _of_parameters(plain, error, enough)
+    for known in dict.fromkeys((with_rows_filled(plain), plain)):  # the rows of zeros may be the fault
+        if found is not None and found.proven:
+            break
         found = _searched(known, error, enough)
         if known is not plain and found is not None and found.proven:
             found = _alone(plain.target, found, plain.goal, error, enough)
-        if found is not None and found.proven:
-            break
     if (
         found is None
         or not found.proven
@@ -110,6 +110,14 @@ def _diverge(plain: Knowledge, error: Callable[[Array], float], enough: float) -
     at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
     kept = needed(plain.target, plain.goal, at, [one.change for one in found.repairs], error, enough)
     return replace(found, repairs=tuple(found.repairs[k] for k in kept))
+
+
+def _of_parameters(known: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:
+    """Return other constants in what is computed from parameters alone, where they restore the output."""
+    repairs = other_constants(known)
+    if not repairs or error(known.goal.array) <= enough:
+        return None
+    return _alone(known.target, Divergence(repairs, 0.0, proven=True), known.goal, error, enough)
 
 
 def _searched(known: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:

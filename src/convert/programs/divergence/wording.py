@@ -151,7 +151,7 @@ def named(
     by_rules = all(one in BY_RULES for one in names) or not is_clear(name) or any(map(_of_layers, repairs))
     first = Both(repairs[0], ours, theirs, activations, training)
     short = moved or brief(first, *chosen[0][1:], len(problems) - 1)
-    return Named(name, problem, _fix(first), short, by_rules)
+    return Named(name, problem, _fix(first, chosen[0][2]), short, by_rules)
 
 
 def _behind(
@@ -222,8 +222,13 @@ def _moved(chosen: Sequence[tuple[Repair, str, str]], activations: Mapping[str, 
     return MOVED if one == two else CONSTANT
 
 
-def _fix(both: Both) -> str:
-    """Say what to change: where in the target, and what the JAX model computes there."""
+def _fix(both: Both, said: str) -> str:
+    """Say what to change: where in the target, and what the JAX model computes there.
+
+    Args:
+        said: what is wrong. Where it is not in what the operations compute of the data, but in the numbers that they are given,
+            the advice does not repeat the operations.
+    """
     repair = both.repair
     if repair.layer is not None and not repair.source:
         name = repair.layer.module or line([repair.layer])
@@ -233,16 +238,16 @@ def _fix(both: Both) -> str:
     if not repair.target:
         user = repair.layer or next(iter(both.user), None)
         at = f" in front of {user.module or line([user])}" if user is not None else ""
-        return f"compute in the target{at} what the JAX model computes at {line(repair.source)}{_what(both.instead)}, or correct the reference"
+        return f"compute in the target{at} what the JAX model computes at {line(repair.source)}{_what(both.instead, said)}, or correct the reference"
     if not repair.source:
-        return f"remove this from {line(repair.target)}{_what(both.does)}, or add it to the reference"
-    instead = _what(both.instead) if both.instead != both.does else ""
+        return f"remove this from {line(repair.target)}{_what(both.does, said)}, or add it to the reference"
+    instead = _what(both.instead, said) if both.instead != both.does else ""
     return f"make {line(repair.target)} compute what the JAX model computes at {line(repair.source)}{instead}, or correct the reference"
 
 
-def _what(does: str) -> str:
-    """Return what is computed, in brackets, where that is short."""
-    return f" (it {does})" if does.count(", ") < MOST_STEPS else ""
+def _what(does: str, said: str) -> str:
+    """Return what is computed, in brackets, where that is short, and the sentence says it, too."""
+    return f" (it {does})" if does.count(", ") < MOST_STEPS and does in said else ""
 
 
 def _unproven(
