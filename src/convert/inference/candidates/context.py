@@ -22,6 +22,7 @@ from convert.programs.program import Operation, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+TURNS = ("transpose", "permute", "movedim", "t")
 SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
 MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
 MAX_BEFORE_MAP = 16  # operations between a product and the map that is made of its result, as those of a norm
@@ -155,6 +156,19 @@ class Context:
             users = [user for at in level for user in self._users.get(at, []) if user.name in VIEWS]
             level = [user.results[0] for user in users]
             found |= dict.fromkeys(size for made in level for size in made.array.shape[-1:])
+        return list(found)
+
+    def sizes_behind(self, value: Value) -> list[int]:
+        """Return the sizes of the last axis in the views that the target takes of what it makes of each element of a value, and then turns."""
+        found, level = dict[int, None](), [value]
+        for _ in range(MAX_DEPTH):
+            users = [(at, user) for at in level for user in self._users.get(at, [])]
+            level = [user.results[0] for at, user in users if user.results[0].array.shape == at.array.shape]
+            for at, user in users:
+                made = user.results[0]
+                turned = any(of.name in TURNS for of in self._users.get(made, []))
+                if user.name in VIEWS and turned and made.array.ndim > at.array.ndim:
+                    found |= dict.fromkeys(made.array.shape[-1:])
         return list(found)
 
     def free(self, numbers: Array, target: Array | None = None) -> bool:

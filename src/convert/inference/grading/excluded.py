@@ -15,7 +15,9 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
-from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
+from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
+from convert.inference.meetings.sites import role_of
+from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program, Value
@@ -26,6 +28,7 @@ _Option = tuple[str, Array]  # a leaf, and the tensor that is made of it
 MOST = 2000  # ways to make the tensors that a repair overwrites
 WORK = 5 * 10**8  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
+DEPTH = 12  # operations behind a layer
 FOR_VECTORS = (Arithmetic.SAME, Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
 
 
@@ -45,7 +48,7 @@ def is_only_explanation(
         tensors: all of them, with their grades.
         error: of an array as the output.
     """
-    if not found.proven or found.error > EXACT:
+    if not found.proven or found.error > EXACT or _are_columns_of_a_layer(found.repairs[0], target):
         return False
     overwritten = _overwritten(found, target, output)
     doubtful = [t for t in tensors if t.name in overwritten and t.grade is not Grade.IN_FRONT]
@@ -68,6 +71,32 @@ def is_only_explanation(
         if error(again.outputs[output].array) <= EXACT:
             return False
     return True
+
+
+def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
+    """Whether a value is that of the source but for the order of a layer's results, for each of its rows: other weights give that order."""
+    made_by = {value: operation for operation in target.operations for value in operation.results}
+    operation = made_by.get(repair.operands[0]) if repair.operands else None
+    for _ in range(DEPTH):
+        if operation is None or role_of(operation) is Role.PRODUCT or len(operation.data) != 1:
+            break
+        operation = made_by.get(operation.data[0])
+    if (
+        operation is None
+        or role_of(operation) is not Role.PRODUCT
+        or not any(x.of_parameters for x in operation.operands)
+    ):
+        return False
+    width = operation.results[0].array.shape[-1]
+    if (
+        repair.got.shape != repair.want.shape
+        or width < 2
+        or repair.got.size % width
+        or np.array_equal(repair.got, repair.want)
+    ):
+        return False
+    got, want = (np.sort(array.reshape(-1, width), 1) for array in (repair.got, repair.want))
+    return len(got) > 1 and bool(np.allclose(got, want, rtol=0, atol=EXACT * np.abs(want).max()))
 
 
 def _overwritten(found: Divergence, target: Program, output: str) -> set[str]:

@@ -239,6 +239,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     number = _number(operation.module)
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
+    lasts = context.sizes_behind(operation.results[0]) if context.level > 0 else ()
     map_ = context.map_of(operation.results[0])
     turns = context.level > 0 and context.turns(operation.results[0])
     seen = set()
@@ -248,7 +249,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
         of_leaf = _by_leaf(context, product)
-        further = _as_cut(size, cuts), _head_by_head(size, heads), _of_taken(taken, size, out)
+        further = _as_cut(size, cuts), _head_by_head(size, heads), _turned(size, lasts), _of_taken(taken, size, out)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
@@ -358,6 +359,17 @@ def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, 
     for head in heads:
         if 2 < head < size and size % head == 0 and head % 2 == 0:
             yield from _pairs(("heads", head), np.arange(size), head)
+
+
+def _turned(size: int, lasts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix whose results are two axes that the source has in the other order.
+
+    Args:
+        lasts: sizes of the axis into which the target splits the result.
+    """
+    for last in lasts:
+        if 1 < last < size and size % last == 0:
+            yield ("turned", last), np.arange(size).reshape(last, -1).T.ravel(), ""
 
 
 def orders_of_parts(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Array]]:
