@@ -68,6 +68,36 @@ def test_experts_that_see_their_own_tokens() -> None:
     assert "  from: down\n  stacked: {i: 0}\n  linear: experts.{i}.w2" in written
 
 
+def _fused_experts(w: Any, x: Any) -> Any:
+    gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
+    gates = (jax.nn.one_hot(chosen, 4) * gates[..., None]).sum(-2)
+    h = jnp.einsum("btd,edcf->btecf", x, w["gate_up"])
+    h = jax.nn.silu(h[..., 0, :]) * h[..., 1, :]
+    return jnp.tanh(x + jnp.einsum("btef,efd,bte->btd", h, w["down"], gates)) @ w["out"]
+
+
+class RoutedBatch(Routed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, 4, bias=False), nn.ModuleList(Expert() for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        h = x.view(-1, D)
+        (gates, chosen), y = self.router(h).softmax(-1).topk(2, -1), torch.zeros_like(h)
+        for k, expert in enumerate(self.experts):
+            row, place = torch.where(chosen == k)
+            y = y.index_add(0, row, expert(h[row]) * gates[row, place, None])
+        return self.out(torch.tanh(x + y.view_as(x)))
+
+
+def test_a_wrong_router_is_refuted_by_its_softmax() -> None:
+    """Otherwise each part of the experts' leaf that is as wide as the router is followed through all experts: 1,000s of candidates."""
+    shapes = {"router": (D, 4), "gate_up": (4, D, 2, D), "down": (4, D, D), "out": (D, D)}
+    found = derive(_fused_experts, RoutedBatch(), shapes, floats(2, 9, D))
+    assert grades(found) == {Grade.DERIVED}
+    assert found.tried < 1000
+
+
 BIASED = {"router": (D, E), "wi": (E, D, D), "bi": (E, D), "wo": (E, D, D), "bo": (E, D), "out": (D, D)}
 
 

@@ -80,6 +80,7 @@ class Source:
         self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
         self._columns: dict[Role, tuple[Array, Array]] = {}
         self._vectors: dict[Role, Rows] = {}
+        self._sums_of_rows: dict[int, Array] = {}  # by width
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
 
     @cached_property
@@ -113,6 +114,26 @@ class Source:
     def has_rows(self, array: Array, tolerance: float) -> bool:
         """Whether the source applies a product to each row of an array."""
         return array.ndim > 0 and bool(self._some_rows.find([array], tolerance))
+
+    def has_each_row(self, array: Array, tolerance: float) -> bool:
+        """Whether each row of an array is a row of a value of the source, in any order: by the sum of its cubes, as the rows of each softmax have the same sum."""
+        if not array.ndim or not array.size:
+            return False
+        known = self._row_sums(array.shape[-1])
+        with np.errstate(all="ignore"):
+            rows = array.reshape(-1, array.shape[-1]) ** 3
+            sums, slack = rows.sum(-1), tolerance * np.abs(rows).sum(-1)
+            low, high = np.searchsorted(known, sums - slack, "left"), np.searchsorted(known, sums + slack, "right")
+        return bool((low < high).all())
+
+    def _row_sums(self, width: int) -> Array:
+        """Return the sums of the cubes of the rows of this width that the source's values have, in order."""
+        if width not in self._sums_of_rows:
+            values = (x.array for operation in self.program.operations for x in operation.results if x.data)
+            with np.errstate(all="ignore"):
+                sums = [(a**3).sum(-1).ravel() for a in values if a.shape[-1:] == (width,) and a.dtype.kind == "f"]
+            self._sums_of_rows[width] = np.sort(np.concatenate([np.zeros(0), *sums]))
+        return self._sums_of_rows[width]
 
     @cached_property
     def _some_rows(self) -> Rows:

@@ -39,6 +39,7 @@ PROPOSE = {
 
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
+FUNCTIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "softmax", "_softmax")  # of a product's result
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 
 
@@ -150,6 +151,10 @@ class Walk(Assigned):
             self.replay.keep(operation, results)
             if not choices or sides:
                 continue
+            if self._strict and not self._computes(operation, results[0]):
+                self._hindered = True
+                self._refute(at, f"the source computes no {operation.name} of this value")
+                return
             factor = None if self._loose else factor_of(self.context, operation)
             if factor is not None:
                 yield from self._carried(at, choices, factor)
@@ -272,6 +277,16 @@ class Walk(Assigned):
             return True
         parts = [array[..., place] for place in values_of(self.context, operation.data[0])]
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
+
+    def _computes(self, operation: Operation, result: Array) -> bool:
+        """Whether the source has the result of a function, or each of its rows.
+
+        The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
+        """
+        if operation.name not in FUNCTIONS or len(operation.data) != 1 or np.isnan(result).any():
+            return True
+        tolerance = self.context.tolerance
+        return self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance)
 
     def _pairs(self, operation: Operation, result: Array) -> bool:
         """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
