@@ -111,6 +111,10 @@ class Source:
         found = [self.products[k] for k in self._rows.find(rows, tolerance)]
         return found or self._some_rows.find(rows, tolerance)
 
+    def summed(self, at_least: int) -> list[int]:
+        """Return the sizes that its products sum over, from a size on."""
+        return sorted({size for product, _ in self.products if (size := len(product.value)) >= at_least})
+
     def has_rows(self, array: Array, tolerance: float) -> bool:
         """Whether the source applies a product to each row of an array."""
         return array.ndim > 0 and bool(self._some_rows.find([array], tolerance))

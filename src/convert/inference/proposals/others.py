@@ -1,4 +1,4 @@
-"""Proposals for a table that rows are taken from, and for parameters that data meets in any other operation."""
+"""Proposals for parameters that data meets in any other operation."""
 
 from __future__ import annotations
 
@@ -16,44 +16,6 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_LEAVES = 24  # so many leaves of this size are tried
-
-
-def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
-    """Yield the source's tables that rows are taken from by the same indices; either may have more rows."""
-    weight = operation.operands[side]
-    if not weight.elements:
-        return
-    elements = context.lacking(weight)
-    data = context.replay.value(operation.data[0])
-    same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
-    any_fits = False
-    for meeting in context.near_first(same):
-        source = meeting.weight
-        for numbers in source.elements:
-            if numbers.ndim != weight.array.ndim or numbers.shape[1:] != weight.array.shape[1:]:
-                continue
-            rows = min(len(numbers), len(weight.array))
-            cut = np.s_[:rows]
-            if not context.free(numbers[cut], elements[0][cut]):
-                continue
-            places = np.arange(source.array.size).reshape(source.array.shape)
-            found = context.fitted(
-                [t[cut] for t in elements],
-                [numbers[cut]],
-                source.array[cut],
-                lambda cut=cut: context.replay.value(weight)[cut],  # type: ignore[misc]
-                meeting,
-                places[cut],
-            )
-            if found is not None:
-                rest = elements[0][rows:]
-                if rest.size:  # rows that the source has not got
-                    nothing = np.full(rest.shape, -1)
-                    found += context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
-                any_fits = True
-                yield Candidate(found, "rows taken by the same indices", ("rows", rows))
-    if not any_fits:  # a product with rows of zeros and a one, or several indices, of which another table has the first
-        yield from any_leaf(context, operation, side)
 
 
 def of_kernels(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:

@@ -165,7 +165,13 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
 
 
 def of_parts(
-    context: Context, kernels: Sequence[tuple[Product, Meeting, tuple[int, ...]]], numbers: Sequence[Array], read: Any
+    context: Context,
+    kernels: Sequence[tuple[Product, Meeting, tuple[int, ...]]],
+    numbers: Sequence[Array],
+    read: Any,
+    *,
+    whole: bool = False,
+    cuts: Sequence[int] = (),
 ) -> Iterator[Candidate]:
     """Yield proposals for a matrix of which leaves fill some columns each, or which is some columns of a leaf.
 
@@ -173,18 +179,24 @@ def of_parts(
         kernels: matrices of the source whose rows are in the target's order, with the columns of the data that are tied.
         numbers: numbers of the target's elements, [I, O].
         read: returns some columns of the target's matrix.
+        whole: whether one of them may be the whole matrix, in another order.
+        cuts: lengths of the parts of the target's columns that the source may have in another order.
     """
     out = numbers[0].shape[1]
     atoms = []
     for product, meeting, tied in kernels:
         rows = np.arange(len(product.value))
-        for order, columns, _ in _orders(product.value.shape[1:], out, context.level):
-            if len(columns) <= out and context.free(product.numbers[0][:, columns]):
+        flat = product.numbers[0].reshape(len(rows), -1)
+        of_parts_ = _as_cut(flat.shape[1], cuts) if flat.shape[1] == out else ()
+        for order, columns, _ in itertools.chain(_orders(product.value.shape[1:], out, context.level), of_parts_):
+            if len(columns) <= out and context.free(flat[:, columns]):
                 atoms.append(_Atom(product, meeting, rows, order, columns, tied))
     for atom in atoms:
-        if len(atom.columns) == out < atom.product.value.shape[1]:
+        if len(atom.columns) == out and (whole or out < atom.product.value[0].size):
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
     for chosen in _fillings(atoms, out, context.level):
+        yield from _candidate(context, chosen, numbers, read)
+    for chosen in _in_turns(atoms, out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
 
 

@@ -17,7 +17,16 @@ from convert.inference.candidates.factors import carriers, factor_of
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
-from convert.inference.proposals import computed, convolutions, elementwise, others, own, products, with_vectors
+from convert.inference.proposals import (
+    computed,
+    convolutions,
+    elementwise,
+    lookups,
+    others,
+    own,
+    products,
+    with_vectors,
+)
 from convert.inference.proposals.gates import Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
@@ -33,7 +42,7 @@ PROPOSE = {
     Role.CONVOLUTION: convolutions.propose,
     Role.SCALE: elementwise.propose,
     Role.SHIFT: elementwise.propose,
-    Role.LOOKUP: others.look_up,
+    Role.LOOKUP: lookups.look_up,
     Role.OTHER: others.any_leaf,
 }
 

@@ -377,8 +377,10 @@ class _Search:
         """Return what the source computes of the values that an entry is given."""
         known = self.known
         values = [part.value for v in entry.data for part in known.found.get(v, ())]
-        near = [value for value, depth in after_in_source(known, values, known.present()) if depth == 1]
-        return tuple(dict.fromkeys(known.source_producer[value] for value in near))
+        behind = [(known.source_producer[v], depth) for v, depth in after_in_source(known, values, known.present())]
+        picks = [one for one, _ in behind if kind_of(one) == "pick"] if kind_of(entry) == "pick" else []
+        # In front of a lookup JAX compares the indices with 0.
+        return tuple(dict.fromkeys(picks or (one for one, depth in behind if depth == 1)))
 
 
 def _is_weak(trial: Trial, known: Knowledge) -> bool:

@@ -93,7 +93,14 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
         return list(group)
     if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
         return list(group)
-    return [_whole(_as_one_layer(group), module, group[0].sources)]
+    return [_as_parameter(_whole(_as_one_layer(group), module, group[0].sources))]
+
+
+def _as_parameter(rule: PatternRule) -> PatternRule:
+    """Return the rule of tables that are the elements of one axis as that of their tensors: only such a rule has words for them."""
+    if rule.layer.kind_name != "embedding" or rule.layer.names or rule.layer.keys:
+        return rule
+    return replace(rule, layer=replace(rule.layer, kind_name="parameter"), module=f"{rule.module}.weight")
 
 
 def _part(source: Source) -> Axis | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Tensor
+from convert.inference.derivation import Role, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,6 +58,17 @@ def _beside(tensor: Tensor, blocks: list[Array]) -> int:
     return count if all(np.array_equal(np.sort(x), y.ravel()) for x, y in zip(blocks, wanted, strict=True)) else 0
 
 
+def alternating(tensor: Tensor) -> int:
+    """Return how many leaves alternate one by one along the last axis of a table; 0 if they do not."""
+    leaves = sorted(tensor.parts, key=lambda part: int(part.elements.min()))
+    if len(tensor.shape) < 2 or len(leaves) < 2 or leaves[0].evidence.role is not Role.LOOKUP:
+        return 0
+    places = np.arange(int(np.prod(tensor.shape))).reshape(-1, tensor.shape[-1])
+    wanted = [places[:, k :: len(leaves)].ravel() for k in range(len(leaves))]
+    same = all(np.array_equal(np.sort(part.elements), of) for part, of in zip(leaves, wanted, strict=True))
+    return len(leaves) if same else 0
+
+
 def in_columns(tensor: Tensor) -> list[Tensor]:
     """Return the columns of a matrix that each of several leaves is, if they stand side by side; none if they do not."""
     if len(tensor.shape) != 2 or len({part.leaf for part in tensor.parts}) < max(len(tensor.parts), 2):
@@ -75,10 +86,11 @@ def in_columns(tensor: Tensor) -> list[Tensor]:
     return found if start == width else []
 
 
-def one_below_another(tensor: Tensor, count: int) -> Tensor:
-    """Return a tensor whose leaves stand side by side with its leaves below each other."""
+def one_below_another(tensor: Tensor, count: int, *, alternate: bool = False) -> Tensor:
+    """Return a tensor whose leaves stand side by side, or alternate along the last axis, with its leaves below each other."""
     first, *between, width = tensor.shape
-    place = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, width // count).swapaxes(0, 1).ravel()
+    blocks = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, width // count)
+    place = (np.moveaxis(blocks, 0, -1) if alternate else blocks.swapaxes(0, 1)).ravel()
     parts = tuple(replace(part, elements=place[part.elements]) for part in tensor.parts)
     return replace(tensor, shape=(count * first, *between, width // count), parts=parts)
 

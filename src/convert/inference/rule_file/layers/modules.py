@@ -9,7 +9,7 @@ from typing import Any
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
 from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
-from convert.inference.rule_file.layers.fused import in_columns, side_by_side
+from convert.inference.rule_file.layers.fused import alternating, in_columns, side_by_side
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
 from convert.inference.rule_file.layers.rule import ATTENTION, PARAMETERS, LayerRule, NoWordsError, Source
@@ -59,7 +59,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             root
             or alone
             or not is_norm_of_rows(own)
-            or any(side_by_side(tensor) or in_columns(tensor) for tensor in own.values())
+            or any(side_by_side(tensor) or in_columns(tensor) or alternating(tensor) for tensor in own.values())
         ):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for kind_name, group in _groups(module, own):

@@ -12,6 +12,7 @@ import numpy as np
 from convert.drafting.like.target import TargetModule
 from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
 from convert.inference.rule_file.layers.fused import (
+    alternating,
     below_each_other,
     by_parts,
     in_columns,
@@ -23,6 +24,7 @@ from convert.inference.rule_file.layers.geometry import geometry_of
 from convert.inference.rule_file.layers.kind import kind_of, norm_keys
 from convert.inference.rule_file.layers.parametrized import LowRankWords, low_rank_words, main_leaf
 from convert.inference.rule_file.layers.rule import (
+    ALTERNATING,
     ATTENTION,
     BESIDE,
     COLUMNS,
@@ -65,6 +67,7 @@ class _Layer:
         computed_from: the leaves beside the main one of a weight that the source computes; None: it computes none.
         turns: the rows of each leaf in a head or group, where leaves lie in turns.
         beside: how many leaves stand side by side in the columns; 0: they do not.
+        alternate: how many leaves of a table alternate along the last axis; 0: they do not.
     """
 
     tensors: Mapping[str, Tensor]
@@ -73,6 +76,7 @@ class _Layer:
     computed_from: tuple[str, ...] | None = None
     turns: tuple[int, ...] | None = None
     beside: int = 0
+    alternate: int = 0
 
     @property
     def grade(self) -> Grade:
@@ -207,9 +211,10 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
     if turns is not None:
         tensors = {role: below_each_other(tensor, turns) for role, tensor in tensors.items()}
     beside = side_by_side(first)
-    if beside:
-        tensors = {"weight": one_below_another(first, beside)}
-    return _Layer(tensors, first, None, None, turns, beside)
+    alternate = 0 if beside else alternating(first)
+    if beside or alternate:
+        tensors = {"weight": one_below_another(first, beside or alternate, alternate=bool(alternate))}
+    return _Layer(tensors, first, None, None, turns, beside, alternate)
 
 
 def _sources(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources:
@@ -318,6 +323,8 @@ def _keys(
     target_keys = (*target_keys, *_in_turns(layer))
     if layer.beside:
         target_keys = (*target_keys, (BESIDE, str(layer.beside)))
+    if layer.alternate:
+        target_keys = (*target_keys, (ALTERNATING, str(layer.alternate)))
     if kept := _parametrization(module, layer):
         target_keys = (*target_keys, ("parametrization", kept))
     return keys, target_keys

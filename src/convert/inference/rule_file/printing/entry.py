@@ -15,6 +15,7 @@ from convert.inference.rule_file.layers.cells import KINDS as CELLS
 from convert.inference.rule_file.layers.geometry import PADDED
 from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Layout
 from convert.inference.rule_file.layers.rule import (
+    ALTERNATING,
     ATTENTION,
     BESIDE,
     COLUMNS,
@@ -33,6 +34,7 @@ from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.recurrent.equations import NO_LAYER
 from convert.layers.shared_keys import shown_part
 
+UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS)  # no keys of a target
 NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
 CELLS_OF_ONE = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
@@ -78,7 +80,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     if rule.taken:
         words.source.append(("part", shown_part([(one.at + 1, len(one.sizes)) for one in rule.taken])))
     entry = _entry_of_source(rule, words)
-    words.target += [(key, value) for key, value in layer.target_keys if key not in (IN_TURNS, BESIDE, COLUMNS)]
+    words.target += [(key, value) for key, value in layer.target_keys if key not in UNSAID]
     if turns := dict(layer.target_keys).get(IN_TURNS):
         words.target = [(key, value) for key, value in words.target if key != "axes"]
         words.target.insert(0, ("axes", in_turns(words.equation, turns, main, named)))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
-from convert.inference.rule_file.layers.rule import BESIDE, COLUMNS, NORMS, NoWordsError
+from convert.inference.rule_file.layers.rule import ALTERNATING, BESIDE, COLUMNS, NORMS, NoWordsError
 from convert.inference.rule_file.printing.letters import (
     Named,
     in_stored_order,
@@ -38,29 +38,38 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         return leaf_letters(layout, named, stacked), ""
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
-    beside = int(dict(layer.target_keys).get(BESIDE, "1"))
+    said = dict(layer.target_keys)
+    beside, alternating = (int(said.get(key, "1")) for key in (BESIDE, ALTERNATING))
     moved = any(axis.parts for axis in layout.axes)
     if (rule.split is not None and rule.at < 0) or rule.parts is not None:
         if layer.kind_name != "parameter":
             raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
         return _in_pieces(rule, named, stacked)
-    columns = dict(layer.target_keys).get(COLUMNS, "")
-    single = beside == 1 and len(layer.main) == 1 and not columns
+    columns = said.get(COLUMNS, "")
+    single = len(layer.main) == 1 and not columns
     if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
         return "", ""
     named.divided(layout, rule.taken, stacked)
     for k, axis in enumerate(layout.axes):
-        named.name_one(axis, "entries" if layer.kind_name == "embedding" and k == 0 else "width")
+        role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
+        if len(layout.made_of(axis.of)) > 1:
+            named.of[axis.of, axis.place] = named.another(role, axis.size)
+        else:
+            named.name_one(axis, role)
+    for made_of in map(layout.made_of, range(len(layout.leaf_shape))):
+        if len(made_of) > 1:  # no leaf has an axis for each: the file gives all sizes but one
+            named.letters.sums.append(tuple(named.of[axis.of, axis.place] for axis in made_of))
     own = leaf_letters(layout, named, stacked)
     stored = named.as_stored(own)
     of_one = layer.kind_name == "embedding" and len(stored) == 2 and "." in stored
     if of_one or (layer.kind_name in NORMS and stored == "."):  # a width of 1 has a letter, too
         stored = stored.replace(".", named.take("width", 1))
-    if beside > 1:
+    if beside > 1 or alternating > 1:
         axes = target_axes(layout, named)
-        if axes[-1] == ")":
-            raise NoWordsError("leaves that stand side by side have no axis of their own there")
-        return stored, f"{axes[:-1]}({' + '.join(axes[-1].replace('.', '1') * beside)})"
+        start = axes.rindex("(") if axes[-1] == ")" else len(axes) - 1
+        each = axes[start:].strip("()").replace(".", "1")
+        ones = f"{each} ({' + '.join('1' * alternating)})" if alternating > 1 else ""
+        return stored, f"{axes[:start]}({ones or ' + '.join([each] * beside)})"
     if columns:
         return stored, _side_by_side(target_axes(layout, named), layout.shape, list(map(int, columns.split())), named)
     if layer.kind_name == "parameter" and len(layer.main) > 1:

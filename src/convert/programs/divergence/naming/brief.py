@@ -45,7 +45,7 @@ def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, 
     other = theirs.chain(instead[:1])
     if not instead or does == other:
         given = " and ".join(dict.fromkeys(map(ours.value, entry.data)))
-        return f"{at}of {given}, the target {does}, the JAX model does not"
+        return f"{at}of {given}, the target {does}, the JAX model does {'so, too, with other results' if instead else 'not'}"
     return f"{at}the target {does}, the JAX model {other}"
 
 

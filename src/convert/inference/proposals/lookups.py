@@ -1,0 +1,111 @@
+"""Proposals for a table that rows are taken from.
+
+A table is a matrix whose rows the indices choose. So one may be some columns of the other, as a matrix may be: the programs then split
+the rows that they have taken. The source may also multiply its table by rows of zeros and a one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.inference.candidates.candidate import Candidate, Piece
+from convert.inference.candidates.context import Context
+from convert.inference.derivation import Arithmetic, Role
+from convert.inference.meetings.sites import Meeting, Product
+from convert.inference.proposals import products
+from convert.inference.proposals.others import any_leaf
+from convert.programs.program import Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+BY = "rows taken by the same indices"
+
+
+def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
+    """Yield the source's tables that rows are taken from by the same indices; either may have more rows."""
+    weight = operation.operands[side]
+    if not weight.elements:
+        return
+    elements = context.lacking(weight)
+    data = context.replay.value(operation.data[0])
+    same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
+    any_fits = False
+    for meeting in context.near_first(same):
+        source = meeting.weight
+        for numbers in source.elements:
+            if numbers.ndim != weight.array.ndim or numbers.shape[1:] != weight.array.shape[1:]:
+                continue
+            rows = min(len(numbers), len(weight.array))
+            cut = np.s_[:rows]
+            if not context.free(numbers[cut], elements[0][cut]):
+                continue
+            places = np.arange(source.array.size).reshape(source.array.shape)
+            found = context.fitted(
+                [t[cut] for t in elements],
+                [numbers[cut]],
+                source.array[cut],
+                lambda cut=cut: context.replay.value(weight)[cut],  # type: ignore[misc]
+                meeting,
+                places[cut],
+            )
+            if found is not None:
+                any_fits = True
+                pieces = found + _padding(context, elements[0][rows:])
+                yield Candidate(pieces, BY, ("rows", rows))
+    for rows, candidate in _of_columns(context, operation, weight, elements):
+        yield replace(candidate, pieces=candidate.pieces + _padding(context, elements[0][rows:]))
+    if not any_fits:  # a product with rows of zeros and a one, or several indices, of which another table has the first
+        yield from any_leaf(context, operation, side)
+
+
+def _padding(context: Context, rest: Array) -> tuple[Piece, ...]:
+    """Return the pieces of the rows that the source has not got."""
+    nothing = np.full(rest.shape, -1)
+    return context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
+
+
+def _of_columns(
+    context: Context, operation: Operation, weight: Value, elements: Sequence[Array]
+) -> Iterator[tuple[int, Candidate]]:
+    """Yield proposals for a table whose columns several tables of the source fill, or which is some columns of one; and its rows that they have."""
+    count, out = len(weight.array), weight.array[:1].size
+    if weight.array.ndim < 2:
+        return
+    of: dict[int, list[tuple[Product, Meeting, tuple[int, ...]]]] = {}
+    for table, meeting in _tables(context, context.replay.value(operation.data[0])):
+        rows = min(len(table.value), count)
+        value, places, *numbers = (a[:rows] for a in (table.value, table.places, *table.numbers))
+        if context.level > 0 or table.value.shape[1:] != weight.array.shape[1:]:  # those of one shape were tried
+            of.setdefault(rows, []).append((Product((), value, tuple(numbers), places), meeting, ()))
+    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
+    for rows, tables in of.items():
+
+        def read(part: Any, rows: int = rows) -> Array:
+            taken: Array = context.replay.value(weight)[:rows].reshape(rows, out)[:, part]
+            return taken
+
+        numbers = [n[:rows].reshape(rows, out) for n in elements]
+        for candidate in products.of_parts(context, tables, numbers, read, whole=True, cuts=cuts):
+            yield rows, replace(candidate, by=f"columns of the {BY}")
+
+
+def _tables(context: Context, indices: Array) -> Iterator[tuple[Product, Meeting]]:
+    """Yield the source's tables, rows first, from which these indices take rows; nearest first."""
+    for meeting in context.near_first(context.source.same_data(Role.LOOKUP, indices, context.tolerance)):
+        table = meeting.weight
+        if table.array.ndim > 1 and table.elements:
+            yield (
+                Product((), table.array, table.elements, np.arange(table.array.size).reshape(table.array.shape)),
+                meeting,
+            )
+    if indices.dtype.kind not in "iu" or not indices.size or indices.min() < 0:
+        return
+    chosen = indices.ravel()
+    for size in context.source.summed(at_least=int(chosen.max()) + 1):
+        ones = np.eye(size)[chosen]
+        for product, meeting in context.source.same_rows([ones], context.tolerance):
+            if product.numbers and len(product.rows) == 1 and np.array_equal(product.rows[0], ones):
+                yield product, meeting
