@@ -88,15 +88,15 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     ):
         return False
     width = operation.results[0].array.shape[-1]
-    if (
-        repair.got.shape != repair.want.shape
-        or width < 2
-        or repair.got.size % width
-        or np.array_equal(repair.got, repair.want)
-    ):
+    if width < 2 or repair.got.size % width or np.array_equal(repair.got, repair.want):
         return False
-    got, want = (np.sort(array.reshape(-1, width), 1) for array in (repair.got, repair.want))
-    return len(got) > 1 and bool(np.allclose(got, want, rtol=0, atol=EXACT * np.abs(want).max()))
+    got = np.sort(repair.got.reshape(-1, width), 1)
+    results = [value.array for one in repair.source for value in one.results]
+    operands = [value.array for value in repair.source_operands]
+    theirs = [x for x in (repair.want, *results, *operands) if x.size == got.size]  # in the source's own order, too
+    return len(got) > 1 and any(
+        np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
+    )
 
 
 def _overwritten(found: Divergence, target: Program, output: str) -> set[str]:
