@@ -131,5 +131,5 @@ def _difference(first: Array, second: Array) -> float:
     if not unequal.any():
         return 0.0
     return float(
-        np.abs(a - b)[unequal].max() / max(np.abs(a[np.isfinite(a)]).max(initial=0), np.finfo(np.float64).tiny)
+        np.abs(a[unequal] - b[unequal]).max() / max(np.abs(a[np.isfinite(a)]).max(initial=0), np.finfo(np.float64).tiny)
     )

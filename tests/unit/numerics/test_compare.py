@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convert.numerics.compare import agreement, difference, epsilon
+from convert.numerics.magnitude import relative_error
 
 PRECISIONS = ("float64", "float32", "float16", "bfloat16")
 
@@ -182,3 +183,14 @@ def test_of_equal_logits_any_is_the_first() -> None:
     assert agreement([2.0, 1.0, 1.0], [0.0, 1.0, 0.0]).top1 == 0
     with pytest.raises(ValueError, match=r"shapes differ: \[2\] and \[3\]"):
         agreement([0.0, 1.0], [0.0, 1.0, 2.0])
+
+
+def test_the_relative_error_of_outputs_with_infinities() -> None:
+    one = np.array([-np.inf, 2.0, 4.0])
+    assert relative_error(one, one) == 0.0 and relative_error(one, np.array([-np.inf, 2.0, 5.0])) == 0.2
+    for other in (-1e30, np.inf, np.nan):
+        assert (
+            relative_error(one, np.array([other, 2.0, 4.0]))
+            == relative_error(np.array([other, 2.0, 4.0]), one)
+            == np.inf
+        )

@@ -81,5 +81,17 @@ def explained(
         if at is not None:
             shown = ended.shown or is_only_explanation(found, source, target, name, tensors, error)
             site = site_of("target", target.operations.index(at), at)
-            return Difference(site, said.problem, before, said.brief, shown)
+            infinite = infinite_alone(name, target.outputs[name].array, want)
+            brief = said.brief and said.brief + infinite
+            return Difference(site, said.problem + infinite, before if np.isfinite(before) else None, brief, shown)
     return ended
+
+
+def infinite_alone(name: str, got: Array, want: Array) -> str:
+    """Say where an output is infinite in one model alone, as a clause; empty where it is in neither."""
+    for who, one, other in (("the target", got, want), ("the JAX model", want, got)):
+        places = np.argwhere(np.isinf(one) & np.isfinite(other)).tolist()
+        if places:
+            more = f" and {len(places) - 1} more elements" if len(places) > 1 else ""
+            return f"; the output {name} has {one[tuple(places[0])]} at {places[0]}{more} in {who} alone"
+    return ""

@@ -91,9 +91,8 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     if width < 2 or repair.got.size % width or np.array_equal(repair.got, repair.want):
         return False
     got = np.sort(repair.got.reshape(-1, width), 1)
-    results = [value.array for one in repair.source for value in one.results]
-    operands = [value.array for value in repair.source_operands]
-    theirs = [x for x in (repair.want, *results, *operands) if x.size == got.size]  # in the source's own order, too
+    instead = repair.source[-1].results if repair.source else repair.source_operands
+    theirs = [value.array for value in instead if value.array.size == got.size]  # in the source's own order
     return len(got) > 1 and any(
         np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
     )
