@@ -158,7 +158,10 @@ def _timescales(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _factor(module: torch.nn.Module) -> str:
-    """Return ``weight`` or ``1+weight``, measured with a weight of zeros and one of ones; ``unknown`` otherwise."""
+    """Return ``weight`` or ``1+weight``, measured with a weight of zeros and one of ones; ``unknown`` otherwise.
+
+    The code of a norm may take the channels first, or images alone: other shapes are tried where it does not run.
+    """
     import torch
 
     if isinstance(module, torch.nn.modules.batchnorm._NormBase):  # takes more axes than the probe below has
@@ -168,24 +171,30 @@ def _factor(module: torch.nn.Module) -> str:
     if name is None:
         return "none"
     weight = parameters[name]
-    x = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype, device=weight.device).reshape(1, *weight.shape)
+    x = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype, device=weight.device)
     bias = parameters.get("bias")
     zeros = torch.zeros_like(weight)
     gate = inspect.signature(module.forward).parameters.get("gate")
     given = (x,) if gate is None or gate.default is not inspect.Parameter.empty else (x, torch.ones_like(x))
 
-    def run(value: torch.Tensor) -> torch.Tensor:
+    def run(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         swapped = {name: value} | ({} if bias is None else {"bias": zeros})
         with torch.no_grad():
-            out: torch.Tensor = torch.func.functional_call(module, swapped, given)
+            out: torch.Tensor = torch.func.functional_call(module, swapped, tuple(y.reshape(shape) for y in given))
         return out
 
-    at_zero, at_one = run(zeros), run(torch.ones_like(weight))
-    if not at_one.any():
-        return "unknown"
-    if not at_zero.any():
-        return "weight"
-    return "1+weight" if torch.allclose(at_one, 2 * at_zero) else "unknown"
+    own = tuple(weight.shape)
+    for shape in ((1, *own), *((1, *own, *(1,) * k) for k in (1, 2, 3)), *((*(1,) * k, *own) for k in (2, 3, 4))):
+        try:
+            at_zero, at_one = run(zeros, shape), run(torch.ones_like(weight), shape)
+        except (TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+            continue
+        if not at_one.any():
+            return "unknown"
+        if not at_zero.any():
+            return "weight"
+        return "1+weight" if torch.allclose(at_one, 2 * at_zero) else "unknown"
+    return "unknown"
 
 
 def activation(module: torch.nn.Module, block: Block) -> str | None:

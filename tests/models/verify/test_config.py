@@ -236,6 +236,10 @@ def test_a_module_that_cannot_be_asked_is_listed(made: Any) -> None:
     assert not facts.findings and any("could not be read: no" in note for note in facts.notes)
     assert "epsilon" in {fact.name for fact in facts.unread}
 
+    one = {"stacked_xf.0.pre_attn_ln": {"multiplies_by": "unknown"}}
+    facts = check_facts(plan, open_written(out), dataclasses.replace(reference, facts=lambda module: one))
+    assert any("stacked_xf.0.pre_attn_ln" in note and "--trust multiplies_by" in note for note in facts.notes)
+
     vague = dataclasses.replace(reference, facts=lambda module: {"stacked_xf.0.ff0": {"activation": "unknown"}})
     facts = check_facts(plan, open_written(out), vague)
     unread = {(fact.name, fact.layer.text if fact.layer else "") for fact in facts.unread}

@@ -437,6 +437,7 @@ def test_the_order_of_leaves_without_names_is_not_verified(tmp_path: Path) -> No
     assert report.exit_code == 2
     (fact,) = report.facts
     assert fact.name == "names:leaves" and "blocks_0/norm, blocks_0/o/bias" in fact.value
+    assert "--trust names:leaves" in fact.next
     assert "equal shapes" in fact.next and fact.origin == "the rules"
     assert check(tmp_path / "out.safetensors", tmp_path / "ckpt.eqx", **options, trust=("names:leaves",)).exit_code == 0
 

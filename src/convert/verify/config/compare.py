@@ -54,6 +54,7 @@ NO_FACTS = ("architectures", "_class_name", "model_type", "dtype", "torch_dtype"
 TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
 TRAINING_FACTS = ("momentum",)  # that only training reads
 GEOMETRY = ("strides", "dilation", "padding", "output_padding")  # of a convolution
+FACTOR = "multiplies_by"
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms
 
 
@@ -354,6 +355,11 @@ def _module(
         notes.append(f"the facts of the target's module could not be read: {problem}")
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     undeclared: dict[str, list[str]] = {}
+    if unread := [module or "the module" for module, stated in live.items() if stated.get(FACTOR) == "unknown"]:
+        notes.append(
+            f"what {_few(unread)} multiplies by could not be measured: the code does not run alone, or is no norm with one factor; "
+            f"compare it with the rules, and add --trust {FACTOR} if it is as they say"
+        )
     for module, stated in live.items():
         for name, value in stated.items():
             facts = comparison.named(name, module or None if name in LAYER_FACTS else None)
@@ -361,7 +367,7 @@ def _module(
                 if name not in GEOMETRY or module not in products:
                     undeclared.setdefault(name, []).append(module)
                 continue
-            if value is None or value == "unknown" or (name == "multiplies_by" and value in UNREADABLE):
+            if value is None or value == "unknown" or (name == FACTOR and value in UNREADABLE):
                 continue  # listed as not compared
             if name == "padding" and _may_be_made_elsewhere(facts, value):
                 continue

@@ -103,7 +103,7 @@ def of_names(plan: Plan) -> tuple[JudgedFact, ...]:
         return ()
     first, count = alternatives[0], sum(map(len, alternatives))
     value = f"the order of {first[0]}, {first[1]}" + (f" and {count - 2} more" if count > 2 else "")
-    following = "they have equal shapes, and the checkpoint has no names: make the skeleton with the code that saved it"
+    following = "they have equal shapes, and the checkpoint has no names: make the skeleton with the code that saved it; if it was, add --trust names:leaves"
     return (JudgedFact("names:leaves", value, source.names_from, Status.UNVERIFIED, next=following),)
 
 
