@@ -6,5 +6,6 @@ that no weight holds (`config`). 4. `model`: both models on the same inputs, in 
 
 The first three levels trust the rules; the fourth tests them. `run` opens both sides and runs the levels; `mistakes` and
 `diagnosis` name the bug behind a difference; `sides` runs the models, `recording` replaces the JAX model; `report` holds the
-outcome. May import `api` and everything below it, and `references`; only `cli` imports it.
+outcome; `stopped` keeps it where an error of this package ends the search for a bug. May import `api` and everything below it, and
+`references`; only `cli` imports it.
 """
