@@ -37,7 +37,7 @@ def counted(derivation: Derivation) -> str:
 
 def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
     """Say what is not sure, each tensor by its name, and what was proven."""
-    from convert.inference.derivation import Grade
+    from convert.inference.derivation import NOT_REACHED, Grade
 
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
@@ -49,8 +49,11 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
             yield f"  in full: {difference.problem}"
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
-        yield from _listed(grade.value, [tensor for tensor in derivation.tensors if tensor.grade is grade], follows)
-    for name, why in list(unwritten.items())[:LISTED]:
+        of_grade = [tensor for tensor in derivation.tensors if tensor.grade is grade and not tensor.not_reached]
+        yield from _listed(grade.value, of_grade, follows)
+    if behind := sum(tensor.not_reached for tensor in derivation.tensors):
+        yield f"not reached: {output.count(behind, 'tensor')} behind the difference; correct it first"
+    for name, why in [item for item in unwritten.items() if item[1] != NOT_REACHED][:LISTED]:
         yield f"no rule: {name}: {why}"
     for note in derivation.notes:
         yield f"note: {note}"

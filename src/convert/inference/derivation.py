@@ -209,6 +209,9 @@ class Tie:
         return {"columns": list(self.columns), "site": self.site.to_dict(), "told_by": self.told_by}
 
 
+NOT_REACHED = "not reached: behind the difference; correct that first"
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """Where a tensor of the target comes from.
@@ -225,6 +228,7 @@ class Tensor:
         unseen: how many elements no operation of the run used, or only with zeros; they continue the pattern of the others, or of other layers.
         unread: whether no operation of the target reads the tensor.
         guessed: whether the source's values were given to the target in front of it, or its parts are the nearest guess.
+        not_reached: whether the target reads it behind the place where the search ended, and nothing was found for it.
     """
 
     name: str
@@ -238,10 +242,15 @@ class Tensor:
     unseen: int = 0
     unread: bool = False
     guessed: bool = False
+    not_reached: bool = False
 
     @property
     def lack(self) -> str:
-        """Why a tensor has no parts."""
+        """Why a tensor has no parts, or none that is sure."""
+        if self.not_reached:
+            return NOT_REACHED
+        if self.is_own:
+            return "no output confirms the module's own numbers, as the programs differ"
         return "no operation of the target reads it" if self.unread else "nothing was found that fits"
 
     @property
@@ -268,6 +277,7 @@ class Tensor:
             "unseen": self.unseen,
             "unread": self.unread,
             "guessed": self.guessed,
+            "not_reached": self.not_reached,
         }
 
 

@@ -16,7 +16,7 @@ from convert.inference.facts import facts
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
-from convert.inference.grading.differences import explained, where_it_ended
+from convert.inference.grading.differences import explained, not_reached, where_it_ended
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.guessed import of_equal_programs
 from convert.inference.grading.in_front import graded_up_to_the_difference
@@ -154,6 +154,7 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         else:
             shown = explained(ended, found, both.target.buffers, models.module, models.run, tested.shown_by)
             differences = (shown,)
+            found = not_reached(found, both.target, ended.site.index)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved or any(tensor.grade is Grade.OPEN for tensor in found):
         used.update(*(value.leaves for value in both.source.outputs.values()))

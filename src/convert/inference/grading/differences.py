@@ -37,6 +37,26 @@ def where_it_ended(search: Search) -> Difference:
     return Difference(site, search.failure.problem, shown=False)
 
 
+def not_reached(tensors: Sequence[Tensor], target: Program, index: int) -> tuple[Tensor, ...]:
+    """Return the tensors; those without parts that the target first reads behind an operation are told apart, and have no candidates.
+
+    Args:
+        index: of the operation at which the search ended.
+    """
+    in_front: set[str] = set()
+    for operation in target.operations[: index + 1]:
+        in_front.update(*(operand.leaves for operand in operation.operands if operand.of_parameters))
+    return tuple(
+        replace(tensor, candidates=(), not_reached=True)
+        if tensor.grade is Grade.OPEN
+        and not tensor.unread
+        and in_front.isdisjoint((tensor.name, *tensor.also))
+        and (not tensor.parts or tensor.is_constant)
+        else tensor
+        for tensor in tensors
+    )
+
+
 def explained(
     ended: Difference,
     tensors: Sequence[Tensor],

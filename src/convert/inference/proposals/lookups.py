@@ -74,13 +74,13 @@ def _of_columns(
     count, out = len(weight.array), weight.array[:1].size
     if weight.array.ndim < 2:
         return
+    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     of: dict[int, list[tuple[Product, Meeting, tuple[int, ...]]]] = {}
     for table, meeting in _tables(context, context.replay.value(operation.data[0])):
         rows = min(len(table.value), count)
         value, places, *numbers = (a[:rows] for a in (table.value, table.places, *table.numbers))
-        if context.level > 0 or table.value.shape[1:] != weight.array.shape[1:]:  # those of one shape were tried
+        if cuts or table.value.shape[1:] != weight.array.shape[1:]:  # those of one shape were tried as they are
             of.setdefault(rows, []).append((Product((), value, tuple(numbers), places), meeting, ()))
-    cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     for rows, tables in of.items():
 
         def read(part: Any, rows: int = rows) -> Array:

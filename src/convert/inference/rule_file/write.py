@@ -186,14 +186,24 @@ def _shared(
 
 
 def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -> DraftEntry:
-    """Ask what a leaf becomes; the open tensors that have as many elements are the alternatives."""
+    """Ask what a leaf becomes; the open tensors that have as many elements are the alternatives.
+
+    Those behind the difference are none: nothing was tried for them.
+    """
     entry = DraftEntry()
     size = prod(derivation.leaves[leaf])
-    fitting = [t.name for t in derivation.tensors if t.name in unwritten and prod(t.shape) == size]
+    fitting = [t for t in derivation.tensors if t.name in unwritten and prod(t.shape) == size]
+    behind = [t for t in fitting if t.not_reached]
     named = [t.name for t in derivation.tensors if leaf in t.candidates]
     entry.say("from", plain(escape_path(leaf)))
-    ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in dict.fromkeys((*named, *fitting))]
-    entry.ask("parameter", "which tensor of the target is made of it? The two programs do not show it", ways)
+    names = dict.fromkeys((*named, *(t.name for t in fitting if not t.not_reached)))
+    ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in names]
+    question = "which tensor of the target is made of it? The two programs do not show it"
+    if behind or (not ways and any(t.not_reached for t in derivation.tensors)):
+        site = next((difference.site for difference in derivation.differences), None)
+        at = f" at {site.where or site.module}" if site is not None and (site.where or site.module) else ""
+        question = f"not reached: behind the difference{at}; correct it first"
+    entry.ask("parameter", question, ways)
     return entry
 
 

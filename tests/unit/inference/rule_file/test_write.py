@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from convert.cli.infer_text import summary
 from convert.drafting.like.target import TargetModel
-from convert.inference.derivation import Derivation, Grade, Tensor
+from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from support.derived import derived
@@ -139,6 +140,30 @@ def test_what_is_open_is_a_question_with_its_candidates() -> None:
     assert "parameter: ask    # question: which tensor of the target is made of it?" in question
     assert f"# parameter: {tensor.name}    # nothing was found that fits" in question
     assert [found.tensor for found in compare_rules(written.decided, changed)] == [tensor.name]
+
+
+def test_behind_the_difference_nothing_is_offered() -> None:
+    derivation, target = small()
+    tensors = [t for t in derivation.tensors if t.name.endswith(("wpe.weight", "ln_f.weight"))]
+    opened = {t.name: Tensor(t.name, t.shape, Grade.OPEN, not_reached=True) for t in tensors}
+    site = dataclasses.replace(tensors[0].parts[0].evidence.target, where="net.py:7")
+    changed = dataclasses.replace(
+        derivation,
+        tensors=tuple(opened.get(t.name, t) for t in derivation.tensors),
+        differences=(Difference(site, "it differs"),),
+        proof=None,
+    )
+    written = write_rules(changed, target)
+    assert written.open.keys() >= opened.keys() and {written.open[name] for name in opened} == {NOT_REACHED}
+    question = written.text.split("- from: transformer/wpe/embedding\n")[1].split("\n\n")[0]
+    assert (
+        question.strip()
+        == "parameter: ask    # question: not reached: behind the difference at net.py:7; correct it first"
+    )
+    lines = list(summary(changed, written.open))
+    assert [line for line in lines if "wpe" in line or "not reached" in line] == [
+        f"not reached: {len(opened)} tensors behind the difference; correct it first"
+    ]
 
 
 def test_an_order_without_words_is_open() -> None:

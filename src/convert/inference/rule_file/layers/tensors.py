@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.drafting.like.target import TargetModule
-from convert.inference.derivation import Arithmetic, Derivation, Grade, Tensor
+from convert.inference.derivation import NOT_REACHED, Arithmetic, Derivation, Grade, Tensor
 from convert.inference.rule_file.layers.fused import (
     alternating,
     below_each_other,
@@ -147,6 +147,8 @@ def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         NoWordsError: one is not known, or only in part.
     """
+    if any(tensor.not_reached for tensor in group.values()):
+        raise NoWordsError(NOT_REACHED)
     ordered = sorted(group, key=lambda role: role != "weight")
     tensors = {role: group[role] for role in ordered if not group[role].is_constant}
     if not tensors:

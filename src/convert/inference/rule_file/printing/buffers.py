@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.drafting.axis_letters import Letters
-from convert.inference.derivation import Derivation, Tensor
+from convert.inference.derivation import Derivation, Grade, Tensor
 from convert.inference.rule_file.printing.constants import LACKING, OWN, constant, equal_ones, pattern_of
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
@@ -62,13 +62,15 @@ def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collecti
     unknown: dict[str, str] = {}
     scales: tuple[float, float] | None = None
     numbers = dict(derivation.buffers)
+    unsure: dict[str, Array] = {}  # the programs differ in front of them, or at them
     for tensor in derivation.tensors:
         if not tensor.is_own:
             continue
         values = _values(tensor)
         words = next((w for w in _words(values) if scales in (None, w.scales)), None)
         if words is None:
-            numbers |= dict.fromkeys((tensor.name, *tensor.also), values)
+            of = unsure if tensor.grade is Grade.OPEN else numbers
+            of |= dict.fromkeys((tensor.name, *tensor.also), values)
             continue
         scales = words.scales
         if not letters.knows("width", words.width):  # no leaf gives it a size
@@ -85,7 +87,11 @@ def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collecti
         entry.say(Timescales.kind_name, plain(tensor.name))
         entries.append(entry)
     ones = {name: np.full(t.shape, t.parts[0].factor) for t in lacking for name in (t.name, *t.also)}
-    for of, remark, because in ((numbers, "derived: numbers of the module", OWN), (ones, "derived", LACKING)):
+    for of, remark, because in (
+        (numbers, "derived: numbers of the module", OWN),
+        (unsure, "open: numbers of the module", OWN),
+        (ones, "derived", LACKING),
+    ):
         for names, values in equal_ones(of):
             fixed = constant(values, letters, remark, because)
             if fixed is None:
