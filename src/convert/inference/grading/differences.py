@@ -38,7 +38,7 @@ def where_it_ended(search: Search) -> Difference:
 
 
 def not_reached(tensors: Sequence[Tensor], target: Program, index: int) -> tuple[Tensor, ...]:
-    """Return the tensors; those without parts that the target first reads behind an operation are told apart, and have no candidates.
+    """Return the tensors; without candidates those that the target first reads behind an operation, where nothing was found for them.
 
     Args:
         index: of the operation at which the search ended.
