@@ -18,7 +18,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
     "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "softplus": jax.nn.softplus,
-    "hardtanh": jax.nn.hard_tanh,
+    "hardtanh (-1 to 1)": jax.nn.hard_tanh,
     "relu2": lambda x: jax.numpy.square(jax.nn.relu(x)),
     "the absolute value": jax.numpy.abs,
 }

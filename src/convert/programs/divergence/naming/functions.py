@@ -51,7 +51,7 @@ def functions(activations: Mapping[str, Function]) -> Iterator[tuple[str, Functi
     yield "quick gelu", lambda x: x / (1 + np.exp(-1.702 * x))
     yield "softsign", lambda x: x / (1 + np.abs(x))
     yield "relu6", lambda x: np.clip(x, 0, 6)
-    yield "hardtanh", lambda x: np.clip(x, -1, 1)
+    yield "hardtanh (-1 to 1)", lambda x: np.clip(x, -1, 1)
     yield "tanhshrink", lambda x: x - np.tanh(x)
     yield "the absolute value", np.abs
     yield "squared relu", lambda x: np.square(np.maximum(x, 0))
