@@ -13,6 +13,9 @@ from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 
+SHOWN = 5  # problems
+OTHER_ROOT = "give `--root` and the model's tree the same beginning"
+
 
 def fill_pytree(like: Any, leaves: Mapping[str, Any]) -> Any:
     """Return a pytree with the structure of `like` and the arrays of `leaves`.
@@ -32,7 +35,7 @@ def fill_pytree(like: Any, leaves: Mapping[str, Any]) -> Any:
         leaves: the arrays, or tracers of JAX, by name: what a `Reference` and `infer` give to the JAX function.
 
     Raises:
-        ConvertError: an array of `like` has no leaf (``leaf-missing``), or one of another shape (``shape-mismatch``). It lists all.
+        ConvertError: an array of `like` has no leaf (``leaf-missing``), or one of another shape (``shape-mismatch``). It lists the first ones.
     """
     from jax.tree_util import tree_flatten_with_path, tree_unflatten
 
@@ -48,7 +51,9 @@ def fill_pytree(like: Any, leaves: Mapping[str, Any]) -> Any:
         values.append(value)
     if problems:
         count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
-        raise ConvertError(*problems, headline=f"the leaves do not fit the model: {count}")
+        problems.sort(key=lambda problem: OTHER_ROOT not in problem.fix)  # one mistake, that says the most
+        more = (f"  ... and {len(problems) - SHOWN} more",) if len(problems) > SHOWN else ()
+        raise ConvertError(*problems[:SHOWN], headline=f"the leaves do not fit the model: {count}", lines=more)
     return tree_unflatten(structure, values)
 
 
@@ -65,7 +70,7 @@ def _problems(name: str, value: Any, leaves: Mapping[str, Any]) -> Iterator[Find
 def _fix(name: str, leaves: Mapping[str, Any]) -> str:
     for leaf in leaves:
         if leaf.endswith(f"/{name}") or name.endswith(f"/{leaf}"):
-            return f"the leaf is {leaf!r}: give `--root` and the model's tree the same beginning"
+            return f"the leaf is {leaf!r}: {OTHER_ROOT}"
     return did_you_mean(name, leaves) or f"the leaves are {', '.join(map(repr, list(leaves)[:3]))}, ..."
 
 

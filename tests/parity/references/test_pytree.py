@@ -57,3 +57,13 @@ def test_another_root_is_named(name: str, leaf: str) -> None:
 def test_names_that_have_nothing_in_common_are_listed() -> None:
     with pytest.raises(ConvertError, match="got none; the leaves are 'head/kernel', ..."):
         fill_pytree({"z": np.zeros(2)}, {"head/kernel": np.zeros(2)})
+
+
+def test_of_many_problems_those_that_name_the_mistake_come_first() -> None:
+    like = {"batch_stats": {f"n{k}": np.zeros(2) for k in range(9)}, "params": {"w": np.zeros(2)}}
+    with pytest.raises(ConvertError) as caught:
+        fill_pytree(like, {"w": np.zeros(2)})
+    headline, first, *_, last = str(caught.value).splitlines()
+    assert headline == "the leaves do not fit the model: 10 problems"
+    assert "params/w: expected a leaf of shape [2]" in first and "the leaf is 'w': give `--root`" in first
+    assert last == "  ... and 5 more"
