@@ -63,6 +63,7 @@ def test_a_wrong_rule_is_open(old: str, new: str, problem: str, monkeypatch: pyt
     ((module, why),) = written.open.items()
     assert module == "first" and why.startswith(from_pair.WRONG) and problem in why
     assert "linear: last" in written.text and "linear: first" not in written.text
+    assert "the two programs show that it becomes first.weight; the summary says why" in written.text
 
 
 def test_right_rules_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,14 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
     names = dict.fromkeys((*named, *(t.name for t in fitting if not t.not_reached)))
     ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in names]
     question = "which tensor of the target is made of it? The two programs do not show it"
-    if behind or (not ways and any(t.not_reached for t in derivation.tensors)):
+    derived = (Grade.DERIVED, Grade.INTERCHANGEABLE)
+    made = [t.name for t in derivation.tensors if t.grade in derived and any(leaf == part.leaf for part in t.parts)]
+    if made:
+        more = f" and {len(made) - 2} more" if len(made) > 2 else ""
+        question = (
+            f"the two programs show that it becomes {', '.join(made[:2])}{more}; the summary says why no rule does"
+        )
+    elif behind or (not ways and any(t.not_reached for t in derivation.tensors)):
         site = next((difference.site for difference in derivation.differences), None)
         at = f" at {site.where or site.module}" if site is not None and (site.where or site.module) else ""
         question = f"not reached: behind the difference{at}; correct it first"
