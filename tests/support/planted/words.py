@@ -234,7 +234,7 @@ WORDS: dict[str, dict[str, str]] = {
         "all of the new": "of the sigmoid of .*, the JAX model subtracts 1" + MISSING,
         "root": "of the sigmoid of .*, the target squares, subtracts 1, takes the square root .*the JAX model subtracts 1",
         "exponential": "of k, the target applies exp, .*JAX model applies sigmoid",
-        "ones": "target adds k" + MISSING,
+        "ones": "target multiplies by 1 .*JAX model multiplies by 0 ",
     },
     "vision": {
         "root": "takes the square root, adds 1e-06 .*in l.1.*adds 1e-06, takes the square root",

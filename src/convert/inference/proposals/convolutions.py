@@ -113,7 +113,11 @@ def _matrix(kernel: Array, transposed: bool) -> Array:
 
 def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:
     """Return the data that each element of a kernel with these spatial sizes meets: [N, C, spatial of the result, kernel]."""
-    strides, padding, dilation = (operation.settings[name] for name in ("stride", "padding", "dilation"))
+    rank = x.ndim - 2
+    strides, padding, dilation = (
+        said * rank if len(said) == 1 else said  # PyTorch takes one number for all axes
+        for said in (list(operation.settings[name]) for name in ("stride", "padding", "dilation"))
+    )
     spatial = tuple(range(2, x.ndim))
     x = np.pad(x, [(0, 0), (0, 0), *((pad, pad) for pad in padding)])
     reach = [(size - 1) * d + 1 for size, d in zip(kernel, dilation, strict=True)]
