@@ -49,7 +49,8 @@ class Experts(nn.Module):
         return (made * gates.T[..., None]).sum(0).view(x.shape)
 
 
-@pytest.mark.parametrize("up_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("up_first", [False, True])
 def test_gate_and_up_of_all_experts_in_one_tensor(up_first: bool) -> None:
     module = Experts(up_first)
     found = derive(experts, module, SHAPES, floats(2, 7, D))
