@@ -282,7 +282,7 @@ def _two(module: Any) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {  # what is wrong -> how, and the diagnosis
     "attention scale of the model's width": (layers(scale=WIDTH**-0.5), "another constant"),
-    "soft cap of another size": (layers(cap=25.0), "another constant"),
+    "soft cap of another size": (layers(cap=25.0), "tanh up to 25 for tanh up to 20 and another constant"),
     "RoPE of another base": (layers(base=500000.0), "another constant"),
     "window off by one": (layers(window=WINDOW + 1), "another mask"),
     "no window": (layers(window=STEPS), "another mask"),
@@ -325,5 +325,5 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {  # what is wrong -> how
         "epsilon outside the root",
     ),
     "norm behind the addition": (layers(forward=_behind), ""),
-    "soft cap of another size, and window off by one": (_two, "another constant and another mask"),
+    "soft cap of another size, and window off by one": (_two, "tanh up to 25 for tanh up to 20 and another mask"),
 }
