@@ -193,7 +193,7 @@ def layer_norm(x: Any) -> Any:
 
 # Each gives back what relu gives, as it is: with relu in front of it, the target's output is the JAX model's.
 OF_RELU: tuple[tuple[Any, str, str], ...] = (  # the function, its name, and what the sentence says of the target
-    (lambda y: leaky_relu(y, 0.1), "leaky_relu with slope 0.1 for relu", "the target runs leaky_relu"),
+    (lambda y: leaky_relu(y, 0.1), "leaky_relu with slope 0.1 for relu", "the target computes leaky_relu"),
     (
         lambda y: torch.where(y > 0, y, 0.25 * y),
         "leaky_relu with slope 0.25 for relu",
@@ -202,14 +202,14 @@ OF_RELU: tuple[tuple[Any, str, str], ...] = (  # the function, its name, and wha
     (
         lambda y: torch.prelu(y, torch.full((1,), 0.5).to(y)),
         "leaky_relu with slope 0.5 for relu",
-        "the target runs prelu",
+        "the target computes leaky_relu",
     ),
-    (torch.nn.functional.elu, "elu for relu", "the target applies elu"),
+    (torch.nn.functional.elu, "elu for relu", "the target computes elu"),
     (lambda y: torch.nn.functional.celu(y, 2.0), "celu with alpha 2 for relu", "the target computes celu"),
     (lambda y: y.clamp(min=-0.5), "another constant", "the target limits the values"),
     (lambda y: torch.nn.functional.hardtanh(y, -0.5, 50.0), "another computation", "the target runs hardtanh"),
     (lambda y: torch.nn.functional.threshold(y, -0.5, 0.0), "another computation", "the target runs threshold"),
-    (torch.abs, "another computation", "the target takes the absolute value"),
+    (torch.abs, "the absolute value for relu", "the target takes the absolute value"),
 )
 
 FAULTS = {
@@ -259,7 +259,7 @@ FAULTS = {
         lambda p, x, real: jax.nn.leaky_relu(x @ p["w"], 0.1) @ p["v"],
         lambda p, x, real: leaky_relu(x @ p["w"], 0.3) @ p["v"],
         "leaky_relu with slope 0.3 for leaky_relu with slope 0.1",
-        ("runs leaky_relu",),
+        ("computes leaky_relu with slope 0.3",),
     ),
     **{
         f"relu for {says.split()[-1]}, {k}": Fault(
