@@ -14,6 +14,7 @@ from flax import linen
 from convert.inference.derivation import Grade
 from support.inferred import derive, floats, grades, rules
 from support.inferred import linen as of_linen
+from support.relative_scores import relative_scores
 
 transformers = pytest.importorskip("transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer")
 D, N, HIDDEN, T, LAYERS = 16, 4, 24, 6, 2
@@ -67,15 +68,8 @@ class Attention(linen.Module):
         q, k, v = (linen.DenseGeneral((N, D // N), name=c)(x) for c in "qkv")
         p = linen.DenseGeneral((N, D // N), use_bias=False, name="p")(jnp.asarray(_positions()))
         one, two = (self.param(name, linen.initializers.normal(), (N, D // N)) for name in ("one", "two"))
-        if self.folded:
-            content = jnp.einsum("btnh,bsnh->bnts", q, k) + jnp.einsum("nh,bsnh->bns", one, k)[:, :, None]
-            position = jnp.einsum("btnh,snh->bnts", q, p) + jnp.einsum("nh,snh->ns", two, p)[None, :, None]
-        else:
-            content = jnp.einsum("btnh,bsnh->bnts", q + one, k)
-            position = jnp.einsum("btnh,snh->bnts", q + two, p)
-        at = T - 1 - jnp.arange(T)[:, None] + jnp.arange(T)
-        position = jnp.take_along_axis(position, jnp.broadcast_to(at, (*position.shape[:2], T, T)), -1)
-        scores = jax.nn.softmax((content + position) / np.sqrt(D // N), -1)
+        made = relative_scores(q, k, p, one, two, folded=self.folded)
+        scores = jax.nn.softmax(made / np.sqrt(D // N), -1)
         return linen.DenseGeneral(D, axis=(-2, -1), name="o")(jnp.einsum("bnts,bsnh->btnh", scores, v))
 
 

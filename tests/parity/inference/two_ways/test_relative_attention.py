@@ -13,6 +13,7 @@ import torch
 
 from convert.inference.derivation import Grade
 from support.inferred import HEADS, WIDTH, derive, floats, grades, rules, sources
+from support.relative_scores import relative_scores
 
 D, N, H, T = WIDTH, HEADS, WIDTH // HEADS, 6
 BIASES = {"heads": (N, H), "flat": (N * H,), "with ones": (1, N, 1, H)}
@@ -30,15 +31,8 @@ def _source(*, folded: bool, bias: tuple[int, ...]) -> Callable[[Any, Any], Any]
         q, k, v = (jnp.einsum("btd,dnh->btnh", x, w[c]) + w["b" + c] for c in "qkv")
         p = jnp.einsum("td,dnh->tnh", _positions(), w["p"])
         one, two = (w[c].reshape(N, H) for c in ("one", "two"))
-        if folded:
-            content = jnp.einsum("btnh,bsnh->bnts", q, k) + jnp.einsum("nh,bsnh->bns", one, k)[:, :, None]
-            position = jnp.einsum("btnh,snh->bnts", q, p) + jnp.einsum("nh,snh->ns", two, p)[None, :, None]
-        else:
-            content = jnp.einsum("btnh,bsnh->bnts", q + one, k)
-            position = jnp.einsum("btnh,snh->bnts", q + two, p)
-        at = T - 1 - jnp.arange(T)[:, None] + jnp.arange(T)
-        position = jnp.take_along_axis(position, jnp.broadcast_to(at, (*position.shape[:2], T, T)), -1)
-        scores = jax.nn.softmax((content + position) / np.sqrt(H), -1)
+        made = relative_scores(q, k, p, one, two, folded=folded)
+        scores = jax.nn.softmax(made / np.sqrt(H), -1)
         return jnp.einsum("bnts,bsnh,nhd->btd", scores, v, w["o"]) + w["bo"]
 
     return function
