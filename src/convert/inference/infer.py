@@ -16,13 +16,13 @@ from convert.inference.facts import facts
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
-from convert.inference.grading.differences import explained, not_reached, where_it_ended
+from convert.inference.grading.differences.explained import explained, not_reached, where_it_ended
+from convert.inference.grading.differences.guessed import of_equal_programs
+from convert.inference.grading.differences.in_front import graded_up_to_the_difference
+from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
-from convert.inference.grading.guessed import of_equal_programs
-from convert.inference.grading.in_front import graded_up_to_the_difference
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.proof import Masks
-from convert.inference.grading.resumed import resume
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -131,6 +132,18 @@ def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:
         for value in dict.fromkeys(operation.operands):
             users.setdefault(value, []).append(operation)
     return users
+
+
+def producers_of(operations: Sequence[Operation]) -> dict[Value, Operation]:
+    """Return the operation that computes each value."""
+    return {value: operation for operation in operations for value in operation.results}
+
+
+def times_used(program: Program) -> Counter[Value]:
+    """Return how many operations and outputs use each value; an operation that takes one twice counts twice."""
+    uses = Counter(value for operation in program.operations for value in operation.operands)
+    uses.update(program.outputs.values())
+    return uses
 
 
 def first_elements(sizes: Mapping[str, int]) -> dict[str, int]:

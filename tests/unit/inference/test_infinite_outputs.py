@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from convert.core.errors import ConvertError
-from convert.inference.grading.differences import infinite_alone
+from convert.inference.grading.differences.explained import infinite_alone
 from convert.programs.run_checks import require_same_outputs
 
 MASKED = np.array([[-np.inf, 1.0], [2.0, -np.inf]])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from convert.inference.derivation import Grade, Tensor
-from convert.inference.grading.differences import not_reached
+from convert.inference.grading.differences.explained import not_reached
 
 
 def reads(*names: str) -> Any:

@@ -18,7 +18,7 @@ from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.taken_columns import TakenParts
 from convert.inference.meetings.sites import Meeting, role_of
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Operation, Value, users_of
+from convert.programs.program import Operation, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
@@ -59,7 +59,7 @@ class Context:
         first = self.replay.program.first_element
         self._users = users_of(self.replay.program.operations)
         self.taken = TakenParts(self._users)
-        self._made_by = {x: operation for operation in self.replay.program.operations for x in operation.results}
+        self._made_by = producers_of(self.replay.program.operations)
         self._names = list(first)
         self._starts = np.array(list(first.values()), int)
 

@@ -19,7 +19,7 @@ from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.meetings.sites import Meeting, Product, meetings, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
-from convert.programs.program import Program, Value, users_of
+from convert.programs.program import Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,7 +54,7 @@ class Source:
             for result in operation.results:
                 if result.data:
                     self.table.add(result.array, index)
-        self._made_by = {result: operation for operation in program.operations for result in operation.results}
+        self._made_by = producers_of(program.operations)
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)

@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import OUTPUT, role_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 
 LEARNED_INPUT = "learned_input"  # an operation that gives a parameter as data
 
@@ -110,7 +110,7 @@ def outputs_as_data(program: Program) -> Program:
     The numbers are those of the output's name, so that both programs have the same.
     """
     outputs, operations = dict(program.outputs), list(program.operations)
-    made = {result: operation for operation in program.operations for result in operation.results}
+    made = producers_of(program.operations)
     for name, value in program.outputs.items():
         if not value.of_parameters or value.array.dtype.kind != "f":
             continue
@@ -139,7 +139,7 @@ def _learned(program: Program, turned_over: bool) -> list[str]:
         program: the record.
         turned_over: whether the activation is the last operand of a product that is turned over.
     """
-    made = {result: operation for operation in program.operations for result in operation.results}
+    made = producers_of(program.operations)
     names = {value: name for name, value in program.parameters.items()}
     live: set[Value] = set()
     found: list[str] = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = frozenset(
@@ -66,11 +66,8 @@ class _Product:
 
 def commuted(program: Program) -> Iterator[Commuted]:
     """Yield the products that another order of linear operations would have."""
-    made_by = {result: operation for operation in program.operations for result in operation.results}
-    users: dict[Value, list[Operation]] = {}
-    for operation in program.operations:
-        for operand in dict.fromkeys(operation.data):
-            users.setdefault(operand, []).append(operation)
+    made_by = producers_of(program.operations)
+    users = users_of(program.operations)
     for product in _products(program):
         data = product.operation.operands[1 - product.side]
         for array, axis in (*_in_front(product, data, made_by), *_behind(product, data, users)):

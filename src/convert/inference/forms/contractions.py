@@ -6,13 +6,12 @@ One program multiplies element by element and adds up, the other takes a matrix 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 SUMS = ("sum", "reduce_sum")
 REPEATS = ("broadcast_in_dim", "expand")
@@ -20,7 +19,7 @@ REPEATS = ("broadcast_in_dim", "expand")
 
 def features_times_vectors(program: Program) -> list[int]:
     """Return the sizes of the vectors that one feature each is multiplied by."""
-    made_by = {result: operation for operation in program.operations for result in operation.results}
+    made_by = producers_of(program.operations)
     factors = _factors_of_data(program)
     return sorted(
         sum(n.size for n in made[1].results[0].elements)
@@ -36,10 +35,9 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
         keep: whether the values that are added up stay values of the program.
         features: whether one feature that is multiplied by a vector is a product, too.
     """
-    uses = Counter(operand for operation in program.operations for operand in operation.operands)
-    uses.update(program.outputs.values())
-    made_by = {result: operation for operation in program.operations for result in operation.results}
-    factors = _factors_of_data(program)
+    uses = times_used(program)
+    made_by = producers_of(program.operations)
+    factors = _factors_of_data(program) if features else set()
     operations: list[Operation] = []
     joined: set[Operation] = set()
     for operation in program.operations:

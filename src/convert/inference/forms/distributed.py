@@ -15,7 +15,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.sums import MOVES as LAYOUTS
 from convert.inference.forms.sums import moved_by
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 MOVES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
 SUMS = ("add", "add_any", "sub")
@@ -40,7 +40,7 @@ class _Sum:
 
 def products_of_sums(program: Program) -> int:
     """Return how many products of two values of data are given a sum with a parameter."""
-    made_by, uses = _made_by(program), _uses(program)
+    made_by, uses = producers_of(program.operations), times_used(program)
     return sum(_sum(operation, made_by, uses) is not None for operation in program.operations)
 
 
@@ -50,7 +50,7 @@ def distributed(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the products of the sums stay in the program as well.
     """
-    made_by, uses = _made_by(program), _uses(program)
+    made_by, uses = producers_of(program.operations), times_used(program)
     operations: list[Operation] = []
     idle: set[Operation] = set()
     for operation in program.operations:
@@ -188,13 +188,3 @@ def _once(product: Operation, side: int, value: Value) -> list[Operation]:
         return [np.ascontiguousarray(arrays[0][index])]
 
     return [replace(product, name="slice", operands=(value,), results=(short,), settings={}, again=again)]
-
-
-def _made_by(program: Program) -> dict[Value, Operation]:
-    return {result: operation for operation in program.operations for result in operation.results}
-
-
-def _uses(program: Program) -> Counter[Value]:
-    uses = Counter(operand for operation in program.operations for operand in operation.operands)
-    uses.update(program.outputs.values())
-    return uses

@@ -18,7 +18,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.reordered import SUMS, terms
 from convert.inference.forms.used_parts import moved
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")
 MAX_VALUES = 6  # side by side
@@ -47,7 +47,7 @@ class OfOne:
 
 def of_each_value(program: Program) -> Iterator[OfOne]:
     """Yield the products of each value that a product takes side by side with others, and the biases of their sums."""
-    made_by = {result: operation for operation in program.operations for result in operation.results}
+    made_by = producers_of(program.operations)
     places = {operation: index for index, operation in enumerate(program.operations)}
     operations: list[Operation] = []
     for index, operation in enumerate(program.operations):
@@ -143,9 +143,8 @@ def _added(operation: Operation, products: Sequence[Operation]) -> Iterator[Oper
 
 def of_all_values(program: Program) -> Iterator[OfOne]:
     """Yield the product of values side by side, for each sum of their products: heads that are added up after a projection each."""
-    uses = Counter(operand for operation in program.operations for operand in operation.operands)
-    uses.update(program.outputs.values())
-    made_by = {result: operation for operation in program.operations for result in operation.results}
+    uses = times_used(program)
+    made_by = producers_of(program.operations)
     places = {operation: index for index, operation in enumerate(program.operations)}
     inner = {
         x for operation in program.operations if operation.name in SUMS for x in operation.operands if uses[x] == 1

@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 MAX_TABLES = 64
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def each_lookup(
     Args:
         read: from a lookup and the operations by their results.
     """
-    made_by = {result: operation for operation in program.operations for result in operation.results}
+    made_by = producers_of(program.operations)
     operations: list[Operation] = []
     for operation in program.operations:
         found = read(operation, made_by) if role_of(operation) is Role.LOOKUP else None

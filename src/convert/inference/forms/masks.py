@@ -15,7 +15,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.sums import MOVES, moved_by
 from convert.inference.meetings.sites import VISIBLE_SUM, role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))
 BY_ELEMENT = frozenset(("add", "add_any", "sub", "mul", "div", "where", "select_n", "masked_fill"))
@@ -45,7 +45,7 @@ def visible_sums(program: Program) -> Iterator[VisibleSum]:
 
 
 def _visible_sums(program: Program, hides: Mapping[int, Array]) -> Iterator[VisibleSum]:
-    made = {result: x for x in program.operations for result in x.results}
+    made = producers_of(program.operations)
     for index, hidden in sorted(hides.items()):
         operation = program.operations[index]
         if role_of(operation) is not Role.SHIFT or len(operation.operands) != 2 or not hidden.any():

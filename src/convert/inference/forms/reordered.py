@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of, times_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SUMS = ("add", "add_any", "sub")
@@ -45,8 +45,7 @@ class Term:
 
 def terms(program: Program) -> Iterator[Term]:
     """Yield the meetings of parameters with data that another order of the terms would have."""
-    uses = Counter(operand for operation in program.operations for operand in operation.operands)
-    uses.update(program.outputs.values())
+    uses = times_used(program)
     made = {result: k for k, operation in enumerate(program.operations) for result in operation.results}
     inner = set()
     for operation in program.operations:
@@ -62,7 +61,7 @@ def terms(program: Program) -> Iterator[Term]:
 
 def distributed(program: Program) -> Iterator[Term]:
     """Yield the meetings of parameters with the terms of a sum that they multiply."""
-    made_by = {result: operation for operation in program.operations for result in operation.results}
+    made_by = producers_of(program.operations)
     for index, operation in enumerate(program.operations):
         if operation.name != "mul" or len(operation.operands) != 2 or len(operation.data) != 1:
             continue

@@ -6,14 +6,13 @@ with the parameter alone is a value of all of them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 KINDS: dict[str, Any] = {"add": np.add, "add_any": np.add, "sub": np.add, "mul": np.multiply}
 NAMES = {np.add: "add", np.multiply: "mul"}
@@ -51,9 +50,8 @@ class _Rewriting:
     inner: set[Operation] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._uses = Counter(operand for operation in self.program.operations for operand in operation.operands)
-        self._uses.update(self.program.outputs.values())
-        self._made_by = {result: x for x in self.program.operations for result in x.results}
+        self._uses = times_used(self.program)
+        self._made_by = producers_of(self.program.operations)
 
     def steps(self, operation: Operation) -> list[Operation] | None:
         """Return what takes the place of the last operation of a sum; None if nothing does."""

@@ -22,7 +22,7 @@ from convert.inference.forms.constant_parts import JOINS
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES as LAYOUTS
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, users_of
+from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
 
 MOVES = LAYOUTS | frozenset(
     [
@@ -92,7 +92,7 @@ class _Rows:
 
 def products_of_joined_rows(program: Program) -> int:
     """Return how many products are applied to rows of several values."""
-    made_by = _made_by(program)
+    made_by = producers_of(program.operations)
     found = ((operation, matrices_of(operation)) for operation in program.operations)
     return sum(len(_rows(operation, m, made_by)) > 1 for operation, m in found if m is not None)
 
@@ -104,7 +104,7 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
         keep: whether the whole products stay in the program as well.
         apart: whether rows of several values are multiplied apart.
     """
-    made_by = _made_by(program) if apart else {}
+    made_by = producers_of(program.operations) if apart else {}
     users = users_of(program.operations)
     outputs = set(program.outputs.values())
     products: dict[Operation, tuple[Matrices, Array, Sequence[_Rows]]] = {}
@@ -137,10 +137,6 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
             joins.update(of_parts)
     needed = {value for operation in operations if operation not in joins for value in operation.operands} | outputs
     return replace(program, operations=tuple(x for x in operations if x not in joins or x.results[0] in needed))
-
-
-def _made_by(program: Program) -> dict[Value, Operation]:
-    return {result: operation for operation in program.operations for result in operation.results}
 
 
 def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.grading.given import give
+from convert.inference.grading.differences.given import give
 from convert.inference.search import Search
 from convert.inference.segment.segments import LEVELS, Level, Segment, Solution
 from convert.programs.program import Value

@@ -14,9 +14,8 @@ from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Zeros = Mapping[
-    Value, Array
-]  # value of data -> true where it is zero for any inputs, for those that have such elements
+# Value of data -> true where it is zero for any inputs, for those that have such elements.
+Zeros = Mapping[Value, Array]
 WEIGHTED = (Role.PRODUCT, Role.CONVOLUTION)
 REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on truth values
 

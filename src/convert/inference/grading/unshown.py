@@ -13,7 +13,7 @@ import numpy as np
 
 from convert.inference.grading.reach import ANY, Interval, decided, reaches
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMITS = {"clamp", "clamp_min", "clamp_max", "hardtanh", "max", "maximum", "min", "minimum"}
@@ -83,7 +83,7 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
     first = runs[0]
     names = [operation.name for operation in first.operations]
     runs = [run for run in runs if [operation.name for operation in run.operations] == names]
-    made = {result: operation for operation in first.operations for result in operation.results}
+    made = producers_of(first.operations)
     reach = reaches(first)
     for index, operation in enumerate(first.operations):
         every = [run.operations[index] for run in runs]

@@ -51,7 +51,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             value, places, *numbers = cut
             tied = tuple(pairing.tied.tolist())
             if groups == 1 and numbers and value.shape[2:] == weight.array.shape[2:]:
-                places_, value_, *numbers_ = (_matrix(a, transposed) for a in (places, value, *numbers))
+                places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
                 kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
             if value.shape != weight.array.shape or not numbers or not context.free(numbers[0]):
                 continue
@@ -75,8 +75,8 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 for kernel in kernels
                 if len(kernel[0].value) == weight.array.size // _out(weight.array, transposed)
             ],
-            [_matrix(numbers, transposed) for numbers in elements],
-            lambda part: _matrix(context.replay.value(weight), transposed)[:, part],
+            [taps.matrix(numbers, transposed) for numbers in elements],
+            lambda part: taps.matrix(context.replay.value(weight), transposed)[:, part],
         )
     yield from products.propose(context, operation, side)
     if transposed or groups not in (1, x.shape[1]):
@@ -103,12 +103,6 @@ def _rows_in_parts(
 
 def _out(kernel: Array, transposed: bool) -> int:
     return int(kernel.shape[1 if transposed else 0])
-
-
-def _matrix(kernel: Array, transposed: bool) -> Array:
-    """Return a kernel, O I spatial or I O spatial, as [I taps, O]."""
-    found: Array = np.moveaxis(kernel, 1 if transposed else 0, -1)
-    return found.reshape(-1, found.shape[-1])
 
 
 def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:

@@ -26,7 +26,7 @@ def propose(context: Context, weight: Value, shifted: Array) -> Iterator[Candida
         shifted: the data that each of its elements meets: [N, I, spatial of the result, taps].
     """
     taps = weight.array.shape[2:]
-    elements = [_matrix(numbers) for numbers in context.lacking(weight)]
+    elements = [matrix(numbers) for numbers in context.lacking(weight)]
     if not elements or math.prod(taps) == 1:
         return
     rows = np.moveaxis(shifted, 1, shifted.ndim - len(taps) - 1).reshape(-1, len(elements[0]))
@@ -37,15 +37,13 @@ def propose(context: Context, weight: Value, shifted: Array) -> Iterator[Candida
                 elements,
                 product.numbers,
                 product.value,
-                lambda: _matrix(context.replay.value(weight)),
+                lambda: matrix(context.replay.value(weight)),
                 meeting,
                 product.places,
             )
             if pieces is not None:
                 yield Candidate(pieces, "shifted channels of the data", ("taps",), tied)
-    yield from products.of_parts(
-        context, kernels, elements, lambda part: _matrix(context.replay.value(weight))[:, part]
-    )
+    yield from products.of_parts(context, kernels, elements, lambda part: matrix(context.replay.value(weight))[:, part])
 
 
 def _kernels(context: Context, rows: Array) -> Iterator[Kernel]:
@@ -60,6 +58,7 @@ def _kernels(context: Context, rows: Array) -> Iterator[Kernel]:
             yield Product((), value, (numbers,), places), meeting, tuple(pairing.tied.tolist())
 
 
-def _matrix(kernel: Array) -> Array:
-    """Return a kernel, O I taps, as [I taps, O]."""
-    return kernel.reshape(len(kernel), -1).T
+def matrix(kernel: Array, transposed: bool = False) -> Array:
+    """Return a kernel, O I taps or, of a transposed convolution, I O taps, as [I taps, O]."""
+    found: Array = np.moveaxis(kernel, 1 if transposed else 0, -1)
+    return found.reshape(-1, found.shape[-1])

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def on_the_way(program: Program, output: str) -> Program:
     """Return the program with the operations alone that an output is computed from."""
-    producer = {value: operation for operation in program.operations for value in operation.results}
+    producer = producers_of(program.operations)
     needed: set[Operation] = set()
     waiting = [program.outputs[output]]
     while waiting:

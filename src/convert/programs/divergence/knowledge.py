@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
 from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,9 +40,9 @@ class Knowledge:
         self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
         self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
-        self._made_by = {v: target.operations[k] for v, k in self.producer.items()}
+        self._made_by = producers_of(target.operations)
         self.users = users_of(target.operations)
-        self.source_producer = {v: operation for operation in source.operations for v in operation.results}
+        self.source_producer = producers_of(source.operations)
         self.source_users = users_of(source.operations)
         self.found: dict[Value, tuple[Part, ...]] = {}
         self.known: dict[Value, bool] = {}

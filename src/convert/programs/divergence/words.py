@@ -10,7 +10,7 @@ import numpy as np
 from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NEAR = 6  # operations behind a value, within which a finding calls it a choice of the largest ones
@@ -68,7 +68,7 @@ class Words:
 
     def __init__(self, operations: Sequence[Operation], names: Mapping[Value, str]) -> None:
         self.operations = operations
-        self.producer = {value: one for one in operations for value in one.results}
+        self.producer = producers_of(operations)
         self.names = names
         self.parameters = {name: value.array for value, name in names.items() if value.of_parameters}
 

@@ -14,7 +14,7 @@ from convert.programs.divergence.naming.operations import NORMED
 from convert.programs.divergence.rerun import Change, Computed
 from convert.programs.divergence.shared_values import FEW, same_numbers
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 REDUCES = ("mean", "sum", "var", "var_mean")
@@ -74,7 +74,7 @@ def _with(use: _Use, norm: Norm) -> Computed:
 
 def _norms(program: Program) -> Iterator[_Use]:
     """Yield the norms of values, each value once."""
-    producer = {v: one for one in program.operations for v in one.results}
+    producer = producers_of(program.operations)
     users = users_of(program.operations)
     seen: set[Value] = set()
     for one in program.operations:

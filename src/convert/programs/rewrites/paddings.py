@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.naming.windows import PADDING, padded
 from convert.programs.divergence.rerun import FAILS, Change, Computed, Now
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, producers_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -90,7 +90,7 @@ def _computed(read: Read, low: int, high: int) -> Computed:
 
 
 def _reads(program: Program) -> Iterator[Read]:
-    producer: Mapping[Value, Operation] = {v: one for one in program.operations for v in one.results}
+    producer = producers_of(program.operations)
     for at, one in enumerate(program.operations):
         settings = one.settings
         if kind_of(one) != "convolution" or "stride" not in settings or settings.get("transposed") or not one.data:

@@ -20,7 +20,7 @@ from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Program, Value
+from convert.programs.program import Program, Value, producers_of
 from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,7 +75,7 @@ def is_only_explanation(
 
 def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     """Whether a value is that of the source but for the order of a layer's results, for each of its rows: other weights give that order."""
-    made_by = {value: operation for operation in target.operations for value in operation.results}
+    made_by = producers_of(target.operations)
     operation = made_by.get(repair.operands[0]) if repair.operands else None
     for _ in range(DEPTH):
         if operation is None or role_of(operation) is Role.PRODUCT or len(operation.data) != 1:

@@ -10,7 +10,7 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.grading import proof
-from convert.inference.grading.excluded import is_only_explanation
+from convert.inference.grading.differences.excluded import is_only_explanation
 from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
 from convert.inference.search import Search

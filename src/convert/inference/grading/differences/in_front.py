@@ -18,7 +18,7 @@ from convert.inference.candidates.replay import Replay
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
-from convert.inference.grading.given import give, moving
+from convert.inference.grading.differences.given import give, moving
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import told_apart
 from convert.inference.search import Search

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.grading.given import arrays_like, give, is_same, values_for
+from convert.inference.grading.differences.given import arrays_like, give, is_same, values_for
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.inference.search import RETURNS, Search
 from convert.inference.segment.segments import LEVELS, Given, Segment, Solution

@@ -9,7 +9,7 @@ import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, NO_FUNCTION, kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.program import Operation, Value
+from convert.programs.program import Operation, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = Callable[[Array], Array]
@@ -89,10 +89,10 @@ def _function_at_the_end(
     """Return the function of the earliest value that the last operation gives, and its operations; empty if it is none."""
     made = operations[-1].results[0]
     behind: list[tuple[Value, set[Operation]]] = []
-    producer = {value: one for one in operations for value in one.results}
+    producer = producers_of(operations)
     of_data = any(one.data for one in operations)
     for given in dict.fromkeys(v for one in operations for v in (one.data if of_data else one.operands)):
-        if (between := _only_through(made, given, producer)) is not None:
+        if (between := only_through(made, given, producer)) is not None:
             behind.append((given, between))
     for given, between in sorted(behind, key=lambda pair: -len(pair[1])):
         applied = {kind_of(one) for one in between}
@@ -107,7 +107,7 @@ def _function_at_the_end(
     return "", set()
 
 
-def _only_through(made: Value, given: Value, producer: Mapping[Value, Operation]) -> set[Operation] | None:
+def only_through(made: Value, given: Value, producer: Mapping[Value, Operation]) -> set[Operation] | None:
     """Return the operations that make one value of another and of constants alone; None if others are needed."""
     found: set[Operation] = set()
     waiting = [made]

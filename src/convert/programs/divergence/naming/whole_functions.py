@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from convert.programs.divergence.kinds import LAYOUT, NO_FUNCTION, kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.naming.functions import FEWER, Function, elementwise
+from convert.programs.divergence.naming.functions import FEWER, Function, elementwise, only_through
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words
 from convert.programs.program import Operation, Value
@@ -46,20 +46,18 @@ def _whole(
     """Return the last known function of a value, its operations and what it gives; None if there is none."""
     if given.array.dtype.kind != "f" or not 0 < given.array.size <= FEWER:
         return None
-    computed: dict[Value, tuple[Operation, ...]] = {given: ()}
-    found = None
+    of_given, found = {given}, None
     for operation in words.operations:
         before = [value for value in operation.operands if not value.constant]
-        if not before or any(value not in computed for value in before):
+        if not before or not of_given.issuperset(before):
             continue
-        behind = {one for value in before for one in computed[value]}
-        steps = (*(one for one in words.operations if one in behind), operation)
-        computed |= dict.fromkeys(operation.results, steps)
+        of_given.update(operation.results)
         result = operation.results[0]
         if result.array.dtype.kind != "f" or result.array.shape != given.array.shape:
             continue
+        steps = only_through(result, given, words.producer) or set()
         if {kind_of(one) for one in steps} <= NO_FUNCTION | {LAYOUT}:
             continue
         if name := elementwise(result.array, given.array, activations):
-            found = name, steps, result
+            found = name, tuple(one for one in words.operations if one in steps), result
     return found

@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 from convert.programs.rewrites.places.segments import Segment, segment_to
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
@@ -79,7 +79,7 @@ def _rewrite(program: Program, moves: Sequence[Move], error: float) -> Rewrite:
 
 def _moves(program: Program) -> Iterator[Move]:
     order = {value: k for k, one in enumerate(program.operations) for value in one.results}
-    producer = {value: one for one in program.operations for value in one.results}
+    producer = producers_of(program.operations)
     users = users_of(program.operations)
     for addition in program.operations:
         if kind_of(addition) != "add" or len(addition.data) != 2 or len(addition.operands) != 2:

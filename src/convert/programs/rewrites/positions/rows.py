@@ -17,7 +17,7 @@ from convert.programs.divergence.naming.computed_tables import behind, describe_
 from convert.programs.divergence.naming.tables import off_by
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words, names_of, places
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 from convert.programs.rewrites.positions.relative_positions import by_distance
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
@@ -81,7 +81,7 @@ def rows(source: Program, target: Program, goal: Goal, chosen: bool = False) -> 
 
 def _is_chosen(pick: Operation, program: Program) -> bool:
     """Whether numbers that the run computed decide which rows a pick takes."""
-    producer = {value: one for one in program.operations for value in one.results}
+    producer = producers_of(program.operations)
     waiting = [v for v in pick.operands if v.array.dtype.kind in "iu"]
     seen: set[Value] = set()
     while waiting:
@@ -160,7 +160,7 @@ def _shift(ours: Array, theirs: Array, n: int) -> int:
 
 def _taken(program: Program) -> Iterator[Taken]:
     """Yield the rows that operations take of parameters, in the order of execution."""
-    producer = {value: one for one in program.operations for value in one.results}
+    producer = producers_of(program.operations)
     names = {value: name for name, value in program.parameters.items()}
     for operation in program.operations:
         if kind_of(operation) != "pick":

@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Change, Computed, Now, again
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -131,7 +131,7 @@ def _ways(behind: bool, biases: Sequence[tuple[Value, str]]) -> Iterator[tuple[s
 
 def _resets(program: Program) -> Iterator[_Reset]:
     """Yield the products of gates and states that are behind a linear map, or in front of one."""
-    producer = {v: one for one in program.operations for v in one.results}
+    producer = producers_of(program.operations)
     number = {one: k for k, one in enumerate(program.operations)}
     users = users_of(program.operations)
     for at, one in enumerate(program.operations):
@@ -247,7 +247,7 @@ def complement(target: Program, goal: Goal, own: Callable[[Operation], bool]) ->
         own: whether an operation is of the model's own code; a layer of torch has its gates right.
     """
     program = on_the_way(target, goal.output)
-    producer = {v: one for one in program.operations for v in one.results}
+    producer = producers_of(program.operations)
     users = users_of(program.operations)
     number = {one: k for k, one in enumerate(program.operations)}
     found: dict[Any, list[tuple[Value, dict[int, Computed], Operation]]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.shared_values import FEW
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_of
 
 OLD, NEW = "state read before its update", "state read behind its update"
@@ -62,7 +62,7 @@ def _rewrite(target: Program, reads: _Reads, error: float) -> Rewrite:
 
 def _all_reads(program: Program) -> Iterator[_Reads]:
     """Yield the reads of old states, and of new ones, by one operand of one line in all steps."""
-    producer = {v: one for one in program.operations for v in one.results}
+    producer = producers_of(program.operations)
     index = {one: k for k, one in enumerate(program.operations)}
     series = list(_series(program))
     made_in: dict[Value, tuple[int, int]] = {}  # state -> number of its series, and step
@@ -129,7 +129,7 @@ def _laid_out(given: Sequence[Value], like: Sequence[Value]) -> tuple[Value, ...
 
 def _in_order(operations: Sequence[Operation]) -> list[Operation] | None:
     """Return operations so that each is behind what it is computed of, otherwise in their order; None where that is a circle."""
-    producer = {v: one for one in operations for v in one.results}
+    producer = producers_of(operations)
     done: set[Operation] = set()
     open_: set[Operation] = set()
     ordered: list[Operation] = []
