@@ -17,6 +17,7 @@ from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
 from convert.inference.by_name import leaves_by_name, outputs_by_name, require_outputs_by_name
+from convert.inference.requirements import packages_named
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.rule_match import RuleMatch
@@ -74,6 +75,7 @@ def whole_numbers(source: Source, root: str = "") -> dict[str, Array]:
     }
 
 
+@packages_named()
 def pair_of_reference(
     factory: str, settings: Mapping[str, Any], checkpoint: Source | None = None, to: str | None = None
 ) -> Pair:
@@ -169,6 +171,7 @@ def _pair(factory: str, reference: Reference, module: torch.nn.Module) -> Pair:
     return Pair(function, module, run, reference.inputs, factory, masks)
 
 
+@packages_named()
 def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
     """Make the pair of a JAX function, a class or function that makes the module, and a function that makes the inputs.
 

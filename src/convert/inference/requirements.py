@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 _KINDS = {False: "real numbers", True: "complex numbers"}
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+
+
+@contextmanager
+def packages_named() -> Iterator[None]:
+    """Name a package that is not installed: both models run here, so that each needs its framework and what its code imports.
+
+    Raises:
+        ConvertError: a package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "convert").partition(".")[0] == "convert":
+            raise
+        fix = f"install {error.name}, or run the command where both models run"
+        raise ConvertError(
+            Finding("package-missing", f"both models are run, and {error.name} is not installed", fix=fix)
+        ) from error
 
 
 def require_same_inputs(inputs: Callable[[int], Mapping[str, Array]], seed: int) -> None:

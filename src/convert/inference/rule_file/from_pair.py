@@ -18,6 +18,7 @@ from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation, Grade, Tensor
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
+from convert.inference.requirements import packages_named
 from convert.inference.rule_file.proof import Mismatch, compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
 
@@ -54,6 +55,7 @@ class InferredRules:
         return replace(self.target, modules=tuple(m for m in modules if m.tensors))
 
 
+@packages_named()
 def infer_rules(
     pair: Pair,
     target: TargetModel,
