@@ -62,6 +62,8 @@ def leaves_by_name(tree: Any, path: str = "") -> Arrays:
 
     found = {}
     for keys, leaf in tree_leaves_with_path(tree):
+        if callable(leaf):  # an activation that Equinox keeps beside the arrays; no checkpoint has it
+            continue
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise _invalid(path, "a tree of arrays, as jax.eval_shape returns it", type(leaf).__name__)
         found["/".join(path_keys(keys))] = leaf

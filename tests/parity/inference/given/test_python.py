@@ -24,7 +24,8 @@ def _array(parameters: Any, given: Any) -> Any:
     return given["x"] @ parameters["a/kernel"] + parameters["a/bias"]
 
 
-@pytest.mark.parametrize("shapes", [TREE, FLAT])
+# A model of Equinox has its activations among its leaves.
+@pytest.mark.parametrize("shapes", [TREE, FLAT, {**TREE, "activation": jax.nn.relu}])
 def test_shapes_and_one_output(shapes: Any) -> None:
     found = infer(_array, torch.nn.Linear(4, 3), lambda module, given: module(given["x"]), _inputs, shapes)
     assert found.complete and [part.leaf for tensor in found.tensors for part in tensor.parts] == ["a/kernel", "a/bias"]
