@@ -16,6 +16,7 @@ from convert.inference.facts import facts
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof, unshown, weak_proof
 from convert.inference.grading.alternatives import others
+from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.differences.explained import explained, not_reached, where_it_ended
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 DRAWS = 3
 ATTEMPTS = 3
+HIDDEN = "the outputs show only what it chooses, and the JAX model chooses by other numbers; what is in front of it may differ"
 
 
 def infer(
@@ -153,7 +155,17 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         if by_guess is not None and by_guess.ended is None:
             tested, found, solved = by_guess, by_guess.tensors, True
         else:
-            shown = explained(ended, found, both.target.buffers, models.module, models.run, tested.shown_by)
+            hidden = next((one for one in (tested, by_guess) if one is not None and one.hidden), None)
+            ended = ended if hidden is None or hidden.ended is None else hidden.ended
+            shown = explained(
+                ended,
+                found,
+                both.target.buffers,
+                models.module,
+                models.run,
+                tested.shown_by,
+                hidden=hidden is not None,
+            )
             differences = (shown,)
             found = not_reached(found, both.target, ended.site.index)
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
@@ -188,6 +200,7 @@ class _Tested:
         ended: the difference; None where the outputs are equal.
         notes: what the proof does not show.
         again: whether other weights tell columns apart that the first ones make equal.
+        hidden: whether the outputs are equal, and the values differ that decide a choice.
     """
 
     proof: Proof | None
@@ -196,6 +209,7 @@ class _Tested:
     ended: Difference | None = None
     notes: tuple[str, ...] = ()
     again: bool = False
+    hidden: bool = False
 
 
 def _tested(
@@ -229,16 +243,24 @@ def _tested(
         last = len(target.operations) - 1
         ended = Difference(site_of("target", last, target.operations[last]), problem, evidence.error)
         return _Tested(None, found, fresh[errors.index(evidence.error)], ended, again=again)
-    notes = (*weak_proof.notes(plain, evidence.same_inputs), *_unseen(target, found, [source, *fresh], allowed))
+    as_derived = _target_run(target, found, source)
+    hides = hidden_by_choice(source, as_derived, allowed)
+    if hides is not None:
+        ended = Difference(site_of("target", as_derived.operations.index(hides), hides), HIDDEN, shown=False)
+        return _Tested(None, found, source, ended, again=again, hidden=True)
+    unseen = _unseen(target, found, [source, *fresh], as_derived, allowed)
+    notes = (*weak_proof.notes(plain, evidence.same_inputs), *unseen)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)
     return _Tested(evidence, found, source, None, notes, again)
 
 
-def _unseen(target: Program, found: Sequence[Tensor], runs: Sequence[Program], allowed: float) -> tuple[str, ...]:
-    """Return notes on what no run shows, the first of them that of the records."""
-    ran = [_target_run(target, found, runs[0])]
+def _unseen(
+    target: Program, found: Sequence[Tensor], runs: Sequence[Program], first: Program, allowed: float
+) -> tuple[str, ...]:
+    """Return notes on what no run shows, the first of them that of the records, in which the target ran as `first`."""
+    ran = [first]
     unseen = unshown.notes(runs[:1], ran, allowed)
     if not unseen:  # most have nothing to show, and the first run says so
         return ()

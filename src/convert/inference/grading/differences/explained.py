@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.grading import proof
+from convert.inference.grading.choices import choices_as_outputs
 from convert.inference.grading.differences.excluded import is_only_explanation
 from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
@@ -64,6 +65,8 @@ def explained(
     module: torch.nn.Module,
     run: Run,
     source: Program,
+    *,
+    hidden: bool = False,
 ) -> Difference:
     """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
 
@@ -72,13 +75,18 @@ def explained(
 
     Args:
         tensors: with the grades that hold although the programs differ: an open one may be guessed wrongly.
+        hidden: whether the outputs agree, and the numbers differ that a choice is made by.
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     weights = proof.weights(guessed, source)
     state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
     target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
+    if hidden:
+        source, target = choices_as_outputs(source), choices_as_outputs(target)
     for name, value in source.outputs.items():
         want = value.array
+        if hidden and (name not in target.outputs or target.outputs[name].array.shape != want.shape):
+            continue
         if target.outputs[name].array.shape != want.shape:
             ended = replace(ended, shown=True)  # it says both shapes, which no weights change
             continue
@@ -101,9 +109,11 @@ def explained(
         if at is not None:
             shown = ended.shown or is_only_explanation(found, source, target, name, tensors, error)
             site = site_of("target", target.operations.index(at), at)
-            infinite = infinite_alone(name, target.outputs[name].array, want)
-            brief = said.brief and said.brief + infinite
-            return Difference(site, said.problem + infinite, before if np.isfinite(before) else None, brief, shown)
+            more = infinite_alone(name, target.outputs[name].array, want)
+            if hidden:
+                more, before = f"; the outputs show it only where {name} chooses otherwise", np.inf
+            brief = said.brief and said.brief + more
+            return Difference(site, said.problem + more, before if np.isfinite(before) else None, brief, shown)
     return ended
 
 

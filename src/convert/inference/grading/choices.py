@@ -1,0 +1,129 @@
+"""Values that only decide a choice: of them, outputs show which element is the largest, or on which side of a limit one lies.
+
+The codebook of a VQ-VAE is such a choice. Two programs may have other values in front of it, as those of another epsilon, and give equal outputs
+for nearly all inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.core.errors import ConvertError
+from convert.inference.candidates.source import Source
+from convert.numerics.magnitude import relative_error
+from convert.programs.fingerprint import ValueTable
+from convert.programs.program import Operation, Program, Value
+from convert.programs.rerun import rerun
+
+Array = np.ndarray[Any, np.dtype[Any]]
+STEPS = {"round", "floor", "ceil", "trunc", "sign", "fix"}  # their results are numbers of floating point
+SMALL = 1e-7  # relative change of a parameter: it moves no choice, unless two elements are this close
+NONE = 1e-13  # relative change of an output that is none
+
+
+def choices(program: Program) -> Iterator[Operation]:
+    """Yield the operations that make integers, truth values or whole numbers of numbers that parameters are in."""
+    for operation in program.operations:
+        kinds = {result.array.dtype.kind for result in operation.results}
+        chooses = operation.name.rstrip("_") in STEPS or not kinds.isdisjoint("iub")
+        if chooses and any(operand.leaves and operand.array.dtype.kind == "f" for operand in operation.operands):
+            yield operation
+
+
+def hidden_by_choice(source: Program, target: Program, tolerance: float) -> Operation | None:
+    """Return the first choice of the target that hides parameters: it chooses by other numbers than the source, and no output shows them.
+
+    Args:
+        source: a run.
+        target: a run with the same weights and inputs.
+        tolerance: relative error up to which two values are equal.
+    """
+    made = list(choices(target))
+    if not made:
+        return None
+    values, forms = Source(source), ValueTable[int](tolerance)
+    for operation in choices(source):
+        for array in _forms(operation):
+            forms.add(array, 0)
+    unknown = (operation for operation in made if not _is_known(operation, values, forms, tolerance))
+    return next((operation for operation in unknown if _hides(operation, target)), None)
+
+
+def choices_as_outputs(program: Program) -> Program:
+    """Return a program whose outputs are the numbers that its choices are made by."""
+    made = Counter[str]()
+    outputs: dict[str, Value] = {}
+    for operation in choices(program):
+        name = operation.name.rstrip("_")
+        made[name] += 1
+        number = f" ({made[name]})" if made[name] > 1 else ""
+        outputs[f"{name}{number}"] = next(operand for operand in operation.operands if operand.leaves)
+    return replace(program, outputs=outputs)
+
+
+def _is_known(operation: Operation, source: Source, forms: ValueTable[int], tolerance: float) -> bool:
+    """Whether the source has the numbers, or makes a choice by numbers that choose the same."""
+    numbers = [operand.array for operand in operation.operands if operand.leaves]
+    return all(source.has(array, tolerance) for array in numbers) or any(map(forms.find, _forms(operation)))
+
+
+def _forms(operation: Operation) -> Iterator[Array]:
+    """Yield what is compared in a choice, without what does not change it: an addend and a positive factor, a square or an exponential.
+
+    Of distances, the square may be compared, or lack what is the same for all; of probabilities, their logarithms. A number that is
+    rounded is none of these.
+    """
+    if operation.name.rstrip("_") in STEPS:
+        return
+    first, *others = (operand.array for operand in operation.operands if operand.array.dtype.kind == "f")
+    if others and first.shape == np.broadcast_shapes(first.shape, others[0].shape):
+        yield _scaled(first - others[0])
+        yield _scaled(others[0] - first)
+        return
+    if first.ndim == 0:
+        return
+    axis = _axis(operation.settings, first)
+    for array in (first, -first):
+        yield _centred(array, axis)
+    if (first >= 0).all():
+        for array in (first**2, -(first**2), *((np.log(first), -np.log(first)) if first.all() else ())):
+            yield _centred(array, axis)
+
+
+def _axis(settings: Mapping[str, Any], array: Array) -> int:
+    """Return the axis along which an operation chooses; the last one where that is not said."""
+    said = settings.get("axes", settings.get("dim", settings.get("dimension", -1)))
+    axis = said[0] if isinstance(said, tuple | list) and said else said
+    return axis if isinstance(axis, int) and -array.ndim <= axis < array.ndim else -1
+
+
+def _centred(array: Array, axis: int) -> Array:
+    return _scaled(array - array.mean(axis, keepdims=True), axis)
+
+
+def _scaled(array: Array, axis: int | None = None) -> Array:
+    largest = np.abs(array).max(axis=axis, keepdims=True, initial=0)
+    found: Array = array / np.where(largest == 0, 1, largest)
+    return found
+
+
+def _hides(operation: Operation, target: Program) -> bool:
+    """Whether a parameter in front of a choice can be moved a little, and no output moves."""
+    weights = {name: value.array for name, value in target.parameters.items()}
+    given = {name: value.array for name, value in target.inputs.items()}
+    for name in sorted(frozenset[str]().union(*(operand.leaves for operand in operation.operands))):
+        rng = np.random.default_rng(0)
+        step = SMALL * rng.normal(size=weights[name].shape) * np.abs(weights[name])
+        try:
+            moved = rerun(target, {**weights, name: weights[name] + step}, given)
+        except ConvertError:  # not a number
+            continue
+        outputs = zip(moved.outputs.values(), target.outputs.values(), strict=True)
+        if all(relative_error(one.array, other.array) <= NONE for one, other in outputs):
+            return True
+    return False

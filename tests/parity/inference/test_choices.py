@@ -1,0 +1,154 @@
+"""Values that only decide a choice, as those in front of a codebook: equal outputs do not show that they are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation, Grade
+from support.inferred import WIDTH, derive, floats
+
+D, ROWS = WIDTH, 40
+SHAPES = {"enc": (D, D), "scale": (D,), "book": (D, D), "dec": (D, D)}
+
+
+def normed(x: Any, epsilon: float, scale: Any) -> Any:
+    return x * (x**2).mean(-1, keepdims=True).__add__(epsilon) ** -0.5 * scale
+
+
+class Chooses(torch.nn.Module):
+    """The encoder of a VQ-VAE, whose outputs are rows of the codebook: gradients pass it, and no value of the encoder does."""
+
+    def __init__(
+        self, choose: Callable[..., Any], epsilon: float = 1e-5, activation: Any = torch.nn.functional.gelu
+    ) -> None:
+        super().__init__()
+        self.enc, self.dec = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+        self.scale, self.book = torch.nn.Parameter(torch.ones(D)), torch.nn.Embedding(D, D)
+        self.choose, self.epsilon, self.activation = choose, epsilon, activation
+
+    def forward(self, x: Any) -> Any:
+        z = normed(self.activation(self.enc(x)), self.epsilon, self.scale)
+        taken = self.book(self.choose(z, self.book.weight))
+        return self.dec(z + (taken - z).detach())
+
+
+def chooses(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def function(w: Any, x: Any) -> Any:
+        z = normed(jax.nn.gelu(x @ w["enc"], approximate=False), 1e-5, w["scale"])
+        taken = w["book"][choose(z, w["book"])]
+        return (z + jax.lax.stop_gradient(taken - z)) @ w["dec"]
+
+    return function
+
+
+def squared(z: Any, book: Any) -> Any:
+    return (z**2).sum(1, keepdims=True) + (book**2).sum(1) - 2 * z @ book.T
+
+
+def of_torch(choose: Callable[..., Any], **how: Any) -> Derivation:
+    return derive(
+        chooses(lambda z, book: jnp.argmin(squared(z, book), 1)), Chooses(choose, **how), SHAPES, floats(ROWS, D)
+    )
+
+
+CHOICES: dict[str, Callable[..., Any]] = {
+    "the square": lambda z, book: squared(z, book).argmin(1),
+    "the distance": lambda z, book: squared(z, book).sqrt().argmin(1),
+    "the distance by its function": lambda z, book: torch.cdist(z, book).min(1).indices,
+    "without what is the same for all": lambda z, book: (2 * z @ book.T - (book**2).sum(1)).argmax(1),
+    "the largest of several": lambda z, book: (-squared(z, book)).topk(1).indices[:, 0],
+}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_the_same_is_chosen_by_other_numbers(choose: Callable[..., Any]) -> None:
+    found = of_torch(choose)
+    assert found.complete and found.proof is not None, found.differences
+
+
+FAULTS: list[Any] = [
+    ({"epsilon": 1e-3}, "the target adds 0.001, the JAX model adds 1e-05"),
+    pytest.param(
+        {"activation": lambda x: torch.nn.functional.gelu(x, approximate="tanh")},
+        "the target computes gelu_tanh, the JAX model gelu_erf",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("fault", "words"), FAULTS)
+def test_what_is_in_front_of_a_choice_differs(fault: dict[str, Any], words: str) -> None:
+    found = of_torch(CHOICES["the square"], **fault)
+    (difference,) = found.differences
+    assert found.proof is None and not found.complete
+    assert f"{words}; the outputs show it only where argmin chooses otherwise" in difference.brief
+
+
+@pytest.mark.slow
+def test_another_choice_of_other_numbers() -> None:
+    """Nothing says where the values in front of an `argmax` differ from those of an `argmin`, but that they do."""
+    found = of_torch(
+        CHOICES["without what is the same for all"],
+        activation=lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    )
+    (difference,) = found.differences
+    assert found.proof is None and not found.complete and not difference.shown
+    assert difference.problem == (
+        "the outputs show only what it chooses, and the JAX model chooses by other numbers; what is in front of it may differ"
+    )
+
+
+def test_a_rounded_code() -> None:
+    """As finite scalar quantisation does: no value in front of the rounding reaches the outputs."""
+
+    class Rounds(torch.nn.Module):
+        def __init__(self, epsilon: float) -> None:
+            super().__init__()
+            self.enc, self.dec = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+            self.epsilon = epsilon
+
+        def forward(self, x: Any) -> Any:
+            return self.dec(torch.round(3 * normed(self.enc(x), self.epsilon, 1)))
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.round(3 * normed(x @ w["enc"], 1e-5, 1)) @ w["dec"]
+
+    shapes = {"enc": (D, D), "dec": (D, D)}
+    assert derive(function, Rounds(1e-5), shapes, floats(ROWS, D)).complete
+    found = derive(function, Rounds(1e-7), shapes, floats(ROWS, D))
+    assert not found.complete
+    assert "the target adds 1e-07, the JAX model adds 1e-05" in found.differences[0].brief
+
+
+def test_a_choice_that_hides_nothing() -> None:
+    """A gate that is open or shut by its value, which the outputs have as well."""
+
+    class Gates(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(D, D) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            y = self.a(x)
+            return self.b(torch.where(y > 0.25, y, 0.1 * y))
+
+    def function(w: Any, x: Any) -> Any:
+        y = x @ w["a"] + w["ab"]
+        return (y * jnp.where(4 * y > 1, 1.0, 0.1)) @ w["b"] + w["bb"]
+
+    found = derive(function, Gates(), {"a": (D, D), "ab": (D,), "b": (D, D), "bb": (D,)}, floats(ROWS, D))
+    assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+
+
+def test_inputs_that_only_choose() -> None:
+    """Tokens are no values that parameters are in."""
+    net = torch.nn.Sequential(torch.nn.Embedding(7, D), torch.nn.Linear(D, D, bias=False))
+    tokens = lambda seed: {"x": np.random.default_rng(seed).integers(0, 7, (3, 9))}  # noqa: E731
+    assert derive(lambda w, x: w["t"][x] @ w["k"], net, {"t": (7, D), "k": (D, D)}, tokens).complete
