@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _NARROW = tuple(
     t for t in vars(torch).values() if isinstance(t, torch.dtype) and t.is_floating_point and t.itemsize < 8
 )
+LINEAR_FLOAT32, LINEAR_FLOAT64 = 20, 40  # exp(-20) is lost beside 20 in float32, exp(-40) beside 40 in float64
 _WIDE = dict.fromkeys(_NARROW, torch.float64) | {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
@@ -36,6 +37,13 @@ def tensors_in(x: Any) -> list[torch.Tensor]:
     if isinstance(x, torch.Tensor):
         return [x]
     return [tensor for part in x for tensor in tensors_in(part)] if isinstance(x, list | tuple) else []
+
+
+def exact_arguments(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments with which an operator is as exact as float64: of softplus, the default limit above which it is linear is for float32."""
+    if func is torch.ops.aten.softplus.default and args[2:] in ((), (LINEAR_FLOAT32,)):
+        return args[0], *(args[1:2] or (1,)), LINEAR_FLOAT64
+    return args
 
 
 @cache  # PyTorch makes the arguments of a schema anew each time
@@ -126,6 +134,7 @@ class Lift(DispatchMode):
         if func.name() == "aten::_grouped_mm":
             with self:
                 return _grouped_product(*args, **kwargs)
+        args = exact_arguments(func, args)
         self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= args[0].dtype in _WIDE

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
-from convert.numerics.lift_torch import Lift, tensors_in
+from convert.numerics.lift_torch import Lift, exact_arguments, tensors_in
 from convert.programs.program import Array, Operation, TakenOut, Value
 from convert.programs.torch_aliases import Aliases, array_of
 from convert.programs.torch_call import Call
@@ -100,6 +100,7 @@ class Tape(Lift):
             with self:  # in inference mode, nothing has taken it apart yet
                 if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return out
+        args = exact_arguments(func, args)
         call = Call.of(func, args, kwargs)
         _require_strides(call.name, call.operands)
         operands = [self.read(x) if isinstance(x, torch.Tensor) else Value(np.asarray(x)) for x in call.operands]

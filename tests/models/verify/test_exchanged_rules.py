@@ -166,3 +166,23 @@ def test_exchanged_leaves_are_named(case: str, checkpoint: Path, tmp_path: Path)
     )
     lines = [k for k, line in enumerate(rules.splitlines(), 1) if line.startswith("- ")]
     assert any(f"rules.yaml:{k}" in level.diagnosis["problem"] for k in lines)
+
+
+@pytest.mark.slow
+def test_a_small_error_is_no_exchange(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mistake leaves the error as it was."""
+    forward = Model.forward
+    monkeypatch.setattr(Model, "forward", lambda self, x: forward(self, x) * (1 + 3e-11))
+    (tmp_path / "rules.yaml").write_text(RULES)
+    given = str(tmp_path / "rules.yaml")
+    convert.convert(given, checkpoint, tmp_path / "out.safetensors")
+    report = check(
+        tmp_path / "out.safetensors",
+        checkpoint,
+        model=given,
+        reference=f"{__name__}:reference",
+        levels=("model",),
+    )
+    (level,) = (level for level in report.levels if level.level == "model")
+    assert level.diagnosis is not None
+    assert level.diagnosis["name"] == "operation that the JAX model lacks", level.diagnosis

@@ -423,6 +423,7 @@ TORCH_CASES: dict[str, tuple[Callable[[torch.Tensor], Any], np.ndarray]] = {
         lambda x: F.layer_norm(x.float(), (4,), eps=1e-6),
         (X - X.mean(-1, keepdims=True)) / np.sqrt(X.var(-1, keepdims=True) + 1e-6),
     ),
+    "softplus": (lambda x: F.softplus(x * 0.1 + 20.2), np.logaddexp(X * 0.1 + 20.2, 0)),  # linear above 20, in float32
     "linear": (lambda x: F.linear(x.float(), torch.eye(4, dtype=torch.float32) * 0.1), X * 0.1),
     "in place": (in_place, np.stack([np.zeros(4), X[1], X[2]]) * 0.1 + 0.01),
     "einsum": (lambda x: torch.einsum("ij,kj->ik", x.bfloat16(), x.bfloat16()), X @ X.T),
@@ -443,6 +444,11 @@ def test_torch_computes_in_float64(name: str) -> None:
     assert mode.unlifted == set()
     rounded = np.asarray(function(torch.tensor(X)).detach().double())
     assert np.abs(rounded - want).max() > 1e-9, "nothing needed lifting"
+
+
+def test_a_limit_of_softplus_that_the_code_gives_is_kept() -> None:
+    with lifted():
+        assert F.softplus(torch.tensor([5.0, 0.5]), threshold=4).tolist()[0] == 5.0
 
 
 GROUPS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int] | None]] = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGEST = 2**30  # bytes of both records, as far as they can be told before
 VALUES = 50  # values of a run for each boundary, about
-FINEST, COARSEST = 1e-10, 1e-6  # relative errors up to which values inside the models may count as equal
+FINEST, COARSEST = 1e-13, 1e-6  # relative errors up to which values inside the models may count as equal
 SHARE = 1e-2  # of the error at the boundary: what a value inside may differ by and still be equal
 USER_FAILS = (
     AttributeError,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOAT64_ERROR = 1e-9  # relative error at a boundary that a hypothesis restores, in float64
 FLOAT32_SHARE = 1e-6  # of the error before: what float32 may have taken from other tensors of the layer
+LESS = 0.1  # of the error before: what leaves more does not explain it
 NATIVE_SHARE = 1e-3  # of the error before, where only a run of the JAX model in native precision is known
 
 
@@ -98,12 +99,14 @@ class Site:
 
     @property
     def enough(self) -> float:
-        """The error up to which a hypothesis explains the difference."""
+        """The error up to which a hypothesis explains the difference: less than a tenth of it."""
         if not np.isfinite(self.before):
             return FLOAT64_ERROR
         if self.evidence.float64_values is not None:
-            return max(FLOAT64_ERROR, FLOAT32_SHARE * self.before)
-        return max(FLOAT64_ERROR, NATIVE_SHARE * self.before, min(self.allowed, self.before / 10))
+            return min(max(FLOAT64_ERROR, FLOAT32_SHARE * self.before), LESS * self.before)
+        return max(
+            min(FLOAT64_ERROR, LESS * self.before), NATIVE_SHARE * self.before, min(self.allowed, LESS * self.before)
+        )
 
     def error(self, value: Array, against: Array | None = None) -> float:
         """Return the relative error of a whole value, against the JAX model's by default; infinite for another shape."""
