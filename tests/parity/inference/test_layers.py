@@ -119,8 +119,8 @@ def test_a_weight_norm_over_the_taps_of_a_convolution():
 
     module = Positions()
     norm, weight, *_ = rules(derive(function, module, shapes), module)
-    assert norm.endswith("parameter: {name: c.parametrizations.weight.original0, axes: ..D}")
-    assert weight.endswith("axes: DEC\n  parameter: {name: c.parametrizations.weight.original1, axes: CED}")
+    assert norm.endswith("parameter: {name: c.parametrizations.weight.original0, axes: ..P}")
+    assert weight.endswith("axes: PCD\n  parameter: {name: c.parametrizations.weight.original1, axes: DCP}")
 
 
 @pytest.mark.parametrize("text", ["(w - mean) / (std + 1e-5)", "(w - mean) / sqrt(var + 1e-6)"])

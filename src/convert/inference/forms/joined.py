@@ -1,4 +1,5 @@
-"""Products of values that stand side by side, one for each: ``[x, y] W`` is ``x V + y U``, where V and U are the rows of W.
+"""Products of values that stand side by side, one for each: ``[x, y] W`` is ``x V + y U``, where V and U are the rows of W. Convolutions
+of channels in the same way.
 
 The source's record has the product of all; those of the single values are computed here, and what biases meet in the sum of some. Or it has
 the sum, and the product of all is computed.
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +55,8 @@ def of_each_value(program: Program) -> Iterator[OfOne]:
     for index, operation in enumerate(program.operations):
         side = 0 if operation.operands and not operation.operands[0].data else 1
         parts = list(_products(operation, side, made_by))
-        for part in map(partial(_of_distinct_rows, side), parts):
+        rows = parts if role_of(operation) is Role.CONVOLUTION else map(partial(_of_distinct_rows, side), parts)
+        for part in rows:
             yield OfOne(index, part, side, None, part.results[0].array)
         operations += [*parts, *_added(operation, parts)] if parts else [operation]
     if len(operations) > len(program.operations):
@@ -63,13 +66,13 @@ def of_each_value(program: Program) -> Iterator[OfOne]:
 
 def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) -> Iterator[Operation]:
     """Yield the product of each value, with the rows of the weight that it meets."""
-    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 else None
-    if axes is None or len(operation.operands) != 2:
+    axes = _summed_axes(operation, side) if len(operation.data) == 1 and len(operation.operands) == 2 else None
+    if axes is None:
         return
     data, weight = operation.operands[1 - side], operation.operands[side]
-    if not weight.of_parameters or not weight.elements or axes[0][0] or len(axes[0][1]) != 1:
+    if not weight.of_parameters or not weight.elements:
         return
-    (_, (axis,)), (_, (summed,)) = axes
+    axis, summed = axes
     ends = np.cumsum(_widths(data, axis, made_by))
     blocks = [
         (_cut(data.array, axis, start, end), start, end) for start, end in itertools.pairwise([0, *map(int, ends)])
@@ -86,6 +89,19 @@ def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) 
                 made = np.asarray(operation.again([operand.array for operand in operands])[0])
             result = Value(made, data=True, leaves=result.leaves)
         yield replace(operation, operands=operands, results=(result,))
+
+
+def _summed_axes(operation: Operation, side: int) -> tuple[int, int] | None:
+    """Return the axis of the data and that of the weight over which an operation sums: one each, of a convolution the channels."""
+    if operation.name == "conv_general_dilated":
+        said = operation.settings
+        alone = side == 1 and said["feature_group_count"] == said["batch_group_count"] == 1
+        return (said["dimension_numbers"].lhs_spec[1], said["dimension_numbers"].rhs_spec[1]) if alone else None
+    axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT else None
+    if axes is None or axes[0][0] or len(axes[0][1]) != 1:
+        return None
+    (_, (axis,)), (_, (summed,)) = axes
+    return axis, summed
 
 
 def _of_distinct_rows(side: int, product: Operation) -> Operation:
@@ -152,7 +168,11 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
     for operation in program.operations:
         if operation.name not in SUMS or not operation.results[0].data or operation.results[0] in inner:
             continue
-        behind = [_product_of(value, made_by) for value in _summands(operation.results[0], made_by, uses)]
+        values = list(_summands(operation.results[0], made_by, uses))
+        kernels = [made for made in map(made_by.__getitem__, values) if _summed_axes(made, 1) and _is_kernel(made)]
+        if 1 < len(kernels) <= MAX_VALUES and len(set(map(_form, kernels))) == 1:
+            yield _convolution_of_all(kernels, places[kernels[0]])
+        behind = [_product_of(value, made_by) for value in values]
         products = [one for one in behind if one is not None]
         shapes = {(data.array.shape[:-1], weight.array.shape[1:]) for _, data, weight in products}
         if 1 < len(products) <= MAX_SUM and len(shapes) == 1:
@@ -222,6 +242,35 @@ def _product_of_all(products: Sequence[tuple[Operation, Value, Value]], index: i
     settings = {"dimension_numbers": (((x.array.ndim - 1,), (0,)), ((), ()))}
     made = replace(like, name="dot_general", operands=(x, every), results=(result,), settings=settings, again=_again)
     return OfOne(index, made, 1, None, result.array)
+
+
+def _is_kernel(operation: Operation) -> bool:
+    """Whether an operation convolves data with a kernel of parameters."""
+    data, kernel = operation.operands[:2]
+    return role_of(operation) is Role.CONVOLUTION and data.data and kernel.of_parameters and len(kernel.elements) == 1
+
+
+def _form(convolution: Operation) -> Any:
+    """Return what convolutions that are one of all their channels have in common."""
+    said = convolution.settings
+    numbers, strides = said["dimension_numbers"], said["window_strides"]
+    taps = tuple(convolution.operands[1].array.shape[axis] for axis in numbers.rhs_spec[2:])
+    steps = (*strides, *said["lhs_dilation"], *said["rhs_dilation"])
+    return str(numbers), steps, str(said["padding"]), taps, convolution.results[0].array.shape
+
+
+def _convolution_of_all(convolutions: Sequence[Operation], index: int) -> OfOne:
+    like = convolutions[0]
+    numbers = like.settings["dimension_numbers"]
+    data, kernels = zip(*(operation.operands for operation in convolutions), strict=True)
+    x = Value(np.concatenate([value.array for value in data], numbers.lhs_spec[1]), data=True)
+    summed = numbers.rhs_spec[1]
+    elements = np.concatenate([value.elements[0] for value in kernels], summed)
+    leaves = frozenset[str]().union(*(value.leaves for value in kernels))
+    every = Value(np.concatenate([value.array for value in kernels], summed), leaves=leaves, elements=(elements,))
+    total = np.sum([operation.results[0].array for operation in convolutions], 0)
+    made = replace(like, operands=(x, every), results=(Value(total, data=True, leaves=leaves),))
+    return OfOne(index, made, 1, None, total)
 
 
 def _again(arrays: Sequence[Array]) -> list[Array]:

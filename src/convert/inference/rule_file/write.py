@@ -20,11 +20,11 @@ from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
-from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
+from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed, leaves_of
 from convert.inference.rule_file.joining.taken import other_parts, parts_of, with_biases_apart, with_taken
 from convert.inference.rule_file.layers.modules import describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
-from convert.inference.rule_file.layers.rule import NoWordsError
+from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
 from convert.inference.rule_file.printing.buffers import describe_buffers
 from convert.inference.rule_file.printing.entry import entry_of, tied_head
 from convert.inference.rule_file.proof import is_open
@@ -101,7 +101,9 @@ def write_rules(
     doubtful: list[str] = []  # modules of which a tensor is open
     parts = parts_of(described)
     described = with_biases_apart(described, parts)
-    rules = join_layers(join_attention(described, derivation, target), derivation.leaves)
+    described = join_attention(described, derivation, target)
+    rules = join_layers(described, derivation.leaves)
+    unwritten |= _without_pattern(described, rules)
     rules, lost = _writable([with_taken(rule, parts) for rule in rules], target)
     unwritten |= lost
     modules: list[str] = []
@@ -212,6 +214,13 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
         question = f"not reached: behind the difference{at}; correct it first"
     entry.ask("parameter", question, ways)
     return entry
+
+
+def _without_pattern(layers: Sequence[LayerRule], rules: Sequence[PatternRule]) -> dict[str, str]:
+    """Return the modules whose leaves no pattern describes, and why there is no rule for them."""
+    told = frozenset[str]().union(*(rule.leaves for rule in rules))
+    why = "it is made of leaves whose paths no pattern says, or of one leaf twice"
+    return {layer.module: why for layer in layers if not told.issuperset(leaves_of(layer))}
 
 
 def _writable(rules: Sequence[PatternRule], target: TargetModel) -> tuple[list[PatternRule], dict[str, str]]:

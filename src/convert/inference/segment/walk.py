@@ -279,6 +279,8 @@ class Walk(Assigned):
         array = self.replay.value(operation.data[0])
         if not array.any() or self.source.has(array, self.context.tolerance):
             return True
+        if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
+            return bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
         if role_of(operation) is not Role.PRODUCT:
             return False
         batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)

@@ -20,7 +20,9 @@ from convert.inference.rule_file.joining.patterns import (
     structure,
 )
 from convert.inference.rule_file.layers.layout import Axis
-from convert.inference.rule_file.layers.rule import COLUMNS, NORMS, LayerRule, Source
+from convert.inference.rule_file.layers.rule import COLUMNS, CONVOLUTIONS, NORMS, TAPS, LayerRule, Source
+
+NAMES = {"from": "weight", "bias": "bias"}  # of a layer's tensors
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
@@ -89,18 +91,35 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
     group = sorted(group, key=lambda rule: rule.at)
     split = group[0].split
     module = common_pattern([rule.module for rule in group])
-    if split is None or module is None:
+    if split is None or module is None or not _have_axis(group[0].layer, split):
         return list(group)
     if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
         return list(group)
-    return [_as_parameter(_whole(_as_one_layer(group), module, group[0].sources))]
+    return _as_parameters(_whole(_as_one_layer(group), module, group[0].sources))
 
 
-def _as_parameter(rule: PatternRule) -> PatternRule:
-    """Return the rule of tables that are the elements of one axis as that of their tensors: only such a rule has words for them."""
-    if rule.layer.kind_name != "embedding" or rule.layer.names or rule.layer.keys:
-        return rule
-    return replace(rule, layer=replace(rule.layer, kind_name="parameter"), module=f"{rule.module}.weight")
+def _have_axis(layer: LayerRule, split: int) -> bool:
+    """Whether this is the axis of which each leaf has one element, and an equation has further outputs."""
+    axes = [{axis for axis, _ in source.layout.fixed} for _, of in layer.sources for source in of]
+    main = layer.main[0]
+    outward = {axis.of for axis in main.layout.axes} - {*main.contracted}
+    return all(split in of for of in axes) and (layer.kind_name != "linear" or bool(outward))
+
+
+def _as_parameters(rule: PatternRule) -> list[PatternRule]:
+    """Return the rule of tables or kernels that are the elements of one axis as those of their tensors: only such rules have words for them."""
+    layer = rule.layer
+    table, kernel = layer.kind_name == "embedding" and not layer.keys, layer.kind_name in CONVOLUTIONS
+    if not (table or kernel) or layer.names or any(key not in NAMES for key, _ in rule.sources):
+        return [rule]
+    found = []
+    for (key, of), (_, path) in zip(layer.sources, rule.sources, strict=True):
+        taps = ((TAPS, str(len(of[0].layout.shape) - 2)),) if kernel and key == "from" else ()
+        alone = replace(layer, kind_name="parameter", sources=(("from", of),), keys=(), target_keys=taps, geometry=())
+        leaves = frozenset(leaf for leaf in rule.leaves if parse_pattern(path).match(leaf))
+        module = f"{rule.module}.{NAMES[key]}"
+        found.append(replace(rule, layer=alone, module=module, sources=(("from", path),), leaves=leaves))
+    return found
 
 
 def _part(source: Source) -> Axis | None:
@@ -167,7 +186,15 @@ def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
     axis = _part(group[0].layer.main[0])
     if axis is None or sum(sizes) != group[0].layer.main[0].layout.leaf_shape[axis.of]:
         return list(group)
+    if len({*sizes}) > 1 and group[0].layer.kind_name == "parameter" and not _is_as_stored(group[0]):
+        return list(group)  # the `axes` of a target name one part
     return [replace(_whole(_as_one_layer(group), module, group[0].sources), parts=(axis.of, sizes))]
+
+
+def _is_as_stored(rule: PatternRule) -> bool:
+    """Whether the tensors of a rule have the axes of their leaf, in its order."""
+    layout = rule.layer.main[0].layout
+    return [axis.of for axis in layout.axes] == sorted({axis.of for axis in layout.axes}) and 1 not in layout.shape
 
 
 def _start(rule: PatternRule) -> int:

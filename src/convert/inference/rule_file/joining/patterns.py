@@ -225,9 +225,9 @@ def _with_indices(
         if text is None or "+" in text or "," in text:
             return None
         if not text.startswith("{"):
-            if split not in (None, (axis, at)):
+            if split not in (None, (axis, at)) and len(members) > 1:
                 return None
-            split = (axis, at)
+            split = split or (axis, at)
         elif stacked.setdefault(text[1:-1], axis) != axis:
             return None
     sources = []
@@ -241,7 +241,8 @@ def _with_indices(
                 return None
             texts.append(_filled(escape_path(source.leaf), values))
             at += 1
-        joined = common_pattern([text for text in texts if text is not None]) if None not in texts else None
+        written = [text for text in texts if text is not None]
+        joined = common_pattern(written) or common_pattern(written, nested=True) if None not in texts else None
         last = "" if joined is None else joined[joined.rfind("{") :].partition("}")[0]
         if joined is None or (len(of) > 1 and "," in last and last in str(texts[0])):
             return None  # the last alternatives of a fused target are its parts, and not a list of numbers

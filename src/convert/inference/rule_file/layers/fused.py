@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,25 +38,36 @@ def below_each_other(tensor: Tensor, widths: Sequence[int]) -> Tensor:
     return replace(tensor, parts=tuple(replace(part, elements=place[part.elements]) for part in tensor.parts))
 
 
-def side_by_side(tensor: Tensor) -> int:
-    """Return how many leaves stand side by side along the last axis of a tensor, each as wide; 0 if they do not."""
+def side_by_side(tensor: Tensor) -> tuple[int, int] | None:
+    """Return how many leaves stand side by side in a tensor, each as wide, and along which axis: the last, or that of a kernel's inputs; None if they do not."""
     leaves: dict[str, list[Array]] = {}
     for part in tensor.parts:
         leaves.setdefault(part.leaf, []).append(part.elements)
     if len(leaves) == 1 and len(tensor.shape) > 2:  # the taps of a kernel, found one by one
-        return 0
+        return None
     whole = [np.concatenate(of) for of in leaves.values()]  # of a leaf that was found head by head
-    return _beside(tensor, [part.elements for part in tensor.parts]) or _beside(tensor, whole)
+    ways = ((axis, of) for axis in _columns_of(tensor) for of in ([part.elements for part in tensor.parts], whole))
+    return next(((len(of), axis) for axis, of in ways if _are_beside(tensor, axis, of)), None)
 
 
-def _beside(tensor: Tensor, blocks: list[Array]) -> int:
+def _columns_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the axes along which leaves may stand side by side."""
+    last = len(tensor.shape) - 1
+    return () if last < 1 else (1,) if last == 1 else (last, 1)
+
+
+def _are_beside(tensor: Tensor, axis: int, blocks: list[Array]) -> bool:
     count = len(blocks)
-    if len(tensor.shape) < 2 or count < 2 or tensor.shape[-1] % count:
-        return 0
-    places = np.arange(int(np.prod(tensor.shape))).reshape(-1, tensor.shape[-1])
+    if count < 2 or tensor.shape[axis] % count:
+        return False
     blocks = sorted(blocks, key=lambda elements: int(elements.min()))
-    wanted = np.split(places, count, axis=1)
-    return count if all(np.array_equal(np.sort(x), y.ravel()) for x, y in zip(blocks, wanted, strict=True)) else 0
+    wanted = np.split(_rows_and_columns(tensor, axis), count, axis=1)
+    return all(np.array_equal(np.sort(x), y.ravel()) for x, y in zip(blocks, wanted, strict=True))
+
+
+def _rows_and_columns(tensor: Tensor, axis: int) -> Array:
+    """Return the positions of a tensor's elements as a matrix, whose columns are the elements of an axis and of those behind it."""
+    return np.arange(math.prod(tensor.shape)).reshape(math.prod(tensor.shape[:axis]), -1)
 
 
 def alternating(tensor: Tensor) -> int:
@@ -70,29 +82,33 @@ def alternating(tensor: Tensor) -> int:
 
 
 def in_columns(tensor: Tensor) -> list[Tensor]:
-    """Return the columns of a matrix that each of several leaves is, if they stand side by side; none if they do not."""
-    if len(tensor.shape) != 2 or len({part.leaf for part in tensor.parts}) < max(len(tensor.parts), 2):
+    """Return the columns of a matrix, or the inputs of a kernel, that each of several leaves is, if they stand side by side; none if they do not."""
+    if len(tensor.shape) < 2 or len({part.leaf for part in tensor.parts}) < max(len(tensor.parts), 2):
         return []
-    rows, width = tensor.shape
+    rows, size, *taps = tensor.shape
+    width = size * math.prod(taps)
     found, start = [], 0
     for part in sorted(tensor.parts, key=lambda part: int(part.elements.min())):
         count = len(part.elements) // rows
-        places = np.arange(rows * width).reshape(rows, width)[:, start : start + count]
-        if not np.array_equal(np.sort(part.elements), places.ravel()):
+        places = _rows_and_columns(tensor, 1)[:, start : start + count]
+        if count % math.prod(taps) or not np.array_equal(np.sort(part.elements), places.ravel()):
             return []
         elements = part.elements // width * count + part.elements % width - start
-        found.append(replace(tensor, shape=(rows, count), parts=(replace(part, elements=elements),)))
+        shape = (rows, count // math.prod(taps), *taps)
+        found.append(replace(tensor, shape=shape, parts=(replace(part, elements=elements),)))
         start += count
     return found if start == width else []
 
 
-def one_below_another(tensor: Tensor, count: int, *, alternate: bool = False) -> Tensor:
+def one_below_another(tensor: Tensor, count: int, axis: int = -1, *, alternate: bool = False) -> Tensor:
     """Return a tensor whose leaves stand side by side, or alternate along the last axis, with its leaves below each other."""
-    first, *between, width = tensor.shape
-    blocks = np.arange(int(np.prod(tensor.shape))).reshape(count, -1, width // count)
+    axis %= len(tensor.shape)
+    first, *between = tensor.shape[: axis + 1]
+    blocks = np.arange(math.prod(tensor.shape)).reshape(count, math.prod(tensor.shape[:axis]), -1)
     place = (np.moveaxis(blocks, 0, -1) if alternate else blocks.swapaxes(0, 1)).ravel()
     parts = tuple(replace(part, elements=place[part.elements]) for part in tensor.parts)
-    return replace(tensor, shape=(count * first, *between, width // count), parts=parts)
+    shape = (count * first, *between[:-1], between[-1] // count, *tensor.shape[axis + 1 :])
+    return replace(tensor, shape=shape, parts=parts)
 
 
 def by_parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModule
 from convert.inference.derivation import Role, Tensor
-from convert.inference.rule_file.layers.rule import ATTENTION
+from convert.inference.rule_file.layers.rule import ATTENTION, CONVOLUTIONS
 from convert.inference.rule_file.layers.sources import (
     Shapes,
+    has_one_channel_of_leaf,
     is_joined,
     is_part_of_leaf,
     is_permuted,
@@ -49,6 +50,10 @@ def kind_of(
         return "conv"
     if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
+    if kind in CONVOLUTIONS and (
+        has_one_channel_of_leaf(first, leaves) or any(is_part_of_leaf(tensor, leaves) for tensor in tensors.values())
+    ):
+        return "parameter"  # a rule for a convolution takes whole leaves
     of_heads = any(sum(size > 1 for size in leaves.get(part.leaf, ())) > 1 for part in first.parts)
     if kind in ("layer_norm", "rms_norm") and of_heads and is_joined(first, leaves) and len(first.shape) == 1:
         return "parameter"  # the leaf has an axis of heads, and a rule for a norm joins no axes

@@ -15,9 +15,10 @@ ATTENTION = "attention"
 PRESCALED = "prescaled_by"
 PARAMETERS = "parameters"
 IN_TURNS = "in turns"  # no key: the rows of each leaf in a head or group, where leaves lie in turns
-BESIDE = "side by side"  # no key: how many leaves stand side by side in the columns
+BESIDE = "side by side"  # no key: how many leaves stand side by side, and along which axis
 ALTERNATING = "alternating"  # no key: how many leaves alternate along the last axis
 COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
+TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 

@@ -58,6 +58,27 @@ def is_part_of_leaf(tensor: Tensor, leaves: Shapes, *, inputs: bool = False) -> 
     )
 
 
+def has_one_channel_of_leaf(kernel: Tensor, leaves: Shapes) -> bool:
+    """Whether a kernel, O I spatial, has one element of its leaf's axis of channels: the leaf has no further axis for this one.
+
+    A kernel with a filter for each channel has no axis of inputs in some code.
+    """
+    found = _named(kernel, leaves)
+    if (
+        len(found) != 1
+        or not found[0].layout.fixed
+        or int(kernel.parts[0].evidence.target.settings.get("groups", 1)) > 1
+    ):
+        return False
+    layout = found[0].layout
+    return 1 in kernel.shape[:2] and len(layout.leaf_shape) - len(layout.fixed) < len(kernel.shape)
+
+
+def is_divided(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether a tensor has some elements of an axis of its one leaf, or one."""
+    return is_part_of_leaf(tensor, leaves) or any(source.layout.fixed for source in _named(tensor, leaves))
+
+
 def is_joined(tensor: Tensor, leaves: Shapes) -> bool:
     """Whether several axes of its one leaf are one axis of a tensor."""
     return any(len(group) > 1 for source in _named(tensor, leaves) for group in source.layout.groups or ())

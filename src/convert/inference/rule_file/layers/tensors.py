@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.drafting.like.target import TargetModule
-from convert.inference.derivation import NOT_REACHED, Arithmetic, Derivation, Grade, Tensor
+from convert.inference.derivation import NOT_REACHED, Arithmetic, Derivation, Grade, Role, Tensor
 from convert.inference.rule_file.layers.fused import (
     alternating,
     below_each_other,
@@ -34,11 +34,12 @@ from convert.inference.rule_file.layers.rule import (
     NORMS,
     PARAMETERS,
     PRESCALED,
+    TAPS,
     LayerRule,
     NoWordsError,
     Source,
 )
-from convert.inference.rule_file.layers.sources import Shapes, is_part_of_leaf, matrix, sources_of
+from convert.inference.rule_file.layers.sources import Shapes, is_divided, is_part_of_leaf, matrix, sources_of
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -66,7 +67,7 @@ class _Layer:
         product: of two leaves, which the weight is, or has added.
         computed_from: the leaves beside the main one of a weight that the source computes; None: it computes none.
         turns: the rows of each leaf in a head or group, where leaves lie in turns.
-        beside: how many leaves stand side by side in the columns; 0: they do not.
+        beside: how many leaves stand side by side, and along which axis; None: they do not.
         alternate: how many leaves of a table alternate along the last axis; 0: they do not.
     """
 
@@ -75,7 +76,7 @@ class _Layer:
     product: LowRankWords | None = None
     computed_from: tuple[str, ...] | None = None
     turns: tuple[int, ...] | None = None
-    beside: int = 0
+    beside: tuple[int, int] | None = None
     alternate: int = 0
 
     @property
@@ -105,7 +106,7 @@ def describe_tensors(
         NoWordsError: the tensors are not known, or the rule language has no words for them.
     """
     tensors = _known(group)
-    if module.kind_name in ("linear", "conv", "") and _has_bias_apart(module, tensors, group, derivation.leaves):
+    if module.kind_name in ("linear", *CONVOLUTIONS, "") and _has_bias_apart(module, tensors, group, derivation.leaves):
         weight = {role: tensor for role, tensor in group.items() if role != "bias"}
         bias = {} if group["bias"].is_constant else {"weight": group["bias"]}
         apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
@@ -174,7 +175,7 @@ def _has_bias_apart(
 
     Its leaf may have axes of size 1 behind its numbers, as it is added along another axis than the last; or that axis alone, where the
     kernel is a vector. Or the weight has a part of the
-    inputs of a leaf, and another module has the rest.
+    inputs of a leaf, and another module has the rest; or the bias of a convolution has a part of its leaf, and the kernel a whole one.
     """
     bias = tensors.get("bias")
     apart = module.kind_name == "linear" and "bias" in group and "weight" in tensors
@@ -182,6 +183,9 @@ def _has_bias_apart(
         return True
     if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
         return False
+    of_kernel = tensors["weight"].parts[0].evidence.role is Role.CONVOLUTION and module.kind_name != "linear"
+    if of_kernel and is_divided(bias, leaves) and not is_divided(tensors["weight"], leaves):
+        return True
     shape = leaves.get(bias.parts[0].leaf, ())
     main = tensors["weight"].parts[0]
     by = main.evidence.source.operation if main.evidence.source is not None else ""
@@ -215,7 +219,7 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
     beside = side_by_side(first)
     alternate = 0 if beside else alternating(first)
     if beside or alternate:
-        tensors = {"weight": one_below_another(first, beside or alternate, alternate=bool(alternate))}
+        tensors = {"weight": one_below_another(first, *(beside or (alternate,)), alternate=bool(alternate))}
     return _Layer(tensors, first, None, None, turns, beside, alternate)
 
 
@@ -324,7 +328,9 @@ def _keys(
         keys = (*keys, (PRESCALED, repr(1 / min(layer.factors))))
     target_keys = (*target_keys, *_in_turns(layer))
     if layer.beside:
-        target_keys = (*target_keys, (BESIDE, str(layer.beside)))
+        target_keys = (*target_keys, (BESIDE, "{} {}".format(*layer.beside)))
+    if kind == "parameter" and layer.first.parts[0].evidence.role is Role.CONVOLUTION and len(layer.first.shape) > 2:
+        target_keys = (*target_keys, (TAPS, str(len(layer.first.shape) - 2)))
     if layer.alternate:
         target_keys = (*target_keys, (ALTERNATING, str(layer.alternate)))
     if kept := _parametrization(module, layer):

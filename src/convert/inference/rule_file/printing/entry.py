@@ -23,6 +23,7 @@ from convert.inference.rule_file.layers.rule import (
     IN_TURNS,
     LOW_RANK,
     PRESCALED,
+    TAPS,
     LayerRule,
     NoWordsError,
 )
@@ -34,7 +35,7 @@ from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.recurrent.equations import NO_LAYER
 from convert.layers.shared_keys import shown_part
 
-UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS)  # no keys of a target
+UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS, TAPS)  # no keys of a target
 NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
 CELLS_OF_ONE = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")

@@ -79,15 +79,23 @@ class Named:
         """Name an axis."""
         self.of[axis.of, axis.place] = self.given.get((axis.of, axis.place)) or self.take(role, axis.size)
 
-    def divided(self, layout: Layout, taken: Sequence[Taken], stacked: Collection[int]) -> None:
-        """Give letters to the parts of the axes of a leaf of which a rule takes one each. They are the same in all rules of the leaf."""
+    def divided(
+        self, layout: Layout, taken: Sequence[Taken], stacked: Collection[int], taps: Collection[Axis] = ()
+    ) -> None:
+        """Give letters to the parts of the axes of a leaf of which a rule takes one each. They are the same in all rules of the leaf.
+
+        Args:
+            taps: the axes that are sizes of a kernel.
+        """
+        of_kernel = {axis.of for axis in taps}
         of_axis = {one.axis: one for one in taken}
         for axis, size in enumerate(layout.leaf_shape) if taken else ():
             one = of_axis.get(axis)
             if axis in stacked or (one is None and (size == 1 or len(layout.made_of(axis)) > 1)):
                 continue
             sizes = one.sizes if one is not None else (size,)
-            letters = {n: self.another("width", n) for n in dict.fromkeys(sizes) if n > 1}
+            role = "kernel" if axis in of_kernel else "width"
+            letters = {n: self.another(role, n) for n in dict.fromkeys(sizes) if n > 1}
             if one is None:
                 self.given[axis, 0] = letters[size]
                 self.letters.of_leaves.add(letters[size])
@@ -152,7 +160,12 @@ def one_after_another(axes: str, count: int) -> str:
     return f"({' + '.join(['1' if first == '.' else first] * count)}){axes[end:]}"
 
 
+def axes_in_groups(layout: Layout, named: Named) -> list[str]:
+    """Return the letters of each axis of the target's tensor; a dot is an axis of size 1."""
+    texts = ("".join(named.of[axis.of, axis.place] for axis in group) for group in layout.groups or ())
+    return ["." if not text else text if len(text) == 1 else f"({' '.join(text)})" for text in texts]
+
+
 def target_axes(layout: Layout, named: Named) -> str:
-    """Return the letters of the axes of the target's tensor; a dot is an axis of size 1."""
-    texts = ["".join(named.of[axis.of, axis.place] for axis in group) for group in layout.groups or ()]
-    return "".join("." if not text else text if len(text) == 1 else f"({' '.join(text)})" for text in texts)
+    """Return the letters of the axes of the target's tensor."""
+    return "".join(axes_in_groups(layout, named))

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
-from convert.inference.rule_file.layers.rule import ALTERNATING, BESIDE, COLUMNS, NORMS, NoWordsError
+from convert.inference.rule_file.layers.layout import Axis
+from convert.inference.rule_file.layers.rule import ALTERNATING, BESIDE, COLUMNS, NORMS, TAPS, NoWordsError
 from convert.inference.rule_file.printing.letters import (
     Named,
+    axes_in_groups,
     in_stored_order,
     is_flattened,
     leaf_letters,
@@ -39,7 +41,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     kept = tuple(size for axis, size in enumerate(layout.leaf_shape) if axis not in stacked)
     ordered = [(axis.of, axis.place) for axis in layout.axes] == sorted((axis.of, axis.place) for axis in layout.axes)
     said = dict(layer.target_keys)
-    beside, alternating = (int(said.get(key, "1")) for key in (BESIDE, ALTERNATING))
+    alternating = int(said.get(ALTERNATING, "1"))
+    beside, across = map(int, said.get(BESIDE, "1 -1").split())
     moved = any(axis.parts for axis in layout.axes)
     if (rule.split is not None and rule.at < 0) or rule.parts is not None:
         if layer.kind_name != "parameter":
@@ -49,9 +52,14 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     single = len(layer.main) == 1 and not columns
     if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
         return "", ""
-    named.divided(layout, rule.taken, stacked)
-    for k, axis in enumerate(layout.axes):
-        role = "entries" if layer.kind_name == "embedding" and k == 0 else "width"
+    taps = _taps(rule)
+    named.divided(layout, rule.taken, stacked, taps)
+    in_columns = (layout.groups or ((), ()))[1] if columns else ()
+    for axis in sorted(
+        layout.axes, key=in_columns.__contains__
+    ):  # these last: the others are the same in all rules of the tensor
+        table = layer.kind_name == "embedding" and axis == layout.axes[0]
+        role = "entries" if table else "kernel" if axis in taps else "width"
         if len(layout.made_of(axis.of)) > 1:
             named.of[axis.of, axis.place] = named.another(role, axis.size)
         else:
@@ -65,13 +73,15 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     if of_one or (layer.kind_name in NORMS and stored == "."):  # a width of 1 has a letter, too
         stored = stored.replace(".", named.take("width", 1))
     if beside > 1 or alternating > 1:
-        axes = target_axes(layout, named)
-        start = axes.rindex("(") if axes[-1] == ")" else len(axes) - 1
-        each = axes[start:].strip("()").replace(".", "1")
+        axes = axes_in_groups(layout, named)
+        each = axes[across].strip("()").replace(".", "1")
         ones = f"{each} ({' + '.join('1' * alternating)})" if alternating > 1 else ""
-        return stored, f"{axes[:start]}({ones or ' + '.join([each] * beside)})"
+        axes[across] = f"({ones or ' + '.join([each] * beside)})"
+        return stored, "".join(axes)
     if columns:
-        return stored, _side_by_side(target_axes(layout, named), layout.shape, list(map(int, columns.split())), named)
+        return stored, _side_by_side(
+            axes_in_groups(layout, named), layout.shape[1], list(map(int, columns.split())), named
+        )
     if layer.kind_name == "parameter" and len(layer.main) > 1:
         return stored, one_after_another(target_axes(layout, named), len(layer.main))
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
@@ -84,20 +94,28 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     return stored, of_target if of_target != own or not rule.taken else ""
 
 
-def _side_by_side(axes: str, shape: Sequence[int], widths: Sequence[int], named: Named) -> str:
-    """Return the letters of a matrix of which a leaf is some columns: ``C(E + F)``."""
-    of = {shape[-1]: axes[-1]}
+def _taps(rule: PatternRule) -> tuple[Axis, ...]:
+    """Return the axes that are sizes of a kernel."""
+    count = int(dict(rule.layer.target_keys).get(TAPS, "0"))
+    groups = rule.layer.main[0].layout.groups or ()
+    return tuple(axis for group in groups[len(groups) - count :] for axis in group)
+
+
+def _side_by_side(axes: Sequence[str], own: int, widths: Sequence[int], named: Named) -> str:
+    """Return the letters of a tensor of which a leaf, of this width, is some columns: ``C(E + F)``."""
+    rows, columns, *taps = axes
+    of, others = {own: columns.strip("()"), 1: "1"}, "".join((rows, *taps))
     for width in widths:
         again = (named.letters.named("width", width, k) for k in itertools.count())
-        of[width] = of.get(width) or next(letter for letter in again if letter not in axes[:-1])
-    return f"{axes[:-1]}({' + '.join(of[width] for width in widths)})"
+        of[width] = of.get(width) or next(letter for letter in again if letter not in others)
+    return f"{rows}({' + '.join(of[width] for width in widths)}){''.join(taps)}"
 
 
 def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> tuple[str, str]:
     """Return the letters of a leaf whose parts, or the elements of one axis, are tensors, ``(1 + 1 + 1 + 1)NH``; and those of a tensor, if they are others."""
     layout = rule.layer.main[0].layout
     for axis in layout.axes:
-        named.of[axis.of, axis.place] = named.take("width", axis.size)
+        named.of[axis.of, axis.place] = named.take("kernel" if axis in _taps(rule) else "width", axis.size)
     if rule.split is not None:
         ones = f"({' + '.join('1' * layout.leaf_shape[rule.split])})"
         whole = leaf_letters(layout, named, stacked, (rule.split, ""))
