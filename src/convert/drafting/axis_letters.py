@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
 
 PREFERRED = {
     "entries": "V",
@@ -17,6 +18,7 @@ PREFERRED = {
     "rank": "R",
     "positions": "TS",
     "map": "XYZ",
+    "own": "LMAB",
     "varying in": "I",
     "varying out": "O",
 }
@@ -31,6 +33,7 @@ MEANING = {
     "rank": "a rank",
     "positions": "positions",
     "map": "size of a map that is flattened",
+    "own": "a size that only the target has",
     "varying in": "channels in",
     "varying out": "channels out",
 }
@@ -71,10 +74,27 @@ class Letters:
             self._known[key] = free[0]
         return self._known[key]
 
-    @property
-    def sizes(self) -> Iterable[tuple[tuple[str, int, int], str]]:
-        """The letters, each with its role, its size, and which of the axes of this size it is."""
-        return self._known.items()
+    def roles_of(self, size: int) -> set[str]:
+        """Return what the axes of leaves are that have this size."""
+        return {role for (role, n, _), letter in self._known.items() if n == size and letter in self.of_leaves}
+
+    def of_size(self, size: int, used: Collection[str] = ()) -> str:
+        """Return a letter for an axis of which nothing but the size is known: that of leaves, if theirs have one role.
+
+        Otherwise its own letter, which is declared as a number: an axis of leaves may have the same size by chance.
+
+        Args:
+            used: other letters of the tensor.
+
+        Raises:
+            NoLetterError: there are no more.
+        """
+        roles = self.roles_of(size)
+        role = roles.pop() if len(roles) == 1 else "own"
+        letter = next(x for k in count() if (x := self.named(role, size, k)) not in used)
+        if role == "own":
+            self.fixed.add(letter)
+        return letter
 
     def knows(self, role: str, size: int) -> bool:
         """Whether an axis of this role and size has a letter."""

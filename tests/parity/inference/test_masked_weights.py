@@ -13,7 +13,10 @@ from torch.nn.functional import conv2d, linear
 from torch.nn.utils import prune
 
 from convert.inference.derivation import Arithmetic, Grade
-from support.inferred import WIDTH, derive, floats, rules, sources
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import WIDTH, derive, floats, rules, sources, tokens
 
 PIXELS = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float64)
 LOWER = np.tril(np.ones((WIDTH, WIDTH)))
@@ -147,3 +150,37 @@ def test_a_fixed_kernel_and_whole_numbers(kernel):
     assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
     assert "dtype: int64" in written and "constant: order" in written and "dtype: bool" in written
     assert ("value: [[0.1, 0.2]" if kernel[0, 0] == 0.1 else "value: [[0.25, 0.25]") in written
+
+
+class Causal(torch.nn.Module):
+    """A convolution whose mask is saved, as wide as its kernel is long, and a scale that the source's code lacks."""
+
+    def __init__(self, width: int, entries: int) -> None:
+        super().__init__()
+        self.emb, self.head = torch.nn.Embedding(entries, width), torch.nn.Linear(width, entries, bias=False)
+        self.conv = torch.nn.Conv1d(width, width, 5, padding=2, bias=False)
+        self.conv.register_buffer("mask", torch.ones(width, width, 5))
+        self.conv.mask[:, :, 3:] = 0
+        self.scale = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Any) -> Any:
+        y = self.emb(x).transpose(1, 2)
+        y = torch.nn.functional.conv1d(y, self.conv.weight * self.conv.mask, padding=2)
+        return self.head(torch.tanh(y).transpose(1, 2) * self.scale)
+
+
+def test_the_letters_of_a_mask_are_those_of_its_weight():
+    def function(w, x):
+        kernel = w["conv"] * (np.arange(5) < 3)[:, None, None]
+        y = jax.lax.conv_general_dilated(w["emb"][x], kernel, (1,), [(2, 2)], dimension_numbers=("NWC", "WIO", "NWC"))
+        return jnp.tanh(y) @ w["head"]
+
+    def found(width: int) -> tuple[Any, str]:
+        module = Causal(width, 7)
+        shapes = {"emb": (7, width), "conv": (5, width, width), "head": (width, 7)}
+        derived = derive(function, module, shapes, tokens(7, 3, 9))
+        return derived, write_rules(derived, model_of_module(module, "Model")).text
+
+    text = found(5)[1]  # the kernel has the same size
+    assert "L: {is: a size that only the target has, equals: 5}" in text and "axes: L\n" in text  # of the scale
+    assert [mismatch.tensor for mismatch in compare_rules(text, found(6)[0])] == ["scale"]

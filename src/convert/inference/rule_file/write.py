@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
-from convert.core.path_pattern import escape_path
+from convert.core.path_pattern import escape_path, parse_pattern
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
@@ -26,7 +26,8 @@ from convert.inference.rule_file.layers.modules import describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
 from convert.inference.rule_file.printing.buffers import describe_buffers
-from convert.inference.rule_file.printing.entry import entry_of, tied_head
+from convert.inference.rule_file.printing.constants import Neighbour
+from convert.inference.rule_file.printing.entry import axes_of_tensor, entry_of, tied_head
 from convert.inference.rule_file.proof import is_open
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK
@@ -107,6 +108,7 @@ def write_rules(
     rules, lost = _writable([with_taken(rule, parts) for rule in rules], target)
     unwritten |= lost
     modules: list[str] = []
+    neighbours: list[Neighbour] = []
     for rule in rules:
         module = rule.module or _own_tensor(rule)
         if refused and module in refused:
@@ -115,6 +117,7 @@ def write_rules(
         try:
             entries.append(entry_of(rule, letters, target))
             modules.append(module)
+            neighbours += _neighbours(rule, letters)
             made |= rule.leaves
             tied |= (
                 {f"{rule.module}.weight"} if rule.layer.kind_name == "embedding" and tied_head(rule, target) else set()
@@ -131,7 +134,7 @@ def write_rules(
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking]
-    buffers = describe_buffers(derivation, letters, lacking)
+    buffers = describe_buffers(derivation, letters, lacking, neighbours)
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
     gone = {*derivation.dropped, *numbers}
@@ -235,6 +238,15 @@ def _writable(rules: Sequence[PatternRule], target: TargetModel) -> tuple[list[P
     lost |= dict.fromkeys(other_parts(rules, lost), "another part of its leaf, or of the tensor, has no rule")
     kept = [rule for k, rule in enumerate(rules) if k not in lost]
     return kept, {rules[k].module or _own_tensor(rules[k]): why for k, why in lost.items()}
+
+
+def _neighbours(rule: PatternRule, letters: Letters) -> list[Neighbour]:
+    """Return the weights that a rule makes, with the letters of their axes."""
+    layer, axes = rule.layer, axes_of_tensor(rule, letters)
+    names = (rule.module, *layer.also) if axes else ()
+    modules = (name.rpartition(".")[0] if layer.kind_name == "parameter" else name for name in names)
+    shape, outputs = layer.main[0].layout.shape, int(layer.kind_name == "conv_transpose")
+    return [Neighbour(parse_pattern(module), shape, axes, outputs) for module in modules if module]
 
 
 def _own_tensor(rule: PatternRule) -> str:

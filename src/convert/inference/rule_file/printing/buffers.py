@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,15 @@ import numpy as np
 
 from convert.drafting.axis_letters import Letters
 from convert.inference.derivation import Derivation, Grade, Tensor
-from convert.inference.rule_file.printing.constants import LACKING, OWN, constant, equal_ones, pattern_of
+from convert.inference.rule_file.printing.constants import (
+    LACKING,
+    OWN,
+    Neighbour,
+    constant,
+    equal_ones,
+    letters_beside,
+    pattern_of,
+)
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
 
@@ -52,11 +60,14 @@ class Buffers:
     open: Mapping[str, str]
 
 
-def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collection[Tensor] = ()) -> Buffers:
+def describe_buffers(
+    derivation: Derivation, letters: Letters, lacking: Collection[Tensor] = (), neighbours: Sequence[Neighbour] = ()
+) -> Buffers:
     """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales.
 
     Args:
         lacking: tensors of one number, which the source does without and the rule of their layer does not write.
+        neighbours: tensors of layers that have rules.
     """
     entries: list[DraftEntry] = []
     unknown: dict[str, str] = {}
@@ -73,9 +84,7 @@ def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collecti
             of |= dict.fromkeys((tensor.name, *tensor.also), values)
             continue
         scales = words.scales
-        if not letters.knows("width", words.width):  # no leaf gives it a size
-            letters.fixed.add(letters.named("width", words.width))
-        letter = letters.named("width", words.width)
+        letter = letters.of_size(words.width)
         entry = DraftEntry()
         entry.say(
             "timescales",
@@ -93,7 +102,8 @@ def describe_buffers(derivation: Derivation, letters: Letters, lacking: Collecti
         (ones, "derived", LACKING),
     ):
         for names, values in equal_ones(of):
-            fixed = constant(values, letters, remark, because)
+            known = letters_beside(names[0], values.shape, neighbours)
+            fixed = constant(values, letters, remark, because, known)
             if fixed is None:
                 unknown |= dict.fromkeys(names, NO_WORDS)
             else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from convert.drafting.axis_letters import Letters
+from convert.core.path_pattern import Pattern
+from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.layers.draft import DraftEntry, plain
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,13 +43,51 @@ def pattern_of(names: Sequence[str]) -> str:
     return "".join(word + number for word, number in zip(words, numbers, strict=True))
 
 
-def constant(values: Array, letters: Letters, remark: str, because: str) -> DraftEntry | None:
-    """Return the rule of such numbers, without its target; None if they are too many."""
+@dataclass(frozen=True)
+class Neighbour:
+    """A weight that a rule makes, with the letters of its axes.
+
+    Attributes:
+        module: pattern of the modules that have it.
+        shape: of the weight.
+        axes: the letter of each axis; empty where it has none of its own.
+        outputs: which axis is that of a bias.
+    """
+
+    module: Pattern
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    outputs: int
+
+    def beside(self, last: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the letters that the axes of another tensor of the module have; none if the weight does not tell them."""
+        if self.shape == shape:
+            return self.axes
+        rows = slice(self.outputs, self.outputs + 1)
+        return self.axes[rows] if last == "bias" and self.shape[rows] == shape else ()
+
+
+def letters_beside(name: str, shape: tuple[int, ...], neighbours: Sequence[Neighbour]) -> tuple[str, ...]:
+    """Return the letters that the axes of a tensor have, as those of a weight of its module; none if there is no such weight, or they differ."""
+    module, _, last = name.rpartition(".")
+    of_module = [one for one in neighbours if module and one.module.match(module) is not None]
+    found = {axes for one in of_module if (axes := one.beside(last, shape))}
+    return found.pop() if len(found) == 1 else ()
+
+
+def constant(
+    values: Array, letters: Letters, remark: str, because: str, known: Sequence[str] = ()
+) -> DraftEntry | None:
+    """Return the rule of such numbers, without its target; None if they are too many.
+
+    Args:
+        known: letters of the axes; empty where they are not known.
+    """
     axes: list[str] = []
     rows = values
     for axis, size in enumerate(values.shape):
         repeated = size > 1 and bool((values == values.take([0], axis)).all())
-        letter = _letter(letters, size, axes) if repeated else None
+        letter = (known[axis] if known else "") or _letter(letters, size, (*axes, *known)) if repeated else ""
         axes.append(letter or ".")
         if letter:
             rows = rows.take([0], axis)
@@ -67,10 +107,12 @@ def constant(values: Array, letters: Letters, remark: str, because: str) -> Draf
     return entry
 
 
-def _letter(letters: Letters, size: int, used: Sequence[str]) -> str | None:
-    """Return a letter of the leaves of this size."""
-    fitting = (x for (_, n, _), x in letters.sizes if n == size and x in letters.of_leaves and x not in used)
-    return next(fitting, None)
+def _letter(letters: Letters, size: int, used: Sequence[str]) -> str:
+    """Return a letter of this size; none where no leaf has the size, so that the numbers are listed, or where there are no more letters."""
+    try:
+        return letters.of_size(size, used) if letters.roles_of(size) else ""
+    except NoLetterError:
+        return ""
 
 
 def _triangle(values: Array, letters: Letters, axes: list[str]) -> str | None:

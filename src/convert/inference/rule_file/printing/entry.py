@@ -99,6 +99,21 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     return entry
 
 
+def axes_of_tensor(rule: PatternRule, letters: Letters) -> tuple[str, ...]:
+    """Return the letters of the axes of a rule's first tensor; an axis without a letter of its own has none, and a tensor of several leaves no axes."""
+    layer = rule.layer
+    if (
+        layer.kind_name in (ATTENTION, *CELLS)
+        or len(layer.main) > 1
+        or any(key in UNSAID for key, _ in layer.target_keys if key != TAPS)
+    ):
+        return ()
+    named = Named(letters)
+    _words(rule, named)
+    groups = layer.main[0].layout.groups or ()
+    return tuple(named.of.get((of[0].of, of[0].place), "") if len(of) == 1 else "" for of in groups)
+
+
 def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
     """Return the lines that describe the source; the first has the evidence as its remark."""
     remark = ": ".join(filter(None, (rule.layer.grade.value, rule.layer.evidence)))
