@@ -21,13 +21,13 @@ from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import structure
 from convert.inference.rule_file.layers.layout import Axis, Layout
-from convert.inference.rule_file.layers.rule import LOW_RANK, LayerRule, NoWordsError, Source
+from convert.inference.rule_file.layers.rule import COMPUTED, LOW_RANK, LayerRule, NoWordsError, Source
 from convert.inference.rule_file.printing.entry import entry_of
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
 
-NO_WORDS = "it is computed from several leaves in a way that the rule language has no words for"
+NO_WORDS = f"{COMPUTED} in a way that the rule language has no words for"
 SAME = 1e-9  # relative: a power iteration in another order of its sums
 EPSILONS = ("1e-5", "1e-6", "1e-8", "1e-10", "1e-12", "1e-3", "1e-4")
 STEPS = (2, 3, 4, 5)

@@ -205,8 +205,13 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
     ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in names]
     question = "which tensor of the target is made of it? The two programs do not show it"
     derived = (Grade.DERIVED, Grade.INTERCHANGEABLE)
-    made = [t.name for t in derivation.tensors if t.grade in derived and any(leaf == part.leaf for part in t.parts)]
+    made = [
+        t.name
+        for t in derivation.tensors
+        if t.grade in derived and any(leaf == part.leaf or leaf in part.leaves for part in t.parts)
+    ]
     if made:
+        ways = []
         more = f" and {len(made) - 2} more" if len(made) > 2 else ""
         question = (
             f"the two programs show that it becomes {', '.join(made[:2])}{more}; the summary says why no rule does"

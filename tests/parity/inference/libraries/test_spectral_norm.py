@@ -152,7 +152,9 @@ def test_vectors_that_are_computed_at_every_call_are_derived_and_have_no_rule(na
     assert found.complete and grades(found) == {Grade.DERIVED}
     written = write_rules(found, model_of_module(module, "Model"))
     assert set(written.open) == set(names[1:])
-    assert all("remove_parametrizations" in why for why in written.open.values())
+    remove = "torch.nn.utils.remove_spectral_norm" if kept == "old" else "parametrize.remove_parametrizations"
+    assert all(remove in why and "a rule computes no vector" in why for why in written.open.values())
+    assert 'module: "0"' in written.decided and f"# parameter: {names[1]}" not in written.text
 
 
 @pytest.mark.slow

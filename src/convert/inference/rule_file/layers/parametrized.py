@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModel, TargetModule
 from convert.inference.derivation import Arithmetic, Tensor
+from convert.inference.rule_file.layers.rule import COMPUTED
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -102,9 +103,14 @@ def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:
 
 def words_for_vector(name: str, why: str) -> str:
     """Return why a tensor has no rule; of a vector of torch's spectral norm that the source computes, also what to do."""
-    if not VECTOR.search(name):
+    if not VECTOR.search(name) or not why.startswith(COMPUTED):
         return why
-    return f"{why}; build the module without its spectral norm (torch.nn.utils.parametrize.remove_parametrizations): a rule divides the weight"
+    old = name.rpartition(".")[2] in VECTORS
+    remove = "remove_spectral_norm" if old else "parametrize.remove_parametrizations"
+    return (
+        "the JAX model computes it at every call from the vector that it keeps, and a rule computes no vector; build the module without "
+        f"its spectral norm, or remove it (torch.nn.utils.{remove}), and run again: a rule then divides the weight"
+    )
 
 
 def with_parametrizations(target: TargetModel) -> list[TargetModule]:

@@ -22,6 +22,9 @@ TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 
+COMPUTED = "it is computed from several leaves"  # why a tensor has no rule
+
+
 class NoWordsError(Exception):
     """The rule language has no words for a tensor; the message says why."""
 
