@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Role, Tensor
+from convert.inference.derivation import Part, Role, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MAX_BLOCKS = 8  # of a tensor, where a leaf has several
 
 
 def in_turns(tensor: Tensor) -> tuple[int, ...] | None:
@@ -82,22 +83,10 @@ def alternating(tensor: Tensor) -> int:
 
 
 def in_columns(tensor: Tensor) -> list[Tensor]:
-    """Return the columns of a matrix, or the inputs of a kernel, that each of several leaves is, if they stand side by side; none if they do not."""
-    if len(tensor.shape) < 2 or len({part.leaf for part in tensor.parts}) < max(len(tensor.parts), 2):
-        return []
-    rows, size, *taps = tensor.shape
-    width = size * math.prod(taps)
-    found, start = [], 0
-    for part in sorted(tensor.parts, key=lambda part: int(part.elements.min())):
-        count = len(part.elements) // rows
-        places = _rows_and_columns(tensor, 1)[:, start : start + count]
-        if count % math.prod(taps) or not np.array_equal(np.sort(part.elements), places.ravel()):
-            return []
-        elements = part.elements // width * count + part.elements % width - start
-        shape = (rows, count // math.prod(taps), *taps)
-        found.append(replace(tensor, shape=shape, parts=(replace(part, elements=elements),)))
-        start += count
-    return found if start == width else []
+    """Return the columns of a matrix, or the inputs of a kernel, that several leaves are, if they stand side by side; none if they do not."""
+    blocks = _blocks(tensor, 1) if len(tensor.shape) > 1 else []
+    several = len({part.leaf for part in tensor.parts}) > 1 and len(blocks) > 1
+    return [_cut(tensor, 1, *block) for block in blocks] if several else []
 
 
 def one_below_another(tensor: Tensor, count: int, axis: int = -1, *, alternate: bool = False) -> Tensor:
@@ -112,26 +101,54 @@ def one_below_another(tensor: Tensor, count: int, axis: int = -1, *, alternate: 
 
 
 def by_parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the tensors of a layer for each part of the first one, which is a block of its rows; none where the others have other blocks."""
-    first, found = next(iter(tensors.values())), []
-    width = int(np.prod(first.shape[1:]))
-    for part in sorted(first.parts, key=lambda part: int(part.elements.min())):
-        start, count = int(part.elements.min()) // width, len(part.elements) // width
-        block = {role: _rows(tensor, start, count) for role, tensor in tensors.items()}
-        if any(sum(len(p.elements) for p in t.parts) != np.prod(t.shape) or len(t.parts) > 1 for t in block.values()):
+    """Return the tensors of a layer for each block of rows of the first one that comes from one leaf; none where the others have other blocks."""
+    found = []
+    for start, count in _blocks(next(iter(tensors.values())), 0):
+        block = {role: _cut(tensor, 0, start, count) for role, tensor in tensors.items()}
+        if any(
+            sum(len(p.elements) for p in t.parts) != math.prod(t.shape) or len(set(map(_origin, t.parts))) > 1
+            for t in block.values()
+        ):
             return []
         found.append(block)
     return found
 
 
-def _rows(tensor: Tensor, start: int, count: int) -> Tensor:
-    """Return some rows of a tensor."""
-    width = int(np.prod(tensor.shape[1:]))
+def in_blocks(tensor: Tensor) -> bool:
+    """Whether each row of a tensor comes from one leaf."""
+    return bool(_blocks(tensor, 0))
+
+
+def _origin(part: Part) -> tuple[Any, ...]:
+    """Return what the elements of a tensor have in common that one rule makes."""
+    return part.leaf, part.arithmetic, part.factor
+
+
+def _blocks(tensor: Tensor, axis: int) -> list[tuple[int, int]]:
+    """Return start and length of each run along an axis that comes from one leaf; none where two leaves share a place, or some have none."""
+    size, inner = tensor.shape[axis], math.prod(tensor.shape[axis + 1 :])
+    owners = np.full(size, -1)
+    for number, origin in enumerate(dict.fromkeys(map(_origin, tensor.parts))):
+        elements = np.concatenate([part.elements for part in tensor.parts if _origin(part) == origin])
+        counts = np.bincount(elements // inner % size, minlength=size)
+        if not np.isin(counts, (0, math.prod(tensor.shape) // size)).all():
+            return []
+        owners[counts > 0] = number
+    starts = np.flatnonzero(np.diff(owners, prepend=-2))
+    whole = (owners >= 0).all() and len(starts) <= max(MAX_BLOCKS, len(set(owners)))
+    ends = [*starts[1:], size]
+    return [(int(start), int(end - start)) for start, end in zip(starts, ends, strict=True)] if whole else []
+
+
+def _cut(tensor: Tensor, axis: int, start: int, count: int) -> Tensor:
+    """Return some elements along an axis of a tensor."""
+    size, inner = tensor.shape[axis], math.prod(tensor.shape[axis + 1 :])
     parts = []
     for part in tensor.parts:
-        here = part.elements // width - start
+        outer, rest = np.divmod(part.elements, size * inner)
+        here = rest // inner - start
         kept = (here >= 0) & (here < count)
         positions = part.positions[kept] if len(part.positions) else part.positions
-        elements = part.elements[kept] - start * width
+        elements = (outer * count * inner + rest - start * inner)[kept]
         parts += [replace(part, elements=elements, positions=positions)] if kept.any() else []
-    return replace(tensor, shape=(count, *tensor.shape[1:]), parts=tuple(parts))
+    return replace(tensor, shape=(*tensor.shape[:axis], count, *tensor.shape[axis + 1 :]), parts=tuple(parts))

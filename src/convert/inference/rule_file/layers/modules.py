@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layers.fused import alternating, in_columns, side_by_side
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
-from convert.inference.rule_file.layers.rule import ATTENTION, PARAMETERS, LayerRule, NoWordsError, Source
+from convert.inference.rule_file.layers.rule import ATTENTION, NORMS, PARAMETERS, LayerRule, NoWordsError, Source
 from convert.inference.rule_file.layers.tensors import NO_CONSTANT, ROLES, Facts, describe_tensors, evidence_of
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
@@ -64,17 +65,33 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for kind_name, group in _groups(module, own):
             done |= {tensor.name for tensor in group.values()}
-            names = [tensor.name for tensor in group.values()]
             try:
                 rules = describe_tensors(replace(module, kind_name=kind_name), group, facts, derivation)
             except NoWordsError as error:
-                unknown |= dict.fromkeys(names, str(error))
+                rules, lost = _without_weight(module, group, facts, derivation, str(error))
+                found += rules
+                unknown |= lost
                 continue
             found += rules
             if not any(key == PARAMETERS for rule in rules for key, _ in rule.target_keys):
                 unknown |= {tensor.name: NO_CONSTANT for tensor in group.values() if tensor.is_constant}
     lacking = {name for name in unknown if known[name].is_constant and known[name].grade not in UNSURE}
     return Layers(tuple(found), {name: why for name, why in unknown.items() if name not in lacking}, lacking)
+
+
+def _without_weight(
+    module: TargetModule, group: Mapping[str, Tensor], facts: Facts, derivation: Derivation, why: str
+) -> tuple[list[LayerRule], dict[str, str]]:
+    """Return the rule of the bias of a layer whose weight has no words, and the tensors without one."""
+    lost = {tensor.name: why for tensor in group.values()}
+    known = all(tensor.grade not in UNSURE and not tensor.is_constant for tensor in group.values())
+    if not known or set(group) != {"weight", "bias"} or module.kind_name in NORMS:
+        return [], lost
+    bias = group["bias"]
+    with suppress(NoWordsError):
+        rules = describe_tensors(replace(module, kind_name="parameter"), {"weight": bias}, facts, derivation)
+        return rules, {name: why for name, why in lost.items() if name != bias.name}
+    return [], lost
 
 
 def _cells(

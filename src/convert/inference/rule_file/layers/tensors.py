@@ -15,6 +15,7 @@ from convert.inference.rule_file.layers.fused import (
     alternating,
     below_each_other,
     by_parts,
+    in_blocks,
     in_columns,
     in_turns,
     one_below_another,
@@ -28,6 +29,7 @@ from convert.inference.rule_file.layers.rule import (
     ATTENTION,
     BESIDE,
     COLUMNS,
+    COMPUTED,
     CONVOLUTIONS,
     IN_TURNS,
     LOW_RANK,
@@ -48,6 +50,11 @@ Facts = Mapping[str, Mapping[str, Any]]  # tensor -> what the programs say of it
 Keys = tuple[tuple[str, str], ...]
 Sources = tuple[tuple[str, tuple[Source, ...]], ...]
 NO_CONSTANT = "the source has no such parameter, and a rule of this kind writes no constant"
+GRID = (
+    "its rows and its columns come from several leaves, and a rule makes whole rows or whole columns of a tensor; "
+    "give the module a layer for each value, such as one for the input and one for the state"
+)
+OTHER_PARTS = "its bias has other parts than its weight"
 ROLES = {
     "weight": "from",
     "bias": "bias",
@@ -118,7 +125,12 @@ def describe_tensors(
         alone = replace(module, kind_name=kind)
         each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
         return [rule for of in each for rule in of]
-    if kind == "parameter" and not layer.beside and (columns := in_columns(layer.first)):
+    if (
+        kind == "parameter"
+        and not layer.alternate
+        and not _is_beside(layer, facts, derivation.leaves)
+        and (columns := in_columns(layer.first))
+    ):
         widths = (COLUMNS, " ".join(str(tensor.shape[1]) for tensor in columns))
         found = [describe_tensors(module, {"weight": tensor}, facts, derivation) for tensor in columns]
         parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
@@ -127,7 +139,11 @@ def describe_tensors(
         part.arithmetic in (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE) for part in layer.first.parts
     ):
         raise NoWordsError("its elements are those of a leaf plus or minus 1, which only the rule of a norm says")
-    sources = _sources(kind, layer, facts, derivation.leaves)
+    sources = _in_one_rule(kind, layer, facts, derivation.leaves)
+    if sources is None and kind in CONVOLUTIONS:  # only the rules of parameters make a part of a kernel
+        return describe_tensors(replace(module, kind_name="parameter"), group, facts, derivation)
+    if sources is None:
+        return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):
             return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
@@ -210,7 +226,7 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
     if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
         main = main_leaf(first, leaves)
         if main is None or "weight" not in tensors:
-            raise NoWordsError("it is computed from several leaves")
+            raise NoWordsError(COMPUTED)
         tensors["weight"], others = main
         return _Layer(tensors, first, None, others)
     turns = in_turns(first)
@@ -252,6 +268,35 @@ def _with_inputs(source: Source) -> Source:
     return source if known else replace(source, contracted=tuple(sorted({axis.of for axis in groups[1]})))
 
 
+def _is_beside(layer: _Layer, facts: Facts, leaves: Shapes) -> bool:
+    """Whether leaves stand side by side in the same layout."""
+    return layer.beside is not None and _are_alike(_sources("parameter", layer, facts, leaves))
+
+
+def _in_one_rule(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources | None:
+    """Return the sources of a layer by the rule's keys; None where each leaf of the weight needs a rule of its own.
+
+    Raises:
+        NoWordsError: the elements of a tensor lie in an order that has no name.
+    """
+    several = len({part.leaf for part in layer.first.parts}) > 1 and layer.product is None
+    try:
+        sources = _sources(kind, layer, facts, leaves)
+    except NoWordsError:
+        if several and kind in ("linear", "parameter", *CONVOLUTIONS):
+            return None
+        raise
+    shapes = {source.layout.leaf_shape for _, of in sources[:1] for source in of}
+    unequal = kind in CONVOLUTIONS and len(shapes) > 1
+    return sources if _are_alike(sources) and not unequal else None
+
+
+def _are_alike(sources: Sources) -> bool:
+    """Whether leaves of one shape that make a tensor have one layout, which is that of the first."""
+    layouts = {(source.layout.leaf_shape, source.layout.axes) for _, of in sources[:1] for source in of}
+    return len(layouts) == len({shape for shape, _ in layouts})
+
+
 def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shapes) -> bool:
     """Whether several leaves are the source of a tensor, and one rule has no words for all."""
     shapes = [leaves[source.leaf] for source in sources[0][1]] if sources else []
@@ -279,7 +324,7 @@ def _by_parts(module: TargetModule, layer: _Layer, facts: Facts, derivation: Der
                 rule = replace(rule, sources=tuple((key, _of_groups(of, groups)) for key, of in rule.sources))
             found.append(replace(rule, target_keys=(*rule.target_keys, *keys)))
     if not found:
-        raise NoWordsError("its bias has other parts than its weight, and they carry different factors")
+        raise NoWordsError(OTHER_PARTS if in_blocks(layer.first) else GRID)
     return found
 
 
