@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from convert.programs.program import Array, Value
 
@@ -111,6 +112,7 @@ class Aliases:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._storages: dict[int, _Storage] = {}
+        self._empty: Any = WeakTensorKeyDictionary()  # tensors of no elements all look at the same ones
 
     def _storage(self, x: torch.Tensor) -> _Storage | None:
         storage = self._storages.get(x.untyped_storage()._cdata)
@@ -127,11 +129,15 @@ class Aliases:
 
     def seen(self, x: torch.Tensor) -> Value | None:
         """Return the value of a tensor if one that looks at the same elements has been read or bound."""
+        if not x.numel():
+            return cast("Value | None", self._empty.get(x))
         storage = self._storage(x)
         return None if storage is None else storage.seen.get(Geometry.of(x))
 
     def read(self, x: torch.Tensor) -> Value:
         """Return the value that a tensor holds now."""
+        if x in self._empty:
+            return cast(Value, self._empty[x])
         storage, geometry = self._storage(x), Geometry.of(x)
         if storage is None:  # a constant of the code
             storage = self._new(x)
@@ -154,6 +160,8 @@ class Aliases:
         Args:
             new: whether the operation made the storage; otherwise the tensor is a view.
         """
+        if not x.numel():
+            self._empty[x] = value
         storage = self._storage(x) or self._new(x)
         if new:
             self._lay(storage, x, value)
@@ -161,6 +169,9 @@ class Aliases:
 
     def write(self, x: torch.Tensor, value: Value) -> None:
         """Let a tensor hold a new value; other tensors that look at its storage see it too."""
+        if not x.numel():
+            self._empty[x] = value
+            return
         if not self.known(x):
             self.read(x)
         storage, geometry = self._storages[x.untyped_storage()._cdata], Geometry.of(x)

@@ -287,6 +287,20 @@ def test_a_view_that_was_there_before_the_run_writes_to_what_it_looks_at() -> No
     assert program.outputs["counts"].array.dtype == np.int64
 
 
+def test_tensors_without_elements_are_not_one() -> None:
+    """Rows and places of an expert that no token reaches look at the same elements: none."""
+
+    def rows(x: Tensor) -> dict[str, Tensor]:
+        row, place = torch.where(x[0] > 100)
+        return {"y": x[0].index_add(0, row, x[0, row] * x[1, row, place, None])}
+
+    program = recorded(Of(rows), call, x=X)
+    (indexed,) = (
+        o for o in program.operations if o.name == "index" and len(o.operands) == 3 and not o.results[0].array.size
+    )
+    assert indexed.operands[1] is not indexed.operands[2]
+
+
 class Stateful(nn.Module):
     """Writes to a buffer, to a constant of its own, and keeps what it computed."""
 
