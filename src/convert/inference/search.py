@@ -12,7 +12,7 @@ from typing import Any
 
 from convert.inference.candidates.source import Source
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
-from convert.inference.segment.walk import Signatures, Walk
+from convert.inference.segment.walk import NEXT_EXPERT, OTHER_LAYER, Signatures, Walk
 from convert.programs.program import Program
 
 MAX_SOLUTIONS = 8  # of a segment
@@ -101,7 +101,7 @@ class Search(Walk):
         segment = self.remembered(at, levels)
         if segment is not None:
             return segment
-        ways = self._ways[self.code(at)]
+        ways = self._ways[self.code(self._first_meeting(at))]
         before: Level | None = None
         for level in levels:
             if before is not None and before.proposals == level.proposals and not self._hindered:
@@ -111,7 +111,10 @@ class Search(Walk):
             if level.strict:
                 self._start = self.tried
             if segment is not None:
-                found = Ways(level, tuple(self.signatures(x.choices) for x in segment.solutions))
+                forms = (OTHER_LAYER, NEXT_EXPERT)
+                found = Ways(
+                    level, tuple(tuple(self.signatures(x.choices, form) for x in segment.solutions) for form in forms)
+                )
                 if found not in ways:
                     ways.insert(0, found)
                     del ways[REMEMBERED:]
@@ -122,24 +125,26 @@ class Search(Walk):
         return None
 
     def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
-        """Return the segment that begins at an operation, with the solutions that one like it has in another layer."""
+        """Return the segment that begins at an operation, with the solutions that one like it has in another layer or for another expert."""
         self._near, self._start = self.context.near, self.tried
-        for known in self._ways.setdefault(self.code(at), []):
-            segment = self._found(at, known.level, known.signatures) if known.level in levels else None
-            if segment is not None and len(segment.solutions) == len(known.signatures):
-                return segment
+        for known in self._ways.setdefault(self.code(self._first_meeting(at)), []):
+            for form, wanted in enumerate(known.signatures) if known.level in levels else ():
+                segment = self._found(at, known.level, wanted, form)
+                if segment is not None and len(segment.solutions) == len(wanted):
+                    return segment
         self.context.near = self._near
         return None
 
-    def _found(self, at: int, level: Level, wanted: Signatures = ()) -> Segment | None:
+    def _found(self, at: int, level: Level, wanted: Signatures = (), form: int = OTHER_LAYER) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions at a level.
 
         Args:
             wanted: signatures of the solutions that are looked for; empty: all. In the layer where they were found, every other
                 candidate was refuted.
+            form: of these signatures.
         """
         before = self.tried
-        walks = self.walks(at, min(BUDGET, 2 * self.patience), level, wanted)
+        walks = self.walks(at, min(BUDGET, 2 * self.patience), level, wanted, form)
         solutions = list(itertools.islice(walks, MAX_SOLUTIONS))
         if not solutions:
             return None

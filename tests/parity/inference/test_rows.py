@@ -98,6 +98,73 @@ def test_a_wrong_router_is_refuted_by_its_softmax() -> None:
     assert found.tried < 1000
 
 
+def _with_shared(count: int) -> Any:
+    """Return a JAX function: experts fused as [E, D, 2, F], and a shared one times its own gate."""
+
+    def function(w: Any, x: Any) -> Any:
+        gates, chosen = jax.lax.top_k(jax.nn.softmax(x @ w["router"]), 2)
+        gates = (jax.nn.one_hot(chosen, count) * gates[..., None]).sum(-2)
+        h = jnp.einsum("btd,edcf->btecf", x, w["gate_up"])
+        h = jax.nn.silu(h[..., 0, :]) * h[..., 1, :]
+        shared = (jax.nn.silu(x @ w["s1"]) * (x @ w["s3"])) @ w["s2"]
+        y = jnp.einsum("btef,efd,bte->btd", h, w["down"], gates) + jax.nn.sigmoid(x @ w["g"]) * shared
+        return jnp.tanh(x + y) @ w["out"]
+
+    return function
+
+
+class WithShared(RoutedBatch):
+    """`order`: which expert each module is; `gated`: whether the shared expert has a gate."""
+
+    def __init__(self, count: int, order: Any = None, gated: bool = True) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, count, bias=False), nn.ModuleList(Expert() for _ in range(count))
+        self.shared, self.gate = Expert(), nn.Linear(D, 1, bias=False)
+        self.order, self.gated = order or range(count), gated
+
+    def forward(self, x: Any) -> Any:
+        h = x.view(-1, D)
+        (gates, chosen), y = self.router(h).softmax(-1).topk(2, -1), torch.zeros_like(h)
+        for k, which in enumerate(self.order):
+            row, place = torch.where(chosen == k)
+            y = y.index_add(0, row, self.experts[which](h[row]) * gates[row, place, None])
+        shared = self.shared(h)
+        y = y + (torch.sigmoid(self.gate(h)) * shared if self.gated else shared)
+        return self.out(torch.tanh(x + y.view_as(x)))
+
+
+def _shapes(count: int) -> dict[str, tuple[int, ...]]:
+    experts = {"router": (D, count), "gate_up": (count, D, 2, D), "down": (count, D, D)}
+    return experts | dict.fromkeys(("s1", "s2", "s3", "out"), (D, D)) | {"g": (D, 1)}
+
+
+def test_each_expert_is_tried_like_the_one_before() -> None:
+    """Five experts took more than 20,000 candidates: each order of them was followed to the sum."""
+    tried = {}
+    for count in (5, 10):
+        module = WithShared(count)
+        found = derive(_with_shared(count), module, _shapes(count), floats(2, 3 * count, D))
+        assert grades(found) == {Grade.DERIVED}
+        tried[count] = found.tried
+    assert tried[5] < 300
+    assert tried[10] < 3 * tried[5]  # of the first expert, all are tried
+
+
+def test_experts_in_another_order() -> None:
+    module = WithShared(5, order=(0, 3, 2, 1, 4))
+    found = derive(_with_shared(5), module, _shapes(5), floats(2, 15, D))
+    assert grades(found) == {Grade.DERIVED}
+    theirs = np.arange(5 * D * D).reshape(5, -1)
+    (part,) = found.tensor("experts.3.w2.weight").parts
+    assert part.leaf == "down" and set(part.positions) == set(theirs[1])
+
+
+@pytest.mark.slow
+def test_a_shared_expert_without_its_gate_is_a_difference() -> None:
+    found = derive(_with_shared(5), WithShared(5, gated=False), _shapes(5), floats(2, 15, D))
+    assert not found.complete and len(found.differences) == 1
+
+
 BIASED = {"router": (D, E), "wi": (E, D, D), "bi": (E, D), "wo": (E, D, D), "bo": (E, D), "out": (D, D)}
 
 

@@ -67,6 +67,8 @@ class Candidate:
         kind: what it has in common with the candidate of the same operation in another layer.
         tied: columns of the operand's data that could not be told apart.
         rope: how pairs of rows were reordered; empty if not.
+        places: at which places each part cuts an axis, such as that of the experts; and how far they are from the number of the
+            target's matrix.
     """
 
     pieces: tuple[Piece, ...]
@@ -74,6 +76,7 @@ class Candidate:
     kind: tuple[Any, ...]
     tied: tuple[int, ...] = ()
     rope: str = ""
+    places: tuple[Any, Any] = ((), ())
 
     @property
     def changes(self) -> list[tuple[str, Array, Array]]:
@@ -124,7 +127,12 @@ class Choice:
 def siblings(operation: Operation) -> Any:
     """Return what an operation has in common with that of another layer of the same list."""
     module = tuple(word for word in operation.module.split(".") if not word.isdecimal())
-    return operation.where, operation.name, module, tuple(x.array.shape for x in operation.operands)
+    return operation.where, operation.name, module, shapes_but_rows(operation)
+
+
+def shapes_but_rows(operation: Operation) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of an operation's operands, of data only the number of features: each expert has its own tokens."""
+    return tuple(x.array.shape[1:][-1:] if x.data else x.array.shape for x in operation.operands)
 
 
 def numbers_are_plain(numbers: Sequence[Array], operand: Array, theta: Array) -> bool:

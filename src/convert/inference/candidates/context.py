@@ -16,6 +16,7 @@ from convert.inference.candidates.replay import Replay
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.taken_columns import TakenParts
+from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.meetings.sites import Meeting, role_of
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Value, producers_of, users_of
@@ -40,6 +41,7 @@ class Context:
         origins: for each element of the target the source's that it is, or -1.
         level: 0: what a scale or shift gives must be a value of the source; 1: need not, but the products of attention must be;
             gates and RoPE's pairs in other orders as well; 2: none of these must be, and leaves are used again.
+        strict: whether what comes next tries more.
         near: index of the source's operation that was matched last.
         of_siblings: the operation of a layer of a list (`siblings`) that was matched last, and the index of the source's.
         tolerance: of sums.
@@ -50,6 +52,7 @@ class Context:
     used: Array
     origins: Array
     level: int = 0
+    strict: bool = False
     near: int = 0
     of_siblings: dict[Any, tuple[Operation, int]] = field(default_factory=dict)
     tolerance: float = EXACT
@@ -136,6 +139,16 @@ class Context:
             made.update(level)
         others = (x for user in products for x in user.operands if x not in made and not x.of_parameters)
         return any(x.array.size and np.ptp(x.array) > 0 for x in others)
+
+    def is_weighed(self, operation: Operation) -> bool:
+        """Whether the rows that a product gives are multiplied by a number of data each, before anything else but a bias: they are those of an expert."""
+        level = list(operation.results)
+        for _ in range(MAX_DEPTH):
+            users = [user for at in level for user in self._users.get(at, [])]
+            if any(map(weighs_rows, users)):
+                return True
+            level = [x for user in users if user.name in VIEWS or role_of(user) is Role.SHIFT for x in user.results]
+        return False
 
     def _is_convolved(self, value: Value) -> bool:
         """Whether a convolution takes a value before any product does."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.forms.taken_columns import TakenParts
+from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
@@ -80,7 +81,8 @@ class Source:
         self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
         self._columns: dict[Role, tuple[Array, Array]] = {}
         self._vectors: dict[Role, Rows] = {}
-        self._sums_of_rows: dict[int, Array] = {}  # by width
+        self._rows_of_values = KnownRows(partial(_float_values, program))
+        self._added_rows = KnownRows(partial(added_up, program))
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
 
     @cached_property
@@ -120,24 +122,13 @@ class Source:
         return array.ndim > 0 and bool(self._some_rows.find([array], tolerance))
 
     def has_each_row(self, array: Array, tolerance: float) -> bool:
-        """Whether each row of an array is a row of a value of the source, in any order: by the sum of its cubes, as the rows of each softmax have the same sum."""
-        if not array.ndim or not array.size:
-            return False
-        known = self._row_sums(array.shape[-1])
-        with np.errstate(all="ignore"):
-            rows = array.reshape(-1, array.shape[-1]) ** 3
-            sums, slack = rows.sum(-1), tolerance * np.abs(rows).sum(-1)
-            low, high = np.searchsorted(known, sums - slack, "left"), np.searchsorted(known, sums + slack, "right")
-        return bool((low < high).all())
+        """Whether each row of an array is a row of a value of the source, in any order."""
+        return bool(array.ndim and array.size and self._rows_of_values.have(array, tolerance).all())
 
-    def _row_sums(self, width: int) -> Array:
-        """Return the sums of the cubes of the rows of this width that the source's values have, in order."""
-        if width not in self._sums_of_rows:
-            values = (x.array for operation in self.program.operations for x in operation.results if x.data)
-            with np.errstate(all="ignore"):
-                sums = [(a**3).sum(-1).ravel() for a in values if a.shape[-1:] == (width,) and a.dtype.kind == "f"]
-            self._sums_of_rows[width] = np.sort(np.concatenate([np.zeros(0), *sums]))
-        return self._sums_of_rows[width]
+    def adds_up(self, array: Array, tolerance: float) -> bool:
+        """Whether each row of an array is a row of a value of the source, or one of the rows that a product of it adds up."""
+        known = self._rows_of_values.have(array, tolerance)
+        return bool((known | self._added_rows.have(array, tolerance)).all())
 
     @cached_property
     def _some_rows(self) -> Rows:
@@ -178,6 +169,11 @@ class Source:
         """Whether an array is a value of the source, or the rows of one of its products."""
         self.table.tolerance = tolerance
         return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
+
+
+def _float_values(program: Program) -> Iterator[Array]:
+    values = (x for operation in program.operations for x in operation.results if x.data)
+    return (x.array for x in values if x.array.dtype.kind == "f")
 
 
 def _scaled_by_numbers(program: Program) -> list[Array]:

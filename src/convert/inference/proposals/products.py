@@ -29,6 +29,7 @@ MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
 MAX_SPACED = 128  # leaves of the same data among which every n-th is tried
 MAX_STEPS = 20_000  # so many times a leaf is looked at as the next part of a fused matrix
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
+TOGETHER = "together"  # kind of a candidate: all experts at once
 IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
 MAX_CUTS = 4  # of a result, whose parts may have any order in the source
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
@@ -44,6 +45,7 @@ class _Atom:
         columns: for each column of O its position in the product's further axes.
         tied: columns of the data that could not be told apart.
         rope: how pairs were reordered.
+        number: which of several equal matrices the target's is.
     """
 
     product: Product
@@ -53,6 +55,7 @@ class _Atom:
     columns: Array
     tied: tuple[int, ...]
     rope: str = ""
+    number: int = 0
 
     def of(self, array: Array) -> Array:
         """Return [I, O] of an array like the product's weight."""
@@ -65,8 +68,10 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     data, weight = operation.operands[1 - side], operation.operands[side]
     met = replace(data, array=context.replay.value(data))
     target = list(products([_with(operation, side, replace(weight, elements=context.lacking(weight)), met)], side))
-    if context.level > 0 and len(target) > 1:
-        yield from _of_experts(context, operation, side, target)
+    together = list(_of_experts(context, operation, side, target)) if len(target) > 1 else []
+    yield from together
+    if together and context.strict:
+        return
     for group, product in enumerate(target):
         if not product.numbers or not _lacks(context, operation, side, group, len(target)):
             continue
@@ -90,7 +95,7 @@ def _lacks(context: Context, operation: Operation, side: int, group: int, groups
 
 
 def _of_experts(context: Context, operation: Operation, side: int, target: Sequence[Product]) -> Iterator[Candidate]:
-    """Yield proposals for the fused matrices of all experts at once, where the source has a stack of matrices for each part of the columns."""
+    """Yield proposals for the matrices of all experts at once, where the source has a stack of matrices for them, or for each part of the columns."""
     count, (size, *rest) = len(target), target[0].numbers[0].shape
     out = math.prod(rest)
     if any(not np.array_equal(x, y) for of in target for x, y in zip(of.rows, target[0].rows, strict=True)):
@@ -109,12 +114,14 @@ def _of_experts(context: Context, operation: Operation, side: int, target: Seque
         product, meeting, pairing = stack
         axis = product.value.shape[1:].index(count)
         places = np.arange(product.value[0].size).reshape(product.value.shape[1:]).take(expert, axis)
-        return _Atom(product, meeting, pairing.numbers, ("index", axis), places, tuple(pairing.tied.tolist()))
+        return _Atom(product, meeting, pairing.numbers, ("stack", axis), places, tuple(pairing.tied.tolist()))
 
-    for chosen in itertools.chain.from_iterable(itertools.permutations(stacks, parts) for parts in IN_TURNS):
+    for chosen in itertools.chain.from_iterable(itertools.permutations(stacks, parts) for parts in (1, *IN_TURNS)):
         widths = [product.value[0].size // count for product, _, _ in chosen]
         below = np.split(np.arange(out), np.cumsum(widths)[:-1])
-        turns = [np.arange(k, out, len(chosen)) for k in range(len(chosen))] if len(set(widths)) == 1 else []
+        turns = (
+            [np.arange(k, out, len(chosen)) for k in range(len(chosen))] if len(chosen) > 1 == len(set(widths)) else []
+        )
         for way, parts in (("below", below), ("turns", turns)) if sum(widths) == out else ():
             found: list[Candidate] = []
             for expert, product in enumerate(target) if parts else ():
@@ -128,7 +135,7 @@ def _of_experts(context: Context, operation: Operation, side: int, target: Seque
             plain = all(p.arithmetic is Arithmetic.SAME and p.factor == 1 for one in found for p in one.pieces)
             if len(found) == count and plain:
                 pieces = tuple(map(_as_one, zip(*(one.pieces for one in found), strict=True)))
-                yield replace(found[0], pieces=pieces, kind=("experts", way, found[0].kind))
+                yield replace(found[0], pieces=pieces, kind=(TOGETHER, way, found[0].kind))
 
 
 def _as_one(pieces: Sequence[Piece]) -> Piece:
@@ -151,6 +158,8 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
     for chosen in _as_taken(atoms, context.taken.of(operation), out) if context.level > 0 else ():
+        yield from _candidate(context, chosen, numbers, read)
+    for chosen in _of_one_expert(atoms, out):
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)
@@ -219,14 +228,23 @@ def _candidate(
         pieces += found
     tied = tuple(sorted({k for atom, _ in chosen for k in atom.tied}))
     rows = "fused rows, " if len(chosen) > 1 else ""
-    kind = ("product", tuple((atom.order, atom.meeting.operation.where) for atom, _ in chosen))
+    kind = ("product", tuple((_layout(atom.order), atom.meeting.operation.where) for atom, _ in chosen))
     rope = next((atom.rope for atom, _ in chosen if atom.rope), "")
-    yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope)
+    places = tuple(_place(atom.order) for atom, _ in chosen)
+    steps = tuple(_place(atom.order, atom.number) for atom, _ in chosen)
+    yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope, (places, steps))
 
 
-def _number(module: str) -> int:
-    """Return the last place in a list that the path of a module has, such as that of an expert; 0 if there is none."""
-    return int(([word for word in module.split(".") if word.isdecimal()] or ["0"])[-1])
+def _number(context: Context, target: Product, operation: Operation) -> int:
+    """Return which of several equal matrices one of the target is: of those of its tensor, or of the modules of a list; 0 if there is one."""
+    elements = target.numbers[0]
+    names = context.owners(elements) if len(target.numbers) == 1 else set()
+    for name in names if len(names) == 1 else ():
+        start = int(elements.min()) - context.replay.program.first_element[name]
+        whole = context.replay.program.parameters[name].array.size
+        if elements.size < whole and int(np.ptp(elements)) + 1 == elements.size and start % elements.size == 0:
+            return start // elements.size
+    return int(([word for word in operation.module.split(".") if word.isdecimal()] or ["0"])[-1])
 
 
 def _atoms(context: Context, target: Product, out: int, operation: Operation) -> Iterator[_Atom]:
@@ -235,7 +253,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     Those come first that are parts of the matrix that the same layer for another head was found in.
 
     Args:
-        operation: of the target; of a stack, the matrix comes first that has the number of its module.
+        operation: of the target; of a stack, the matrix comes first that has the same number.
     """
     paired = []
     for product, meeting in context.source.same_rows(target.rows, context.tolerance):
@@ -248,7 +266,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     if last is operation:  # what was tried for it before, and refuted
         same = None
     paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
-    number = _number(operation.module)
+    number = _number(context, target, operation)
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
     lasts = context.sizes_behind(operation.results[0]) if context.level > 0 else ()
@@ -263,7 +281,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         of_leaf = _by_leaf(context, product)
         further = _as_cut(size, cuts), _head_by_head(size, heads), _turned(size, lasts), _of_taken(taken, size, out)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
-            atom = _Atom(product, meeting, pairing.numbers, order, columns, tuple(pairing.tied.tolist()), rope)
+            tied = tuple(pairing.tied.tolist())
+            atom = _Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
             key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
             if key not in seen and context.free(numbers):
@@ -290,16 +309,9 @@ def _orders(
             if level > 0 and order and shape[order[-1]] % 2 == 0:
                 pairs = _pairs(("axes", *order), places.transpose(*one, *order), shape[order[-1]])
                 yield from ((way, columns, rope if turns else "") for way, columns, rope in pairs)
-    if len(axes) > 1:  # an axis that is spread over several tensors: [2, D, F], experts
-        for axis in axes:
-            if shape[axis] > MAX_INDEX or places.size // shape[axis] > out:
-                continue
-            for k in sorted(range(shape[axis]), key=lambda k: k != number):
-                cut = np.take(places, k, axis)
-                rest = [a for a in range(cut.ndim) if cut.shape[a] > 1]
-                for order in itertools.permutations(rest):
-                    one = [a for a in range(cut.ndim) if a not in order]
-                    yield ("index", axis, k, *order), cut.transpose(*one, *order).ravel(), ""
+    if len(axes) > 1:  # axes that are spread over several tensors: [2, D, F], experts
+        for cut in (*((axis,) for axis in axes), *itertools.combinations(axes, 2)):
+            yield from _cut(places, sorted(cut, key=lambda axis: -shape[axis]), out, number)
     if gates and level > 0 and places.size == out and len(axes) == 1:  # gates in another order
         for count in GATES:
             width = out // count
@@ -307,6 +319,20 @@ def _orders(
                 yield ("block", start, width), places.ravel()[start : start + width], ""
     if places.size > out:  # a fused matrix that the target splits: blocks, or every n-th block
         yield from _blocks(places.ravel(), out, level, number)
+
+
+def _cut(places: Array, axes: Sequence[int], out: int, number: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns at each place along some axes, at first those at the number along the first of them."""
+    sizes = [places.shape[axis] for axis in axes]
+    columns = places.size // math.prod(sizes)
+    if max(sizes) > MAX_INDEX or columns > out or (len(axes) > 1 and columns < out):
+        return
+    at = np.moveaxis(places, axes, range(len(axes)))
+    for index in sorted(np.ndindex(*sizes), key=lambda index: index[0] != number):
+        rest = [axis for axis, size in enumerate(at[index].shape) if size > 1]
+        for order in itertools.permutations(rest):
+            one = [axis for axis in range(at[index].ndim) if axis not in order]
+            yield ("index", tuple(axes), index, *order), at[index].transpose(*one, *order).ravel(), ""
 
 
 def _by_leaf(context: Context, product: Product) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -452,6 +478,21 @@ def _fillings(atoms: Sequence[_Atom], out: int, level: int) -> Iterator[list[tup
         yield _below_each_other(atoms_)
 
 
+def _of_one_expert(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
+    """Yield the ways to fill a fused matrix with the matrices that several stacks have at one place: gate and up of an expert."""
+    at: dict[Any, list[_Atom]] = {}
+    for atom in atoms:
+        if atom.order[0] == "index" and len(atom.columns) < out:
+            at.setdefault((atom.order[2], _layout(atom.order)), []).append(atom)
+    for of in at.values():
+        for count in IN_TURNS:
+            for chosen in itertools.permutations(of, count):
+                if {len(atom.columns) * count for atom in chosen} == {out}:
+                    yield _below_each_other(chosen)
+                    turns = np.arange(out).reshape(-1, count).T
+                    yield list(zip(chosen, turns, strict=True))
+
+
 def _evenly_spaced(atoms: Sequence[_Atom], out: int) -> Iterator[list[tuple[_Atom, Any]]]:
     """Yield the ways to fill a fused matrix with every n-th leaf: the queries of each head, of a list of heads with all their layers.
 
@@ -525,3 +566,13 @@ def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
     if order[0] == "block":
         return order[0], order[2]
     return (*order[:2], *order[3:]) if order[0] == "index" else order
+
+
+def _place(order: tuple[Any, ...], number: int = 0) -> tuple[int, ...]:
+    """Return the index at which axes are cut, the first one from the number of a matrix on; none if none is."""
+    if order[0] == "block":
+        return (order[1] - number * order[2],)
+    if order[0] == "index":
+        first, *rest = order[2]
+        return (first - number, *rest)
+    return order[1:] if order[0] == "taken" else ()

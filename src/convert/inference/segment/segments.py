@@ -105,11 +105,11 @@ class Ways:
 
     Attributes:
         level: as one of `LEVELS`.
-        signatures: of the choices of each solution, in order.
+        signatures: of the choices of each solution, in order, in each of their forms.
     """
 
     level: Level
-    signatures: tuple[tuple[Any, ...], ...]
+    signatures: tuple[tuple[tuple[Any, ...], ...], ...]
 
 
 @dataclass(eq=False)

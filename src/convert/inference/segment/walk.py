@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates.candidate import Candidate, Choice
+from convert.inference.candidates.candidate import Candidate, Choice, shapes_but_rows
 from convert.inference.candidates.factors import carriers, factor_of
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
+from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
 from convert.inference.proposals import (
     computed,
@@ -36,6 +37,7 @@ from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Signatures = tuple[tuple[Any, ...], ...]  # of the choices of several solutions
+OTHER_LAYER, NEXT_EXPERT = 0, 1  # what a choice is compared with; as `Candidate.places`
 
 PROPOSE = {
     Role.PRODUCT: products.propose,
@@ -93,9 +95,12 @@ class Walk(Assigned):
         self._passed = 0  # how often a product was reached that ends no segment
         self._loose = self._early = self._strict = self._hindered = self._differs = False
         self._wanted: Signatures = ()
+        self._form = OTHER_LAYER
         self._refuted: dict[int, int] = {}
 
-    def walks(self, begin: int, limit: int, level: Level | None = None, wanted: Signatures = ()) -> Iterator[Solution]:
+    def walks(
+        self, begin: int, limit: int, level: Level | None = None, wanted: Signatures = (), form: int = OTHER_LAYER
+    ) -> Iterator[Solution]:
         """Yield the ways through the segment that begins at an operation.
 
         Args:
@@ -104,11 +109,13 @@ class Walk(Assigned):
             level: what is tried, and how soon it is refuted. Without one, at `Context.level`, the ways go to the next operation whose
                 data or result is no value of the source, and outputs may differ.
             wanted: signatures of the solutions that are looked for; empty: all.
+            form: of these signatures.
         """
-        self._loose, self._begin, self._wanted = level is None, begin, wanted
+        self._loose, self._begin, self._wanted, self._form = level is None, begin, wanted, form
         self._early = self._strict = self._hindered = self._differs = False
         if level is not None:
             self.context.level, self._early, self._strict = level
+        self.context.strict = self._strict
         self.context.near, self._limit, self._refuted = self._near, self.tried + limit, {}
         yield from self._walk(begin, [])
 
@@ -117,15 +124,24 @@ class Walk(Assigned):
         if at == len(self._order):
             return None
         operation = self._order[at]
-        return operation.where, operation.name, tuple(x.array.shape for x in operation.operands)
+        return operation.where, operation.name, shapes_but_rows(operation)
 
-    def signatures(self, choices: Sequence[Choice]) -> tuple[Any, ...]:
-        """Return what each choice has in common with that of the same operation in another layer."""
-        return tuple(self._signature(choice.candidate) for choice in choices)
+    def signatures(self, choices: Sequence[Choice], form: int) -> tuple[Any, ...]:
+        """Return what each choice has in common with that of the same operation in another layer, or for the next expert."""
+        candidates = [choice.candidate for choice in choices]
+        return tuple(self._signature(candidate, candidates, form) for candidate in candidates)
 
-    def _signature(self, candidate: Candidate) -> Any:
-        steps = tuple(None if p.meeting is None else p.meeting.index - self._near for p in candidate.pieces)
-        return candidate.kind, steps
+    def _signature(self, candidate: Candidate, candidates: Sequence[Candidate], form: int) -> Any:
+        """Return it of one of the choices of a segment: how far its meeting is from the last one in front of it, or from its first."""
+        first = self._near
+        if form == NEXT_EXPERT:
+            first = next((p.meeting.index for x in candidates for p in x.pieces if p.meeting is not None), first)
+        steps = tuple(None if p.meeting is None else p.meeting.index - first for p in candidate.pieces)
+        return candidate.kind, steps, candidate.places[form]
+
+    def _first_meeting(self, at: int) -> int:
+        """Return the next operation in which data meets a parameter; how many operations there are if there is none."""
+        return next((k for k in range(at, len(self._order)) if parameter_operands(self._order[k])), len(self._order))
 
     def _walk(self, first: int, choices: list[Choice]) -> Iterator[Solution]:
         """Run the target from an operation on; yield the solutions of the segment."""
@@ -140,7 +156,8 @@ class Walk(Assigned):
                         yield self._solution(at, choices)
                     self._refute(at, "no value of the source equals what enters")
                     return
-                if choices and self._depends(operation.data[0], {choice.index for choice in choices}):
+                weighed = self._strict and self.context.is_weighed(operation)  # the rows of any expert enter it
+                if choices and not weighed and self._depends_on(operation.data[0], choices):
                     yield self._solution(at, choices)
                     return
                 self._passed += bool(choices)
@@ -171,6 +188,15 @@ class Walk(Assigned):
             if self._early and not self._pairs(operation, results[0]):
                 self._hindered = True
                 self._refute(at, "no product of two values of the source has this result")
+                return
+            if not self._strict or not weighs_rows(operation) or not results[0].any():
+                continue
+            if not self._is_added(results[0]):
+                self._hindered = True
+                self._refute(at, "the source adds up no such rows")
+                return
+            if self._depends_on(operation.results[0], choices):
+                yield self._solution(at + 1, choices)
                 return
         if self._loose or self._outputs_agree():
             yield self._solution(len(self._order), choices)
@@ -299,14 +325,20 @@ class Walk(Assigned):
         tolerance = self.context.tolerance
         return self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance)
 
+    def _is_added(self, result: Array) -> bool:
+        """Whether the source has what the gates of an expert make of its results, or adds it up in one product of all experts."""
+        tolerance = self.context.tolerance
+        return self.source.has(result, tolerance) or self.source.adds_up(result, tolerance)
+
     def _pairs(self, operation: Operation, result: Array) -> bool:
         """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
         if role_of(operation) is not Role.PRODUCT:
             return True
         return self.source.data_products.has(result, self.context.tolerance)
 
-    def _depends(self, value: Value, indices: set[int]) -> bool:
-        """Whether a value is computed from the results of all these operations."""
+    def _depends_on(self, value: Value, choices: Sequence[Choice]) -> bool:
+        """Whether a value is computed from the results of all operations of these choices."""
+        indices = {choice.index for choice in choices}
         todo, seen, first = [self._made_by.get(value, -1)], set[int](), min(indices)
         while todo and not indices <= seen:
             at = todo.pop()
@@ -354,12 +386,12 @@ class Walk(Assigned):
         role = role_of(operation)
         if at > self._reached:
             self._reached, self._progress = at, self.tried
-        taken = self.signatures(before)
+        taken = self.signatures(before, self._form)
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
         rest: list[Choice] = []
         factors: list[Choice] = []  # what follows at this operation decides
-        for choice in self._choices(at, operation, side, wanted):
+        for choice in self._choices(at, operation, side, before, wanted):
             candidate = choice.candidate
             if candidate.kind[:2] == own.FACTOR:
                 factors.append(choice)
@@ -381,9 +413,11 @@ class Walk(Assigned):
             self._refute(at, "no parameter of the source fits")
         return chosen
 
-    def _choices(self, at: int, operation: Operation, side: int, wanted: Collection[Any]) -> Iterator[Choice]:
+    def _choices(
+        self, at: int, operation: Operation, side: int, before: Sequence[Choice], wanted: Collection[Any]
+    ) -> Iterator[Choice]:
         """Yield what is proposed for an operand, as far as it is wanted and the patience lasts; each once."""
-        seen = set()
+        seen, taken = set(), [choice.candidate for choice in before]
         for proposed in self._proposed(at, operation, side):
             candidate = self.unknown(proposed)
             if not candidate.pieces:
@@ -392,10 +426,11 @@ class Walk(Assigned):
                 self._hindered |= self._strict and self._stuck  # what comes next may try as many again
                 self._cuts += 1
                 return
+            self._hindered |= self._strict and candidate.kind[0] == products.TOGETHER  # single experts come next
             if candidate.key in seen:
                 continue
             seen.add(candidate.key)
-            if self._wanted and self._signature(candidate) not in wanted:
+            if self._wanted and self._signature(candidate, [*taken, candidate], self._form) not in wanted:
                 continue
             self.tried += 1
             yield Choice(at, side, candidate)

@@ -21,6 +21,7 @@ from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.differences.given import give, moving
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import told_apart
+from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.inference.segment.walk import REFUSALS
@@ -35,14 +36,17 @@ CLAIMED = (Grade.TIED, Grade.IN_FRONT, Grade.BEHIND)
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """A run of the source, and one of the target with the weights and inputs of it."""
+    """A run of the source, and one of the target with the weights and inputs of it; which values the target weighs row by row."""
 
     source: Source
     values: dict[Value, Array]
+    weighed: frozenset[Value]
 
     def shares(self, value: Value, tolerance: float) -> bool:
         array = self.values.get(value)
-        return array is not None and not np.isnan(array).any() and self.source.has(array, tolerance)
+        if array is None or np.isnan(array).any():
+            return False
+        return self.source.has(array, tolerance) or (value in self.weighed and self.source.adds_up(array, tolerance))
 
 
 def graded_up_to_the_difference(
@@ -64,8 +68,9 @@ def graded_up_to_the_difference(
         allowed: relative error up to which a value in front of the difference is equal.
         repeated: as in `Source`.
     """
+    weighed = frozenset(o.results[0] for o in search.target.operations if weighs_rows(o))
     draws = [
-        _Draw(source, _values(search, weights(tensors, program), source.program))
+        _Draw(source, _values(search, weights(tensors, program), source.program), weighed)
         for program in fresh
         for source in [Source(outputs_as_data(program), repeated=repeated)]
     ]
@@ -269,6 +274,9 @@ def _is_own(value: Value, draws: Sequence[_Draw], given: set[Value], allowed: fl
 def _shown_by(search: Search, segment: Segment, choice: Choice) -> Iterator[Value]:
     """Yield the values of the target that show whether a choice is right."""
     operations, end = search.target.operations, segment.solution.end
+    if segment.exact and weighs_rows(operations[end - 1]):
+        yield operations[end - 1].results[0]
+        return
     if segment.exact:
         yield from [operations[end].data[0]] if end < len(operations) else search.target.outputs.values()
         return
