@@ -21,6 +21,7 @@ from convert.inference.forms.as_data import (
 from convert.inference.forms.constant_parts import parts_apart
 from convert.inference.forms.contractions import features_times_vectors, sums_as_products
 from convert.inference.forms.distributed import distributed, products_of_sums
+from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
@@ -152,7 +153,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
-    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
+    program = experts_apart(parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program)))))
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)

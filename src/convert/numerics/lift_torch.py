@@ -67,13 +67,17 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None
     """
     if offs is None:
         return torch.bmm(a, b)
+    if a.ndim == 2 and b.ndim == 3:  # with other weights, other rows go to an expert
+        group = torch.bucketize(torch.arange(a.shape[0], device=a.device), offs, right=True)
+        made = a.new_zeros(a.shape[0], b.shape[2])
+        for k in range(b.shape[0]):
+            (rows,) = torch.where(group == k)
+            made = made.index_add(0, rows, a[rows] @ b[k])
+        return made
     ends = [int(end) for end in offs]
     groups = list(enumerate(zip([0, *ends], ends, strict=False)))
-    if a.ndim == 2 and b.ndim == 2:
-        return torch.stack([a[:, start:end] @ b[start:end] for _, (start, end) in groups])
     if a.ndim == 2:
-        rest = a.new_zeros(a.shape[0] - ends[-1], b.shape[2])
-        return torch.cat([*(a[start:end] @ b[k] for k, (start, end) in groups), rest])
+        return torch.stack([a[:, start:end] @ b[start:end] for _, (start, end) in groups])
     rest = a.new_zeros(a.shape[1], b.shape[1] - ends[-1])
     return torch.cat([*(a[k] @ b[:, start:end] for k, (start, end) in groups), rest], 1)
 

@@ -230,12 +230,13 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Join the parts that are one stretch of a leaf: rows of a table that two operations read."""
+    """Join the parts that are one stretch of a leaf, as rows of a table that two operations read, or one for each expert of a stack."""
     found: dict[Any, list[Part]] = {}
     for number, part in enumerate(parts):
         steps = np.unique(part.positions - part.elements) if part.leaf else np.zeros(0, int)
-        alone = len(steps) != 1
-        key = number if alone else (part.leaf, steps[0], part.arithmetic, part.factor, part.contracted)
+        of, site = (part.leaf, part.arithmetic, part.factor, part.contracted), part.evidence.target
+        each = site.where, site.operation, len(part.elements)
+        key = number if not part.leaf else (of, steps[0]) if len(steps) == 1 else (of, each)
         found.setdefault(key, []).append(part)
     return [_join(same) if len(same) > 1 else same[0] for same in found.values()]
 

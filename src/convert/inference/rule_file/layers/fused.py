@@ -40,21 +40,16 @@ def below_each_other(tensor: Tensor, widths: Sequence[int]) -> Tensor:
 
 
 def side_by_side(tensor: Tensor) -> tuple[int, int] | None:
-    """Return how many leaves stand side by side in a tensor, each as wide, and along which axis: the last, or that of a kernel's inputs; None if they do not."""
+    """Return how many leaves stand side by side in a tensor, each as wide, and along which axis but the first; None if they do not."""
     leaves: dict[str, list[Array]] = {}
     for part in tensor.parts:
         leaves.setdefault(part.leaf, []).append(part.elements)
     if len(leaves) == 1 and len(tensor.shape) > 2:  # the taps of a kernel, found one by one
         return None
     whole = [np.concatenate(of) for of in leaves.values()]  # of a leaf that was found head by head
-    ways = ((axis, of) for axis in _columns_of(tensor) for of in ([part.elements for part in tensor.parts], whole))
+    axes = reversed(range(1, len(tensor.shape)))
+    ways = ((axis, of) for axis in axes for of in ([part.elements for part in tensor.parts], whole))
     return next(((len(of), axis) for axis, of in ways if _are_beside(tensor, axis, of)), None)
-
-
-def _columns_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the axes along which leaves may stand side by side."""
-    last = len(tensor.shape) - 1
-    return () if last < 1 else (1,) if last == 1 else (last, 1)
 
 
 def _are_beside(tensor: Tensor, axis: int, blocks: list[Array]) -> bool:
