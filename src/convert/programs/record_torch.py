@@ -97,15 +97,16 @@ def _record(module: torch.nn.Module, run: Run, inputs: Mapping[str, Array]) -> P
         parameters = parameter_values({name: array_of(x) for name, x in state.items() if name not in tied})
         tensors = _as_tensors(module, inputs)
         given = {name: Value(array_of(tensor), data=True) for name, tensor in tensors.items()}
-        for name, value in [*parameters.items(), *given.items()]:
-            tape.bind({**state, **tensors}[name], value)
+        for of, values in ((state, parameters), (tensors, given)):  # a parameter may have the name of an input
+            for name, value in values.items():
+                tape.bind(of[name], value)
         with lifted(tape), tape.running():
             outputs = _tensors(run(module, tensors))
-        values = {name: tape.read(output) for name, output in outputs.items()}
+        made = {name: tape.read(output) for name, output in outputs.items()}
     opaque = tuple(sorted(tape.opaque | tape.unlifted))
     buffers = parameters.keys() & (dict(module.named_buffers(remove_duplicate=False)).keys() | frozen(module))
     taken = tape.path_taken, tuple(tape.taken_out)
-    return Program(parameters, given, tuple(tape.operations), values, opaque, *taken, tied, frozenset(buffers))
+    return Program(parameters, given, tuple(tape.operations), made, opaque, *taken, tied, frozenset(buffers))
 
 
 @contextmanager

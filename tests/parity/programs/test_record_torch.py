@@ -225,6 +225,20 @@ def test_what_a_value_is_computed_from() -> None:
     assert {3.0, 4.0} <= constants
 
 
+def test_a_parameter_that_has_the_name_of_an_input() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.x
+
+    (times,) = recorded(Scaled(), lambda module, inputs: {"y": module(inputs["x"])}, x=X).operations
+    assert [value.data for value in times.operands] == [True, False]
+    assert times.operands[1].of_parameters
+
+
 class Choosing(nn.Module):
     def __init__(self, choice: str) -> None:
         super().__init__()
