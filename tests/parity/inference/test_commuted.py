@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from support.inferred import WIDTH, derive, rules, sources
+from support.inferred import UNPROVEN, WIDTH, derive, grades, rules, sources
 
 D, WIDE, NODES = WIDTH, 24, 7
 EDGES = np.random.default_rng(0).uniform(size=(NODES, NODES))
@@ -80,3 +80,66 @@ def test_a_number_and_a_weighted_sum() -> None:
     found = derive(function, Scaled(), {"a": (D, D), "b": (D, 1), "d": (1,), "c": (D, D)})
     assert found.complete, found.differences
     assert sources(found)["c.weight"] == "c"
+
+
+MASK = (np.arange(7) < np.array([[7], [4], [2]])).astype(float)[..., None]
+
+
+def _summed(x: Any) -> Any:
+    return x.sum(1)
+
+
+def _mean(x: Any) -> Any:
+    return x.mean(1)
+
+
+def _masked_mean(x: Any) -> Any:
+    mask = torch.as_tensor(MASK, dtype=x.dtype) if isinstance(x, torch.Tensor) else MASK
+    return (x * mask).sum(1) / mask.sum(1)
+
+
+def _turned_and_added(x: Any) -> Any:
+    return x + (x.flip(1) if isinstance(x, torch.Tensor) else jnp.flip(x, 1))
+
+
+class Pooled(nn.Module):
+    """A layer in front of what mixes rows or behind it; then its bias is added `times` times."""
+
+    def __init__(self, pool: Any, *, first: bool, times: float = 1) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(D, D), nn.Linear(D, D)
+        self.pool, self.first, self.times = pool, first, times
+
+    def forward(self, x: Any) -> Any:
+        if self.first:
+            return self.output(torch.tanh(self.pool(self.layer(x))))
+        return self.output(torch.tanh(self.layer(self.pool(x)) + (self.times - 1) * self.layer.bias))
+
+
+def _pooled(pool: Any, *, first: bool, times: float = 1) -> Any:
+    def function(w: Any, x: Any) -> Any:
+        y = pool(x @ w["w"] + w["b"]) if first else pool(x) @ w["w"] + times * w["b"]
+        return jnp.tanh(y) @ w["v"] + w["c"]
+
+    return function
+
+
+POOLED = {"w": (D, D), "b": (D,), "v": (D, D), "c": (D,)}
+POOLS = [(_mean, 1), (_masked_mean, 1), (_summed, 7), (_turned_and_added, 2)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("pool", "times"), POOLS)
+def test_a_layer_with_a_bias_in_front_of_a_mean_or_a_sum_or_behind_it(pool: Any, times: int, first: bool) -> None:
+    module = Pooled(pool, first=not first, times=times)
+    found = derive(_pooled(pool, first=first, times=times), module, POOLED)
+    assert found.complete, found.differences
+    assert sources(found) == {"layer.weight": "w", "layer.bias": "b", "output.weight": "v", "output.bias": "c"}
+    assert rules(found, module)
+
+
+@pytest.mark.parametrize(("pool", "times"), [(_mean, 2), (_summed, 1), (_turned_and_added, 1), (_masked_mean, 7)])
+def test_a_bias_that_is_added_another_number_of_times_is_a_difference(pool: Any, times: int) -> None:
+    found = derive(_pooled(pool, first=True), Pooled(pool, first=False, times=times), POOLED)
+    assert not found.complete and found.proof is None
+    assert grades(found) <= UNPROVEN

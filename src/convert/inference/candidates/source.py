@@ -66,6 +66,11 @@ class Source:
         for other in commuted(program):
             self.meetings[Role.PRODUCT].append(Meeting(other.index, (other.operation,), other.side, Role.PRODUCT))
             self.table.add(other.operation.results[0].array, other.index)
+            for term in other.biases:
+                self.meetings[Role.SHIFT].append(
+                    Meeting(term.index, (term.operation,), term.side, Role.SHIFT, term.data)
+                )
+                self.table.add(term.result, term.index)
         for one in (*of_each_value(program), *of_all_values(program)):
             role = role_of(one.operation)
             self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))

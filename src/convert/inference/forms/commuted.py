@@ -1,18 +1,21 @@
 """Products in front of what mixes rows, and behind it: ``(A x) W`` is ``A (x W)``.
 
 A graph layer applies its matrix to the nodes before it adds up the neighbours, or to the sums; a number multiplies what enters a
-layer, or what it gives. The source's record has one of the two; the other one is computed here.
+layer, or what it gives; a mean is taken before a layer, or behind it. The source's record has one of the two; the other one is computed
+here, with the bias of the layer: that of a mean is the same on both sides. That of a sum is not, unless the other program adds it as
+often as there are terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.reordered import SUMS, Term
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
@@ -36,6 +39,7 @@ LINEAR = frozenset(
     ]
 )
 MAX_DEPTH = 6
+MAX_PLACES = 12  # in front of one product
 SAME = 1e-9  # relative
 REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on operands of other sizes
 
@@ -48,11 +52,13 @@ class Commuted:
         index: of the source's product.
         operation: the product, with other data.
         side: position of the weight.
+        biases: what is added to it.
     """
 
     index: int
     operation: Operation
     side: int
+    biases: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +70,70 @@ class _Product:
     matrix: Array  # [I, O]
 
 
+@dataclass(frozen=True, eq=False)
+class _Bias:
+    """A vector that is added to the result of a product.
+
+    Attributes:
+        index: of the sum.
+        operation: the sum.
+        side: position of the vector.
+        vectors: what may be added in the other place: the vector as it is, and a leaf that is multiplied by a number in it.
+    """
+
+    index: int
+    operation: Operation
+    side: int
+    vectors: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """What linear operations make of a product.
+
+    Attributes:
+        array: of its data.
+        alone: of its result, without biases.
+        biases: that were added in between.
+    """
+
+    array: Array
+    alone: Array
+    biases: tuple[_Bias, ...] = ()
+
+
 def commuted(program: Program) -> Iterator[Commuted]:
     """Yield the products that another order of linear operations would have."""
     made_by = producers_of(program.operations)
     users = users_of(program.operations)
+    biases = dict(_biases(program))
     for product in _products(program):
         data = product.operation.operands[1 - product.side]
-        for array, axis in (*_in_front(product, data, made_by), *_behind(product, data, users)):
-            yield _with(product, array, axis)
+        using = [biases[x] for x in users.get(product.operation.results[0], []) if x in biases]
+        for array, axis in _in_front(product, data, made_by):
+            yield _with(product, array, axis, using)
+        for array, axis, added in _behind(product, data, users, biases):
+            yield _with(product, array, axis, added)
+
+
+def _biases(program: Program) -> Iterator[tuple[Operation, _Bias]]:
+    """Yield the sums of data and a vector of one leaf."""
+    theta = np.concatenate([np.zeros(0), *[np.ravel(x.array) for x in program.parameters.values()]])
+    for index, operation in enumerate(program.operations):
+        if operation.name not in SUMS or len(operation.operands) != 2 or len(operation.data) != 1:
+            continue
+        side = 0 if operation.operands[1].data else 1
+        weight = operation.operands[side]
+        same_sign = operation.name != "sub" or side == 0
+        if not weight.of_parameters or len(weight.elements) != 1 or not same_sign:
+            continue
+        array, numbers = weight.array, weight.elements[0]
+        if (numbers < 0).any() or sum(size > 1 for size in numbers.shape) > 1:
+            continue
+        as_it_is = Value(array.ravel(), leaves=weight.leaves, elements=(numbers.ravel(),))
+        leaf = replace(as_it_is, array=theta[numbers.ravel()])
+        same = np.array_equal(leaf.array, as_it_is.array)
+        yield operation, _Bias(index, operation, side, (as_it_is,) if same else (as_it_is, leaf))
 
 
 def _products(program: Program) -> Iterator[_Product]:
@@ -87,14 +149,24 @@ def _products(program: Program) -> Iterator[_Product]:
 
 
 def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) -> Iterator[tuple[Array, int]]:
-    """Yield the data that linear operations are applied to before the product, with the axis of its features."""
+    """Yield the data that linear operations are applied to before the product, with the axis of its features; also each term of a sum."""
     size = len(product.matrix)
     turn = np.random.default_rng(0).normal(size=(size, size))
-    axis = product.axis
-    for _ in range(MAX_DEPTH):
+    todo = [(value, product.axis, 0)]
+    for _ in range(MAX_PLACES):
+        value, axis, depth = todo.pop(0) if todo else (value, 0, MAX_DEPTH)
         made = made_by.get(value)
-        if made is None or made.name not in LINEAR:
-            return
+        if made is None or depth == MAX_DEPTH:
+            continue
+        if made.name in SUMS and not any(x.of_parameters for x in made.operands):
+            for term in made.operands:
+                array = np.broadcast_to(term.array, value.array.shape)
+                yield array, axis
+                if term.array.shape == array.shape:
+                    todo.append((term, axis, depth + 1))
+            continue
+        if made.name not in LINEAR:
+            continue
         found = next(
             (
                 (x, k)
@@ -104,11 +176,10 @@ def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) 
             ),
             None,
         )
-        if found is None:
-            return
-        value, axis = found
-        if made.name not in LAYOUTS:
-            yield value.array, axis
+        if found is not None:
+            todo.append((*found, depth + 1))
+            if made.name not in LAYOUTS:
+                yield found[0].array, found[1]
 
 
 def _commutes(made: Operation, x: Value, axis: int, behind: int, turn: Array) -> bool:
@@ -120,28 +191,39 @@ def _commutes(made: Operation, x: Value, axis: int, behind: int, turn: Array) ->
     return _equal(out, _times(made.results[0].array, behind, turn))
 
 
-def _behind(product: _Product, data: Value, users: dict[Value, list[Operation]]) -> Iterator[tuple[Array, int]]:
-    """Yield what linear operations that are applied to the product's result make of its data, with the axis of its features."""
-    value = product.operation.results[0]
+def _behind(
+    product: _Product, data: Value, users: dict[Value, list[Operation]], biases: Mapping[Operation, _Bias]
+) -> Iterator[tuple[Array, int, Sequence[_Bias]]]:
+    """Yield what linear operations that are applied to the product's result make of its data, with the axis of its features.
+
+    Also what they make of the biases that are added in between.
+    """
+    result = product.operation.results[0]
     order = [k for k in range(data.array.ndim) if k != product.axis]
-    axis = value.array.ndim - 1 if product.side else 0
+    axis = result.array.ndim - 1 if product.side else 0
     array = np.moveaxis(data.array.transpose(*order, product.axis), -1, axis)
-    for _ in range(MAX_DEPTH):
-        using = users.get(value, [])
-        if len(using) != 1 or using[0].name not in LINEAR or using[0].data.count(value) != 1:
+    todo = [(result, used, _Moved(array, result.array)) for used in users.get(result, [])]
+    for _ in range(MAX_PLACES):
+        if not todo:
             return
-        (used,) = using
-        try:
-            array = _run(used, value, array)
-        except REFUSALS:
-            return
-        value = used.results[0]
-        axes = (k for k in range(array.ndim) if array.shape[k] == len(product.matrix))
-        found = next((k for k in axes if _equal(_times(array, k, product.matrix), value.array)), None)
-        if found is None:
-            return
-        if used.name not in LAYOUTS:
-            yield array, found
+        value, used, moved = todo.pop(0)
+        (after, *others), axes = used.results, [axis]
+        if used in biases and after.array.shape == moved.alone.shape:
+            moved = replace(moved, biases=(*moved.biases, biases[used]))
+        elif used.name in LINEAR and used.data.count(value) == 1 and not others:
+            try:
+                array, alone = (_run(used, value, x) for x in (moved.array, moved.alone))
+            except REFUSALS:
+                continue
+            moved = replace(moved, array=array, alone=alone)
+            fits = (k for k in range(array.ndim) if array.shape[k] == len(product.matrix))
+            axes = [k for k in fits if _equal(_times(array, k, product.matrix), alone)]
+            if axes and (used.name not in LAYOUTS or after.array.size > value.array.size):
+                yield array, axes[0], moved.biases
+        else:
+            continue
+        if axes:
+            todo += [(after, further, moved) for further in users.get(after, [])]
 
 
 def _run(operation: Operation, value: Value, array: Array) -> Array:
@@ -161,7 +243,7 @@ def _equal(one: Array, two: Array) -> bool:
     return float(np.abs(one - two).max()) <= SAME * float(np.abs(two).max())
 
 
-def _with(product: _Product, array: Array, axis: int) -> Commuted:
+def _with(product: _Product, array: Array, axis: int, biases: Sequence[_Bias] = ()) -> Commuted:
     """Return the product with other data."""
     operation, side = product.operation, product.side
     weight = operation.operands[side]
@@ -183,4 +265,24 @@ def _with(product: _Product, array: Array, axis: int) -> Commuted:
         settings={"dimension_numbers": (both, ((), ()))},
         again=again,
     )
-    return Commuted(product.index, made, side)
+    return Commuted(product.index, made, side, tuple(_terms(result, biases)))
+
+
+def _terms(result: Array, biases: Sequence[_Bias]) -> Iterator[Term]:
+    """Yield the biases as they are added to the result of a product, whose features are its last axis."""
+    for bias in biases:
+        for vector in bias.vectors:
+            if vector.array.shape not in ((1,), result.shape[-1:]):
+                continue
+            data = Value(result, data=True)
+            total = Value(result + vector.array, data=True, leaves=vector.leaves)
+            operands = (data, vector)
+            made = replace(
+                bias.operation,
+                name="add",
+                operands=operands,
+                results=(total,),
+                settings={},
+                again=lambda x: [x[0] + x[1]],
+            )
+            yield Term(bias.index, made, 1, result, total.array)
