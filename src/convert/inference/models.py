@@ -18,8 +18,8 @@ from convert.inference.forms.as_data import (
     parameters_as_data,
     tables_as_data,
 )
-from convert.inference.forms.constant_parts import parts_apart
-from convert.inference.forms.contractions import features_times_vectors, sums_as_products
+from convert.inference.forms.constant_parts import columns_apart, parts_apart, products_of_constant_columns
+from convert.inference.forms.contractions import features_times_vectors, products_by_element, sums_as_products
 from convert.inference.forms.distributed import distributed, products_of_sums
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.kernels import kernels_opened
@@ -137,11 +137,13 @@ class Forms:
         apart: products of rows of several values are taken apart.
         features: one feature that is multiplied by a vector is a product.
         spread: products of sums are taken apart.
+        columns: products of data that has columns of constants are taken apart.
     """
 
     apart: bool = False
     features: bool = False
     spread: bool = False
+    columns: bool = False
 
 
 # Form -> what both programs have as many of where neither needs it.
@@ -149,11 +151,14 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
     "apart": products_of_joined_rows,
     "features": features_times_vectors,
     "spread": products_of_sums,
+    "columns": products_of_constant_columns,
 }
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
-    program = experts_apart(parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program)))))
+    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
+    program = experts_apart(program)
+    program = columns_apart(program, keep=keep) if forms.columns else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)

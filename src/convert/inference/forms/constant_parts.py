@@ -1,7 +1,8 @@
-"""Take constants that are joined with data apart, where parameters multiply both: ``[1, x] * w`` is ``[w0, x * w1]``.
+"""Take constants that are joined with data apart, where parameters multiply both: ``[1, x] * w`` is ``[w0, x * w1]``, and ``[x, t] W``
+is ``x V + t u``, where u is the last row of W.
 
 One program has a class token as a row of the matrix that multiplies its features, and puts a one in front of them; another has the token
-by itself, and joins it with the products.
+by itself, and joins it with the products. One neural ODE has the time as one more feature; another adds the time times a parameter.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from convert.inference.derivation import Role
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
 JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
@@ -44,23 +47,146 @@ class _Parts:
         return np.take(array, np.arange(start, self.bounds[part]), axis)
 
 
+@dataclass(frozen=True, eq=False)
+class _Marks:
+    """A value in which constants are joined with data.
+
+    Attributes:
+        part: which part each element is.
+        constants: what each part is; None: data.
+    """
+
+    part: Array
+    constants: list[float | None]
+
+    def columns(self, axis: int) -> list[float | None]:
+        """Return what each place along an axis is; None for all where a place is several parts."""
+        line = np.moveaxis(self.part, axis, -1).reshape(-1, self.part.shape[axis])
+        if not len(line) or (line != line[0]).any():
+            return [None] * self.part.shape[axis]
+        return [self.constants[k] for k in line[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """A product of data that has columns of constants.
+
+    Attributes:
+        side: position of the weight.
+        axis: of the data, that is summed over.
+        summed: axis of the weight.
+        constants: what each column is; None: data.
+    """
+
+    side: int
+    axis: int
+    summed: int
+    constants: list[float | None]
+
+
+def products_of_constant_columns(program: Program) -> int:
+    """Return how many products are given columns of constants beside those of data."""
+    marks = _marks(program)
+    return sum(_columns(operation, marks) is not None for operation in program.operations)
+
+
+def columns_apart(program: Program, *, keep: bool) -> Program:
+    """Return the program with products of the columns of data alone, to which the rows are added that constants multiply.
+
+    Args:
+        keep: whether the products of all columns stay in the program as well.
+    """
+    marks = _marks(program)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        columns = _columns(operation, marks)
+        operations += [] if columns is None else _with_rows_added(operation, columns)
+        if columns is None or keep:
+            operations.append(operation)
+    return replace(program, operations=tuple(operations))
+
+
+def _columns(operation: Operation, marks: dict[Value, _Marks]) -> _Columns | None:
+    """Return the columns of constants in what a product is given; None if it has none, or only such."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
+        return None
+    side = 1 if operation.operands[0].data else 0
+    weight, data = operation.operands[side], operation.operands[1 - side]
+    axes = axes_of(operation, side)
+    if data not in marks or not weight.of_parameters or len(weight.elements) != 1 or axes is None:
+        return None
+    (x_batch, x_sum), (_, w_sum) = axes
+    if x_batch or len(x_sum) != 1:
+        return None
+    constants = marks[data].columns(x_sum[0])
+    if {type(x) for x in constants} != {type(None), float} or constants.count(0.0) > 1:
+        return None  # more zeros than one are a state that a recurrent layer starts from
+    return _Columns(side, x_sum[0], w_sum[0], constants)
+
+
+def _with_rows_added(product: Operation, of: _Columns) -> list[Operation]:
+    weight, data = product.operands[of.side], product.operands[1 - of.side]
+    of_data = [k for k, x in enumerate(of.constants) if x is None]
+    take = partial(np.take, indices=of_data)
+    x = Value(take(data.array, axis=of.axis), data=True, leaves=data.leaves)
+    rows = _cut(weight, partial(take, axis=of.summed))
+    operands = (x, rows) if of.side else (rows, x)
+    axes = (of.axis, of.summed) if of.side else (of.summed, of.axis)
+    times = partial(np.tensordot, axes=axes)
+    total = Value(times(*(v.array for v in operands)), data=True, leaves=product.results[0].leaves)
+    numbers = (((axes[0],), (axes[1],)), ((), ()))
+    steps = [
+        step(product, "slice", (data,), x, partial(take, axis=of.axis)),
+        step(product, "slice", (weight,), rows, partial(take, axis=of.summed)),
+        replace(step(product, "dot_general", operands, total, times), settings={"dimension_numbers": numbers}),
+    ]
+    ones = 0 if of.side else data.array.ndim - 1  # axes behind those of the weight
+    for column, constant in enumerate(of.constants):
+        if constant is None:
+            continue
+        row = partial(_row, place=column, axis=of.summed, ones=ones)
+        vector, number = _cut(weight, row), Value(np.asarray(constant))
+        several = Value(constant * vector.array, leaves=vector.leaves, elements=vector.elements)
+        added = Value(total.array + several.array, data=True, leaves=total.leaves)
+        steps += [
+            step(product, "slice", (weight,), vector, row),
+            step(product, "mul", (vector, number), several, np.multiply),
+            step(product, "add", (total, several), added, np.add),
+        ]
+        total = added
+    return [*steps[:-1], replace(steps[-1], results=product.results)]
+
+
+def _row(array: Array, place: int, axis: int, ones: int) -> Array:
+    row: Array = np.take(array, place, axis)
+    return row.reshape(*row.shape, *(1,) * ones)
+
+
+def _marks(program: Program) -> dict[Value, _Marks]:
+    """Return the values in which constants are joined with data."""
+    marks: dict[Value, _Marks] = {}
+    for operation in program.operations:
+        if operation.name in JOINS:
+            found = _joined_with_constants(operation)
+            if found is not None:
+                marks[operation.results[0]] = found
+        elif operation.name in SAME_ELEMENTS and len(operation.operands) == 1 and operation.operands[0] in marks:
+            given = marks[operation.operands[0]]
+            moved = np.rint(np.asarray(operation.again([given.part.astype(float)])[0])).astype(int)
+            marks[operation.results[0]] = replace(given, part=moved)
+    return marks
+
+
 def parts_apart(program: Program) -> Program:
     """Return the program with products and sums of parameters and the parts of values in which constants are joined with data."""
-    marked: dict[Value, Array] = {}  # values with joined constants -> which part each element is
-    constants: dict[Value, list[float | None]] = {}  # -> what each part is; None: data
+    marks = _marks(program)
     known: dict[Value, _Parts] = {}  # products and sums
     operations: list[Operation] = []
     joins: set[Operation] = set()
     for operation in program.operations:
         steps = None
-        if operation.name in JOINS:
-            _mark(operation, marked, constants)
-        elif operation.name in SAME_ELEMENTS and len(operation.operands) == 1 and operation.operands[0] in marked:
-            (given,), (result,) = operation.operands, operation.results
-            marked[result] = np.rint(np.asarray(operation.again([marked[given].astype(float)])[0])).astype(int)
-            constants[result] = constants[given]
-        elif operation.name in (*TIMES, *PLUS) and len(operation.operands) == 2:
-            steps = _apart(operation, marked, constants, known)
+        if operation.name in (*TIMES, *PLUS) and len(operation.operands) == 2:
+            steps = _apart(operation, marks, known)
         operations += steps or [operation]
         joins.update(steps[-1:] if steps else ())
     used = {value for operation in operations if operation not in joins for value in operation.operands}
@@ -68,25 +194,20 @@ def parts_apart(program: Program) -> Program:
     return replace(program, operations=tuple(x for x in operations if x not in joins or x.results[0] in used))
 
 
-def _mark(join: Operation, marked: dict[Value, Array], constants: dict[Value, list[float | None]]) -> None:
-    """Remember a value in which constants are joined with data."""
-    result = join.results[0]
+def _joined_with_constants(join: Operation) -> _Marks | None:
+    """Return which parts of a value are which constants; None where no constant is joined with data."""
     of = [
         float(x.array.flat[0]) if x.constant and x.array.size and np.ptp(x.array) == 0 else None for x in join.operands
     ]
-    if not result.data or all(one is None for one in of) or not all(x.data or x.constant for x in join.operands):
-        return
+    if not join.results[0].data or all(one is None for one in of):
+        return None
+    if not all(x.data or x.constant for x in join.operands):
+        return None
     axis = int(join.settings.get(JOINS[join.name], 0))
-    marked[result] = np.concatenate([np.full(x.array.shape, k) for k, x in enumerate(join.operands)], axis)
-    constants[result] = of
+    return _Marks(np.concatenate([np.full(x.array.shape, k) for k, x in enumerate(join.operands)], axis), of)
 
 
-def _apart(
-    operation: Operation,
-    marked: dict[Value, Array],
-    constants: dict[Value, list[float | None]],
-    known: dict[Value, _Parts],
-) -> list[Operation] | None:
+def _apart(operation: Operation, marks: dict[Value, _Marks], known: dict[Value, _Parts]) -> list[Operation] | None:
     """Return the operations on each part, and the one that joins their results; None where the operation stays as it is."""
     side = 0 if operation.operands[1].data else 1
     weight, data = operation.operands[side], operation.operands[1 - side]
@@ -95,8 +216,8 @@ def _apart(
     rank = operation.results[0].array.ndim
     parts: _Parts | None = None
     own: list[float | None] = []  # what each part is; None: data
-    if operation.name in TIMES and data in marked and set(constants[data]) <= {None, 1.0}:
-        parts, own = _parts(data, marked[data], rank), constants[data]
+    if operation.name in TIMES and data in marks and set(marks[data].constants) <= {None, 1.0}:
+        parts, own = _parts(data, marks[data].part, rank), marks[data].constants
     elif operation.name in PLUS and data in known:
         parts = known[data]
         own = [None if part.data else 0.0 for part in parts.values]

@@ -1,5 +1,5 @@
 """Write ``(x * w).sum(axis)`` as the product that it is: an attention vector of a graph network, the scores of a pooling layer. And
-``x[..., None] * w``: a layer of one feature.
+``x[..., None] * w``: a layer of one feature. A product that sums over nothing, as ``einsum('...d,hd->...hd')``, is none.
 
 One program multiplies element by element and adds up, the other takes a matrix product, or one for each head.
 """
@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from convert.inference.derivation import Role
+from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 SUMS = ("sum", "reduce_sum")
@@ -47,6 +49,55 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
         if product and uses[operation.operands[0]] == 1 and not keep:
             joined.add(made_by[operation.operands[0]])
     return replace(program, operations=tuple(x for x in operations if x not in joined))
+
+
+def products_by_element(program: Program) -> Program:
+    """Return the program with a multiplication element by element in place of a product with a parameter that sums over nothing."""
+    operations: list[Operation] = []
+    for operation in program.operations:
+        operations += _by_element(operation) or [operation]
+    return replace(program, operations=tuple(operations))
+
+
+def _by_element(product: Operation) -> list[Operation]:
+    """Return the operations that take the place of a product; none if it adds up something, or has no axis in common."""
+    if role_of(product) is not Role.PRODUCT or len(product.operands) != 2 or len(product.data) != 1:
+        return []
+    side = 1 if product.operands[0].data else 0
+    axes = axes_of(product, side)
+    if axes is None or not product.operands[side].of_parameters:
+        return []
+    (x_batch, x_sum), (w_batch, w_sum) = axes
+    data, weight = product.operands[1 - side], product.operands[side]
+    if any(data.array.shape[k] > 1 for k in x_sum) or all(data.array.shape[k] == 1 for k in x_batch):
+        return []
+    free = [
+        [n for k, n in enumerate(x.array.shape) if k not in (*batch, *summed)]
+        for x, batch, summed in ((data, x_batch, x_sum), (weight, w_batch, w_sum))
+    ]
+    common = [data.array.shape[k] for k in x_batch]
+    ones = [[1] * len(of) for of in free]
+    shapes = (*common, *free[0], *ones[1]), (*common, *ones[0], *free[1])
+    if not side:
+        shapes = (*common, *ones[1], *free[0]), (*common, *free[1], *ones[0])
+    steps = [
+        _moved(product, x, (*batch, *(k for k in range(x.array.ndim) if k not in batch)), shape)
+        for x, batch, shape in ((data, x_batch, shapes[0]), (weight, w_batch, shapes[1]))
+    ]
+    operands = (steps[0].results[0], steps[1].results[0])
+    times = replace(product, name="mul", operands=operands if side else operands[::-1], settings={})
+    return [*steps, replace(times, again=lambda x: [np.asarray(x[0] * x[1])])]
+
+
+def _moved(like: Operation, value: Value, order: Sequence[int], shape: Sequence[int]) -> Operation:
+    """Return the operation that gives a value with its axes in an order, and in a shape."""
+
+    def run(array: Array) -> Array:
+        return array.transpose(order).reshape(shape)
+
+    made = replace(value, array=run(value.array), elements=tuple(run(numbers) for numbers in value.elements))
+    step = replace(like, name="reshape", operands=(value,), results=(made,), settings={})
+    return replace(step, again=lambda x: [run(x[0])])
 
 
 def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
@@ -97,21 +148,29 @@ def _outer(
         return []
     shape = times.results[0].array.shape
     of_data, of_weight = _kept(data, shape, made_by), _kept(weight, shape, made_by)
-    if not of_data or not of_weight or sorted((*of_data, *of_weight)) != [k for k, n in enumerate(shape) if n > 1]:
+    if not of_weight or set(of_data) & set(of_weight):
         return []
     rows = _reshaped(_without_repeats(times, data, len(shape), of_data), (*(shape[k] for k in of_data), 1))
     vector = _reshaped(_without_repeats(times, weight, len(shape), of_weight), (1, *(shape[k] for k in of_weight)))
     (result,) = times.results
     order = np.argsort([*of_data, *of_weight])
+    once = [n if k in (*of_data, *of_weight) else 1 for k, n in enumerate(shape)]
 
-    def again(arrays: Sequence[Array]) -> list[Array]:
-        made = np.tensordot(arrays[0], arrays[1], 1)
-        return [np.asarray(made.transpose(order)).reshape(result.array.shape)]
+    def placed(arrays: Sequence[Array]) -> list[Array]:
+        return [np.array(np.broadcast_to(arrays[0].transpose(order).reshape(once), shape))]
 
-    numbers = (((len(of_data),), (0,)), ((), ()))
     operands = rows.results[0], vector.results[0]
-    made = replace(times, name="dot_general", operands=operands, settings={"dimension_numbers": numbers}, again=again)
-    return [rows, vector, made]
+    product = Value(np.tensordot(operands[0].array, operands[1].array, 1), data=True, leaves=result.leaves)
+    numbers = (((len(of_data),), (0,)), ((), ()))
+    made = replace(
+        times,
+        name="dot_general",
+        operands=operands,
+        results=(product,),
+        settings={"dimension_numbers": numbers},
+        again=lambda x: [np.tensordot(x[0], x[1], 1)],
+    )
+    return [rows, vector, made, replace(times, name="expand", operands=(product,), settings={}, again=placed)]
 
 
 def _reshaped(step: Operation, shape: tuple[int, ...]) -> Operation:

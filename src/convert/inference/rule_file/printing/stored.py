@@ -102,7 +102,7 @@ def _taps(rule: PatternRule) -> tuple[Axis, ...]:
 
 
 def _side_by_side(axes: Sequence[str], own: int, widths: Sequence[int], named: Named) -> str:
-    """Return the letters of a tensor of which a leaf, of this width, is some columns: ``C(E + F)``."""
+    """Return the letters of a tensor of which a leaf, of this width, is some columns: ``C(E + F)``, or one: ``C(E + 1)``."""
     rows, columns, *taps = axes
     of, others = {own: columns.strip("()"), 1: "1"}, "".join((rows, *taps))
     for width in widths:
