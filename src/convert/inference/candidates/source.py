@@ -14,6 +14,7 @@ from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.forms.taken_columns import TakenParts
+from convert.inference.forms.three_factors import of_all_pairs
 from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
@@ -71,7 +72,7 @@ class Source:
                     Meeting(term.index, (term.operation,), term.side, Role.SHIFT, term.data)
                 )
                 self.table.add(term.result, term.index)
-        for one in (*of_each_value(program), *of_all_values(program)):
+        for one in (*of_each_value(program), *of_all_values(program), *of_all_pairs(program)):
             role = role_of(one.operation)
             self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))
             self.table.add(one.result, one.index)

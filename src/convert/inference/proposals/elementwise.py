@@ -23,6 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
 PACKED = (3, 4)  # gates that a leaf may have
 MAX_FACTORS = 4  # of a value that several parameters make
+BEHIND_PRODUCT = ("behind a product",)
 MAX_GATES = 4  # a recurrent layer has at most so many
 
 
@@ -51,6 +52,8 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         if found:
             return
     yield from _by_result(context, elements)
+    if role is Role.SCALE and context.level > 0:
+        yield from _behind_product(context, elements)
     yield _absent(context, elements, role)
 
 
@@ -247,6 +250,25 @@ def _by_result(context: Context, elements: tuple[Array, ...]) -> Iterator[Candid
             for way, compute in COMPUTE.items():
                 pieces = context.pieces(names, ids, compute(context.source.theta[ids]), way, meeting)
                 yield Candidate(pieces, "what it gives", ("result", way))
+
+
+def _behind_product(context: Context, elements: tuple[Array, ...]) -> Iterator[Candidate]:
+    """Yield vectors that the source sums over with the products of two values: ``(h * u) @ w``, and not ``(h * w) @ u.T``."""
+    names = np.unique(elements[0])
+    names = names[names >= 0]
+    seen: set[bytes] = set()
+    for meeting in context.near_first(context.source.meetings[Role.PRODUCT]):
+        weight = meeting.weight
+        if len(weight.elements) != 1 or max(weight.array.shape, default=0) != weight.array.size:
+            continue
+        ids = weight.elements[0].ravel()
+        if len(ids) != len(names) or (ids < 0).any() or ids.tobytes() in seen or not context.free(ids):
+            continue
+        if len(seen) == MAX_VECTORS:
+            return
+        seen.add(ids.tobytes())
+        pieces = context.pieces(names, ids, context.source.theta[ids], Arithmetic.SAME, meeting)
+        yield Candidate(pieces, "what a product of two values gives", BEHIND_PRODUCT)
 
 
 def _absent(context: Context, elements: tuple[Array, ...], role: Role) -> Candidate:

@@ -331,10 +331,11 @@ class Walk(Assigned):
         return self.source.has(result, tolerance) or self.source.adds_up(result, tolerance)
 
     def _pairs(self, operation: Operation, result: Array) -> bool:
-        """Whether the product of two values of data is one of the source, up to a factor; if it is one, and the source has any."""
+        """Whether the product of two values of data is one of the source, up to a factor, or a value of it; if it is one, and the source has any."""
         if role_of(operation) is not Role.PRODUCT:
             return True
-        return self.source.data_products.has(result, self.context.tolerance)
+        tolerance = self.context.tolerance
+        return self.source.data_products.has(result, tolerance) or self.source.has(result, tolerance)
 
     def _depends_on(self, value: Value, choices: Sequence[Choice]) -> bool:
         """Whether a value is computed from the results of all operations of these choices."""
@@ -393,7 +394,7 @@ class Walk(Assigned):
         factors: list[Choice] = []  # what follows at this operation decides
         for choice in self._choices(at, operation, side, before, wanted):
             candidate = choice.candidate
-            if candidate.kind[:2] == own.FACTOR:
+            if candidate.kind[:2] == own.FACTOR or candidate.kind == elementwise.BEHIND_PRODUCT:
                 factors.append(choice)
             elif (out := self._result(operation, candidate)) is None:
                 self._refute(at, "it does not run")

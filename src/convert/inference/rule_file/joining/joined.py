@@ -137,7 +137,8 @@ def _parts_key(rule: PatternRule) -> Hashable:
         return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
     fixed = len(layer.main[0].layout.fixed)
-    return rule.sources, rule.stacked, rule.index_from, layer.names, keys, layer.target_keys, part.of, rule.at, fixed
+    of_layer = layer.kind_name, layer.names, keys, layer.target_keys
+    return rule.sources, rule.stacked, rule.index_from, *of_layer, part.of, rule.at, fixed
 
 
 def _without_activation(rule: PatternRule) -> tuple[tuple[str, str], ...]:
