@@ -28,6 +28,7 @@ from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.one_hot import one_hot_as_lookups
 from convert.inference.forms.sums import constants_last
+from convert.inference.forms.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
@@ -138,12 +139,14 @@ class Forms:
         features: one feature that is multiplied by a vector is a product.
         spread: products of sums are taken apart.
         columns: products of data that has columns of constants are taken apart.
+        taps: sums of shifted data times the taps of a kernel are convolutions, too.
     """
 
     apart: bool = False
     features: bool = False
     spread: bool = False
     columns: bool = False
+    taps: bool = False
 
 
 # Form -> what both programs have as many of where neither needs it.
@@ -152,6 +155,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
     "features": features_times_vectors,
     "spread": products_of_sums,
     "columns": products_of_constant_columns,
+    "taps": convolutions,
 }
 
 
@@ -159,6 +163,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
     program = experts_apart(program)
     program = columns_apart(program, keep=keep) if forms.columns else program
+    program = taps_as_convolutions(program) if forms.taps and keep else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)

@@ -30,6 +30,14 @@ class Causal(torch.nn.Module):
         return self.o(torch.tanh(y).transpose(1, 2))
 
 
+class Ahead(Causal):
+    """Sees one place too far."""
+
+    def forward(self, x: Any) -> Any:
+        y = self.c(torch.nn.functional.pad(x.transpose(1, 2), (self.reach - 1, 1)))
+        return self.o(torch.tanh(y).transpose(1, 2))
+
+
 REST = {"b": (OUT,), "o": (OUT, 5), "ob": (5,)}
 KERNELS: dict[str, dict[str, tuple[int, ...]]] = {
     "one leaf": {"k": (TAPS, IN, OUT)},
@@ -61,6 +69,21 @@ def test_a_sum_of_products_is_a_convolution(way: str, cut: bool) -> None:
         "side by side": '- einsum: "...(H N),(H N)D->...D"\n  from: k\n  bias: b\n',
     }[way]
     assert any(rule.startswith(expected) for rule in written), written
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (Causal(step=1), "the target has dilation (1,), and the JAX model (2,)"),
+        (Ahead(), "the target pads (3, 1) with zeros, and the JAX model (4, 0) with zeros"),
+    ],
+)
+@pytest.mark.parametrize("way", ["one leaf", pytest.param("a leaf for each", marks=SLOW)])
+def test_another_dilation_or_padding_than_that_of_the_sum_is_named(way: str, module: Causal, expected: str) -> None:
+    found = derive(lambda w, x: by_taps(way, w, x), module, {**KERNELS[way], **REST}, floats(3, 9, IN))
+    assert not found.complete and grades(found) <= UNPROVEN
+    (difference,) = found.differences
+    assert difference.brief.startswith(f"in c: {expected}")
 
 
 @SLOW

@@ -168,18 +168,18 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
     for operation in program.operations:
         if operation.name not in SUMS or not operation.results[0].data or operation.results[0] in inner:
             continue
-        values = list(_summands(operation.results[0], made_by, uses))
+        values = list(summands(operation.results[0], made_by, uses))
         kernels = [made for made in map(made_by.__getitem__, values) if _summed_axes(made, 1) and _is_kernel(made)]
         if 1 < len(kernels) <= MAX_VALUES and len(set(map(_form, kernels))) == 1:
             yield _convolution_of_all(kernels, places[kernels[0]])
-        behind = [_product_of(value, made_by) for value in values]
+        behind = [product_of(value, made_by) for value in values]
         products = [one for one in behind if one is not None]
         shapes = {(data.array.shape[:-1], weight.array.shape[1:]) for _, data, weight in products}
         if 1 < len(products) <= MAX_SUM and len(shapes) == 1:
             yield _product_of_all(products, places[products[0][0]])
 
 
-def _summands(
+def summands(
     value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True
 ) -> Iterator[Value]:
     """Yield the terms of a sum."""
@@ -188,12 +188,12 @@ def _summands(
         return
     if made.name in SUMS:
         for operand in made.operands:
-            yield from _summands(operand, made_by, uses, False)
+            yield from summands(operand, made_by, uses, False)
     else:
         yield value
 
 
-def _product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
+def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
     """Return the operation, data and weight of a product; of some columns of a product, such as one gate's, those of the weight."""
     made = made_by[value]
     whole = _last_axes(made)
