@@ -27,6 +27,7 @@ from convert.inference.forms.lookups import table_by_table
 from convert.inference.forms.masks import visible_sums_first
 from convert.inference.forms.offsets import field_by_field
 from convert.inference.forms.one_hot import one_hot_as_lookups
+from convert.inference.forms.stacks import parts_of_stacks, stacks_apart
 from convert.inference.forms.sums import constants_last
 from convert.inference.forms.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
@@ -139,6 +140,7 @@ class Forms:
         features: one feature that is multiplied by a vector is a product.
         spread: products of sums are taken apart.
         columns: products of data that has columns of constants are taken apart.
+        stacks: parameters in a stack, each for the same data, are taken apart.
         taps: sums of shifted data times the taps of a kernel are convolutions, too.
     """
 
@@ -146,6 +148,7 @@ class Forms:
     features: bool = False
     spread: bool = False
     columns: bool = False
+    stacks: bool = False
     taps: bool = False
 
 
@@ -155,6 +158,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
     "features": features_times_vectors,
     "spread": products_of_sums,
     "columns": products_of_constant_columns,
+    "stacks": parts_of_stacks,
     "taps": convolutions,
 }
 
@@ -163,6 +167,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
     program = experts_apart(program)
     program = columns_apart(program, keep=keep) if forms.columns else program
+    program = stacks_apart(program, keep=keep) if forms.stacks else program
     program = taps_as_convolutions(program) if forms.taps and keep else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now

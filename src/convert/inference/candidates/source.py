@@ -14,7 +14,7 @@ from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.forms.taken_columns import TakenParts
-from convert.inference.forms.three_factors import of_all_pairs
+from convert.inference.forms.three_factors import numbers_in_front, of_all_pairs
 from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
@@ -60,7 +60,7 @@ class Source:
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
-        for term in (*terms(program), *distributed(program)):
+        for term in (*terms(program), *distributed(program), *numbers_in_front(program)):
             role = role_of(term.operation)
             self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
             self.table.add(term.result, term.index)

@@ -92,3 +92,35 @@ def test_a_similarity_in_any_form(function: Callable[..., Any], shapes: Any, for
 def test_another_third_term_is_a_difference(function: Callable[..., Any], shapes: Any, form: str) -> None:
     found = _derive(function, Similarity(form, power=2), shapes)
     assert not found.complete and found.proof is None and grades(found) <= UNPROVEN
+
+
+MAPS = {**dict.fromkeys("qkvo", (D, D)), "n": ()}
+
+
+def _two_maps(w: Any, h: Any, u: Any) -> Any:
+    one, two = (jax.nn.softmax(jnp.einsum("btd,bjd->btj", h @ w[name], u), -1) for name in "qk")
+    return (one @ (u @ w["v"]) - w["n"] * (two @ (u @ w["v"]))) @ w["o"]
+
+
+class TwoMaps(nn.Module):
+    """Differential attention; `of_first`: the number multiplies the first map."""
+
+    def __init__(self, of_first: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
+        self.n, self.of_first = nn.Parameter(torch.zeros(())), of_first
+
+    def forward(self, h: Any, u: Any) -> Any:
+        one, two = ((layer(h) @ u.mT).softmax(-1) for layer in (self.q, self.k))
+        return self.o((self.n * one - two if self.of_first else one - self.n * two) @ self.v(u))
+
+
+@pytest.mark.parametrize("of_first", [False, True])
+def test_a_number_times_a_product_or_one_of_its_values(of_first: bool) -> None:
+    module = TwoMaps(of_first)
+    found = _derive(_two_maps, module, MAPS)
+    assert found.complete is not of_first
+    if found.complete:
+        assert grades(found) == {Grade.DERIVED} and rules(found, module)
+    else:
+        assert grades(found) <= UNPROVEN
