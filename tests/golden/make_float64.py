@@ -189,7 +189,10 @@ def maxtext() -> Iterator[Case]:
                     pixels = io["patches"].reshape(made.pixels(config))
                     soft, deep = model.vision_encoder(pixels, deterministic=True)
                     found = {"soft_tokens": soft, **{f"deep_{k}": x for k, x in enumerate(deep)}}
-                    found["logits"] = logits(io["tokens"], where=io["positions"], encoder_images=pixels)
+                    heard = {"encoder_audios": io["sounds"]} if "sounds" in io else {}
+                    if heard:
+                        found["sound_tokens"] = model.audio_encoder(io["sounds"], deterministic=True)
+                    found["logits"] = logits(io["tokens"], where=io["positions"], encoder_images=pixels, **heard)
                     return found | {"text_logits": logits(io["text_tokens"])}
                 if "images" not in io:
                     return {"logits": logits(io["tokens"])}

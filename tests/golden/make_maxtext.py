@@ -39,7 +39,7 @@ from absl import flags
 from flax import nnx
 from maxtext.checkpoint_conversion import to_huggingface
 from maxtext.checkpoint_conversion.utils import hf_model_configs
-from maxtext.checkpoint_conversion.utils.hf_shape import QWEN3_VL_HF_WEIGHTS_TO_SHAPE
+from maxtext.checkpoint_conversion.utils.hf_shape import QWEN3_VL_HF_WEIGHTS_TO_SHAPE, QWEN_HF_WEIGHTS_TO_SHAPE
 from maxtext.common import checkpointing, train_state_nnx
 from maxtext.configs import pyconfig
 from maxtext.multimodal.processor_gemma3 import GEMMA_NUM_PLACEHOLDER_TOKENS_PER_IMAGE, GEMMA_TOKEN_PLACEHOLDER
@@ -49,7 +49,7 @@ from maxtext.utils import maxtext_utils, model_creation_utils
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent / "maxtext"
-QWEN_WITH_TOWER = ("qwen3-vl", "qwen3.5")
+QWEN_WITH_TOWER = ("qwen3-vl", "qwen3.5", "qwen3-omni")
 NOISE, TOKENS, DIGITS = 0.1, 11, 16
 VOCABULARY, TEXT_TOKENS = (
     40,
@@ -173,6 +173,26 @@ QWEN_IMAGES = {
 QWEN_EXPERTS = {
     "intermediate_size_for_vit": 44
 }  # not four patches, as published: `peer` says what `to_huggingface` makes of it
+QWEN_SOUND = {  # chunks of 100 frames, of which three convolutions make 13 tokens: both codes have that number as a constant
+    "d_model_for_audio": 12,
+    "encoder_layers_for_audio": 2,
+    "encoder_attention_heads_for_audio": 3,
+    "encoder_ffn_dim_for_audio": 20,
+    "num_mel_bins_for_audio": 10,
+    "downsample_hidden_size_for_audio": 4,
+    "output_dim_for_audio": 16,
+    "hidden_size_for_vit": 8,
+    "intermediate_size_for_vit": 20,
+    "num_hidden_layers_for_vit": 2,
+    "num_attention_heads_for_vit": 2,
+    "deepstack_visual_indexes_for_vit": [0, 1],
+    "head_dim": 8,
+    "mrope_section": [2, 1, 1],
+    "base_mlp_dim": 8,
+    "base_moe_mlp_dim": 8,
+    "max_target_length": 64,
+}
+FRAMES, TOKENS_OF_SOUND = 200, 26
 QWEN_3_5 = {
     "head_dim": 12,
     "partial_rotary_factor": 0.5,
@@ -224,6 +244,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3-next-unscanned": ("qwen3-next-80b-a3b", "params", SMALL | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
     "qwen3-vl": ("qwen3-vl-2b", "params", SMALL | QWEN_IMAGES | layers(3) | UNSCANNED),
     "qwen3-vl-moe": ("qwen3-vl-30b-a3b", "params", SMALL | QWEN_IMAGES | QWEN_EXPERTS | ALL_EXPERTS | layers(3) | UNSCANNED),
+    "qwen3-omni": ("qwen3-omni-30b-a3b", "params", SMALL | QWEN_IMAGES | ALL_EXPERTS | QWEN_SOUND | layers(2)),
     "qwen3.5": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(8)),
     "qwen3.5-unscanned": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(5) | UNSCANNED),
     "qwen3.5-vision": ("qwen3.5-35b-a3b", "params", SMALL | QWEN_IMAGES | QWEN_EXPERTS | QWEN_3_5 | ALL_EXPERTS | DELTA | layers(4) | UNSCANNED),
@@ -318,15 +339,30 @@ def pixels(config: Any) -> tuple[int, ...]:
 
 
 def seeing_qwen(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return what Qwen's models compute: two sequences with an image each, whose patches come as Qwen's processor orders them."""
+    """Return what Qwen's models compute: two sequences with an image each, whose patches come as Qwen's processor orders them.
+
+    Behind the image, a sequence of Omni has a sound: numbers of few bits, which a file keeps small.
+    """
     known = QwenTokens(config)
     of_image = int(np.prod(GRID)) // config.spatial_merge_size_for_vit**2
     text = rng.integers(1, TEXT_TOKENS, (2, TOKENS)).astype(np.int32)
     image = np.array([known.vision_start, *[known.image_pad] * of_image, known.vision_end], np.int32)
-    tokens = np.stack([np.r_[row[:cut], image, row[cut:]] for row, cut in zip(text, (4, 2), strict=True)])
+    sound = np.array([known.audio_start, *[known.audio_pad] * TOKENS_OF_SOUND, known.audio_end], np.int32)
+    between = [image, sound] if config.use_audio else [image]
+    tokens = np.stack([np.r_[row[:cut], *between, row[cut:]] for row, cut in zip(text, (4, 2), strict=True)])
     shown = rng.standard_normal(pixels(config), np.float32)
     grid = np.array([GRID] * 2)
-    positions, _ = get_rope_index(tokens, grid, spatial_merge_size=config.spatial_merge_size_for_vit, config=config)
+    heard = {}
+    if config.use_audio:
+        mel = (2, config.num_mel_bins_for_audio, FRAMES)
+        heard = {"encoder_audios": rng.integers(-64, 64, mel).astype(np.float32) / np.float32(32)}
+    positions, _ = get_rope_index(
+        tokens,
+        grid,
+        spatial_merge_size=config.spatial_merge_size_for_vit,
+        config=config,
+        audio_lengths=np.array([FRAMES] * 2),
+    )
 
     def logits(tokens: np.ndarray, positions: np.ndarray, **images: np.ndarray) -> np.ndarray:
         where = positions.astype(np.int32)
@@ -334,17 +370,21 @@ def seeing_qwen(model: nnx.Module, config: Any, rng: np.random.Generator) -> dic
         return np.asarray(model(tokens, where, decoder_segment_ids=ones, enable_dropout=False, **images))
 
     soft, deep = model.vision_encoder(shown, deterministic=True)
-    return {
+    said = {
         "tokens": tokens,
         "positions": positions.astype(np.int32),
         "patches": shown.reshape(2, int(np.prod(GRID)), -1),
         "grid": grid,
         "soft_tokens": np.asarray(soft),
         **{f"deep_{k}": np.asarray(x) for k, x in enumerate(deep)},
-        "logits": logits(tokens, positions, encoder_images=shown),
+        "logits": logits(tokens, positions, encoder_images=shown, **heard),
         "text_tokens": text,
         "text_logits": logits(text, np.broadcast_to(np.arange(TOKENS)[None, :, None], (*text.shape, 3))),
     }
+    if config.use_audio:
+        sounds = heard["encoder_audios"]
+        said |= {"sounds": sounds, "sound_tokens": np.asarray(model.audio_encoder(sounds, deterministic=True))}
+    return said
 
 
 def size_tower(known: Any, config: Any) -> None:
@@ -381,9 +421,11 @@ def sized_gemma4(config: Any) -> Any:
 def qwen_shapes(config: Any, known: dict[str, Any]) -> dict[str, list[int]]:
     """Return the shapes of the case that MaxText's table has not: patches are 16 x 16 there, mergers have the width of the MLP.
 
-    Qwen 3-VL's experts have one tensor each there, and one together in the table of names; Qwen 3.5 has no tower there. `to_huggingface` ends
-    with an error where it finds no shape.
+    Qwen 3-VL's experts have one tensor each there, and one together in the table of names; Qwen 3.5 has no tower there, and Qwen 3-Omni is not
+    there. `to_huggingface` ends with an error where it finds no shape.
     """
+    if config.use_audio:
+        return omni_shapes(config, known["thinker_config"])
     tower = {name: x for name, x in QWEN3_VL_HF_WEIGHTS_TO_SHAPE(known).items() if ".visual." in name}
     side, width, out = config.patch_size_for_vit, config.hidden_size_for_vit, config.out_hidden_size_for_vit
     merged = width * config.spatial_merge_size_for_vit**2
@@ -406,11 +448,60 @@ def qwen_shapes(config: Any, known: dict[str, Any]) -> dict[str, list[int]]:
     return shapes
 
 
+def omni_shapes(config: Any, thinker: dict[str, Any]) -> dict[str, list[int]]:
+    """Return those of Qwen 3-Omni, of which MaxText has names and no shapes: they are those of transformers."""
+    parts = thinker | {"text_config": thinker["text_config"] | {"head_dim": config.head_dim}}
+    shapes = {f"thinker.{name}": x for name, x in QWEN_HF_WEIGHTS_TO_SHAPE(parts["text_config"]).items()}
+    tower = {
+        name: x for name, x in QWEN3_VL_HF_WEIGHTS_TO_SHAPE(parts).items() if "visual." in name and "merger" not in name
+    }
+    shapes |= {name.replace("model.", "thinker."): x for name, x in tower.items()}
+    side, width = config.patch_size_for_vit, config.hidden_size_for_vit
+    shapes["thinker.visual.patch_embed.proj.weight"] = [width, 3, config.temporal_patch_size_for_vit, side, side]
+    merged = width * config.spatial_merge_size_for_vit**2
+    several = [f"thinker.visual.merger_list.{m}" for m in range(len(config.deepstack_visual_indexes_for_vit))]
+    for name in (*several, "thinker.visual.merger"):
+        shapes |= {f"{name}.ln_q.{of}": [merged if name in several else width] for of in ("weight", "bias")}
+        shapes |= linear(f"{name}.mlp.0", merged, merged) | linear(
+            f"{name}.mlp.2", merged, config.out_hidden_size_for_vit
+        )
+    width, channels, bands = (
+        config.d_model_for_audio,
+        config.downsample_hidden_size_for_audio,
+        config.num_mel_bins_for_audio,
+    )
+    for name, taken in (("conv2d1", 1), ("conv2d2", channels), ("conv2d3", channels)):
+        shapes |= {
+            f"thinker.audio_tower.{name}.weight": [channels, taken, 3, 3],
+            f"thinker.audio_tower.{name}.bias": [channels],
+        }
+    shapes["thinker.audio_tower.conv_out.weight"] = [width, channels * -(-bands // 8)]
+    for k in range(config.encoder_layers_for_audio):
+        name = f"thinker.audio_tower.layers.{k}"
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            shapes |= {f"{name}.{norm}.{of}": [width] for of in ("weight", "bias")}
+        for part in ("q", "k", "v", "out"):
+            shapes |= linear(f"{name}.self_attn.{part}_proj", width, width)
+        shapes |= linear(f"{name}.fc1", width, config.encoder_ffn_dim_for_audio)
+        shapes |= linear(f"{name}.fc2", config.encoder_ffn_dim_for_audio, width)
+    shapes |= {f"thinker.audio_tower.ln_post.{of}": [width] for of in ("weight", "bias")}
+    shapes |= linear("thinker.audio_tower.proj1", width, width)
+    return shapes | linear("thinker.audio_tower.proj2", width, config.output_dim_for_audio)
+
+
+def linear(name: str, taken: int, given: int) -> dict[str, list[int]]:
+    """Return the shapes of a linear layer."""
+    return {f"{name}.weight": [given, taken], f"{name}.bias": [given]}
+
+
 def sized_qwen(config: Any) -> Any:
-    """Return Qwen 3-VL or 3.5 of MaxText's table with the sizes of the case: the flag sets no tower, and nothing where the parts are dictionaries."""
+    """Return Qwen 3-VL, 3.5 or Omni of MaxText's table with the sizes of the case: the flag sets no tower, and nothing where the parts are dictionaries."""
     known = hf_model_configs.HF_MODEL_CONFIGS[config.model_name]
     said = deepcopy(known.to_dict()) | {"model_type": known.model_type or config.vision_encoder_block.value}
-    text, tower = said["text_config"], said["vision_config"]
+    if config.use_audio:  # of the whole Omni, MaxText has the thinker
+        said = {"model_type": said["model_type"], "thinker_config": said["thinker_config"]}
+    parts = said.get("thinker_config", said)
+    text, tower = parts["text_config"], parts["vision_config"]
     sizes = {
         "hidden_size": config.emb_dim,
         "intermediate_size": config.mlp_dim,
@@ -438,6 +529,9 @@ def sized_qwen(config: Any) -> Any:
         "num_heads": config.num_attention_heads_for_vit,
         "deepstack_visual_indexes": config.deepstack_visual_indexes_for_vit,
     }
+    if config.use_audio:
+        sound = parts["audio_config"]
+        sound |= {key: getattr(config, f"{key}_for_audio") for key in sound if hasattr(config, f"{key}_for_audio")}
     return hf_model_configs.PTConfig(**said)
 
 
@@ -478,7 +572,7 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
             to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_gemma4(config)
         elif config.model_name.startswith(QWEN_WITH_TOWER):
             hf = to_huggingface.HF_MODEL_CONFIGS[config.model_name] = sized_qwen(config)
-            shapes = to_huggingface.HF_SHAPE[config.model_name]
+            shapes = to_huggingface.HF_SHAPE.get(config.model_name, lambda _: {})
             to_huggingface.HF_SHAPE[config.model_name] = lambda known: shapes(known) | qwen_shapes(config, known)
         elif config.use_multimodal:
             size_tower(hf, config)

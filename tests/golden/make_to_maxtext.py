@@ -86,12 +86,12 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
         known.full_attention_interval = config.inhomogeneous_layer_cycle_interval
     to_maxtext.HF_MODEL_CONFIGS[name] = known
     said = known.to_dict()
-    if qwen_vl:  # its entry is of the base class, without a type
+    if qwen_vl and "text_config" in said:  # its entry is of the base class, without a type
         said |= {"model_type": said["text_config"]["model_type"].removesuffix("_text")}
     mapped = to_maxtext.PARAM_MAPPING[name](said, config, config.scan_layers)
     leaves, _ = to_maxtext.get_maxtext_model_info(to_maxtext.pyconfig.initialize(argv))
     used = to_maxtext.validate_and_filter_param_map_keys(mapped.keys(), leaves.keys())
-    shapes = HF_SHAPE[name](said) | (qwen_shapes(config, said) if qwen_vl else {})
+    shapes = HF_SHAPE.get(name, lambda _: {})(said) | (qwen_shapes(config, said) if qwen_vl else {})
     tensors = {one: list(shapes[one]) for one in sorted({x for leaf in used for x in names(mapped[leaf])})}
     save_file(
         {one: drawn(one, shape) for one, shape in tensors.items()}, folder / "model.safetensors", {"format": "pt"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import convert
@@ -19,6 +20,8 @@ from convert.verify.recording.record import write_recording
 from convert.verify.run import check
 from convert.verify.sides.evidence import Evidence
 from support import maxtext
+from support.gemma_models import load
+from support.goldens import relative_error
 from support.memory_source import MemorySource
 from support.value_mistakes import assert_mistakes_are_named, replace_tensors, tensor_of, turned
 
@@ -35,6 +38,7 @@ WITHOUT_PEER = {
     "olmo3": "Mappings not found for model: olmo3-7b",
     "qwen3-next": "TypeError: argument of type 'NoneType' is not iterable",  # its function of shapes returns nothing
     "qwen3.5-vision": "NotImplementedError: Use fusion hook for MaxText->HF",  # the towers' queries, keys and values
+    "qwen3-omni": "NotImplementedError: Use fusion hook for MaxText->HF",  # the same; it has no shapes of it, either
 }
 
 
@@ -43,7 +47,7 @@ def test_transformers_computes_what_maxtext_recorded(case: str, tmp_path: Path) 
     assert maxtext.error(case, maxtext.converted(case, tmp_path / "out")) < maxtext.bound(case)
 
 
-@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5-vision", "qwen3-vl-moe", "deepseek3.2"])
+@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5-vision", "qwen3-vl-moe", "qwen3-omni", "deepseek3.2"])
 def test_qwen_and_deepseek_compute_the_same_in_float64(case: str, tmp_path: Path) -> None:
     """In float32 the delta rule of MaxText drifts by 1e-5. With an image it multiplies what is rounded (numbers of RoPE, 1e-8) by a hundred."""
     exact = maxtext.exact_error(case, maxtext.converted(case, tmp_path / "out"))
@@ -167,7 +171,7 @@ def test_facts_are_read_from_a_class_that_joins_its_experts(tmp_path: Path) -> N
     assert level.verdict.value == "failed" and "epsilon" in " ".join(map(str, level.findings))
 
 
-@pytest.mark.parametrize("case", ["qwen3-vl", "qwen3-vl-moe", "qwen3.5-vision"])
+@pytest.mark.parametrize("case", maxtext.QWEN_TOWERS)
 def test_the_bases_of_rope_of_text_and_tower_are_compared_apart(case: str, tmp_path: Path) -> None:
     """In config.json, and in the module of each: both have a `rope_theta`."""
     out = maxtext.converted(case, tmp_path / "out")
@@ -187,6 +191,29 @@ def test_the_bases_of_rope_of_text_and_tower_are_compared_apart(case: str, tmp_p
         assert facts == {(name, f"{part}_config.rope_parameters.rope_theta"), (name, f"model.{module}")}
 
 
+def test_transformers_counts_the_positions_of_images_and_sounds_as_maxtext_does(tmp_path: Path) -> None:
+    """With the tokens of published models: those of the golden are others, as its vocabulary has 40."""
+    io = np.load(maxtext.ROOT / "qwen3-omni" / "io.npz")
+    settings = {key: x for key, x in maxtext.settings("qwen3-omni").items() if not key.endswith("_token")}
+    convert.convert("maxtext", maxtext.checkpoint("qwen3-omni"), tmp_path / "out", settings=settings)
+    model = maxtext.loaded("qwen3-omni", tmp_path / "out")
+    tokens = torch.tensor(io["tokens"]).long()
+    frames = torch.full((2,), io["sounds"].shape[-1])
+    found, _ = model.get_rope_index(tokens, torch.tensor(io["grid"]), None, torch.ones_like(tokens), False, frames)
+    np.testing.assert_array_equal(found.numpy().transpose(1, 2, 0), io["positions"])
+
+
+def test_the_text_of_omni_alone_is_qwen_3_with_experts(tmp_path: Path) -> None:
+    stored = convert.open_source(maxtext.checkpoint("qwen3-omni"))
+    tree = {name: stored.read(name) for name in stored.leaves if "/decoder/" in name or "embedder" in name}
+    settings = {"context_length": 64, "experts_per_token": 2, "rope_theta": 1e6}
+    convert.convert("maxtext-qwen3-moe", MemorySource(tree), tmp_path / "out", settings=settings)
+    io = np.load(maxtext.ROOT / "qwen3-omni" / "io.npz")
+    with torch.no_grad():
+        found = load(tmp_path / "out")(torch.tensor(io["text_tokens"]).long()).logits.numpy()
+    assert relative_error(found, io["text_logits"]) < maxtext.BOUND
+
+
 # ---- planted faults: the standard set in the tensors, and slips in the rules
 
 SLIPS = (  # a key of the rules, the slip, what the check calls it
@@ -194,7 +221,8 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
     ("rope: {H: half-split}", "rope: {H: interleaved}", "RoPE pairs de-interleaved needlessly"),
     ("{wi_0,wi_1}", "{wi_1,wi_0}", "of another tensor"),
     ("scale\n  multiplies_by: scale", "scale\n  multiplies_by: 1+scale", "norm"),
-    ("NHWC,HWIO->NHWC", "NHWC,WHIO->NHWC", "spatial axes exchanged"),
+    ("NHWC,HWIO->NHWC  #", "NHWC,WHIO->NHWC  #", "spatial axes exchanged"),
+    ("NHWC,HWIO->NHWC\n  axes: hwcd", "NHWC,HWOI->NHWC\n  axes: hwdc", "input and output channels exchanged"),
     ("mm_soft_emb_norm, multiplies_by: 1+weight", "mm_soft_emb_norm", "1+scale on a plain norm"),
     (".layer_norm{1,2}", ".layer_norm{2,1}", "of another tensor"),
     ("MultiHeadDotProductAttention_0/{query,key,value}/kernel", "MultiHeadDotProductAttention_0/{key,query,value}/kernel", "of another tensor"),
@@ -227,6 +255,11 @@ SLIPS = (  # a key of the rules, the slip, what the check calls it
     ("BTNW,NWD->BTD", "BTWN,NWD->BTD", "axes of a head swapped"),
     ("BTR,RNJ->BTNJ", "BTR,RNJ->BTJN", "axes of a head swapped"),
     ("{pre,post}_self_attention_layer_norm/scale", "{post,pre}_self_attention_layer_norm/scale", "of another tensor"),
+    ("{conv2d2,conv2d3}/kernel", "{conv2d3,conv2d2}/kernel", "of another tensor"),
+    ("{input,post_attention}_layer_norm/scale", "{post_attention,input}_layer_norm/scale", "of another tensor"),
+    ("self_attention_audio/{query,key,value}/kernel", "self_attention_audio/{key,query,value}/kernel", "of another tensor"),
+    ("...OP,OPQ->...Q", "...PO,OPQ->...Q", "axes of a head swapped"),
+    ("...Q,Qq->...q", "...Q,qQ->...q", "transposed"),
     ('weight: mm_input_projection_weight, einsum: "...W,WD->...D"', "weight: mm_input_projection_weight", "transposed"),
 )  # fmt: skip
 
@@ -260,7 +293,7 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
         planted += 1
     assert planted >= (
         10
-        if family == "gemma3-vision"
+        if family in ("gemma3-vision", "qwen3-omni")
         else 5
         if family.startswith("gemma4")
         else 6
@@ -291,7 +324,7 @@ def test_all_levels_pass_with_a_recording_of_maxtext(case: str, tmp_path: Path) 
     assert verdicts() == ["passed"] * 4
     tensors = load_file(out / "model.safetensors")
     name, _ = tensor_of(
-        {name: x for name, x in tensors.items() if "model.visual" not in name}
+        {name: x for name, x in tensors.items() if not name.startswith(("model.visual", "model.audio_tower"))}
     )  # text does not reach it
     replace_tensors(out, {name: turned(tensors[name]) * 3})
     assert verdicts("model") == ["failed"]

@@ -18,12 +18,15 @@ pytestmark = pytest.mark.slow
 NEXT = {"s": 12, "p": 3, "V": 151936, "D": 2048, "N": 16, "K": 2, "H": 256, "Q": 512, "A": 4096, "F": 512, "S": 512, "E": 512, "P": 12288, "B": 64, "C": 8192, "T": 4, "U": 32, "W": 128, "Z": 4096}  # fmt: skip
 NEWER = NEXT | {"V": 248320, "E": 256, "J": 16, "R": 2, "Y": 128}
 TOWER = {"V": 151936, "K": 8, "H": 128, "W": 1024, "A": 16, "B": 64, "M": 4096, "L": 4096, "J": 4096, "Z": 2304, "T": 2, "S": 16, "X": 16, "C": 3}  # fmt: skip
+SOUND = {"Q": 1280, "q": 1280, "O": 20, "P": 64, "R": 5120, "U": 1, "c": 480, "d": 480, "h": 3, "w": 3, "Y": 7680}
 COMPOSITE = {"in_proj_qkvz": "P", "in_proj_ba": "B"}
 COUNTS = {
     "3-vl-2b": (28, 24, 3),
     "3-vl-4b": (36, 24, 3),
     "3-vl-30b-a3b": (48, 27, 3),
-}  # layers of the decoder, of the tower, and those that give features
+    "3-omni-30b-a3b": (48, 27, 3, 32),
+}  # layers of the decoder, of the vision tower, those that give features, and of the tower for sound
+STACKS = ("/decoder/layers", "/blocks", "/merger", "/Qwen3OmniAudioEncoder_0/layers")
 SIZES: dict[
     str, tuple[str, dict[str, int]]
 ] = {  # maxtext 0.2.5 configs/models: the golden that has the names, its letters
@@ -31,6 +34,7 @@ SIZES: dict[
     "3-vl-2b": ("qwen3-vl", TOWER | {"D": 2048, "N": 16, "F": 6144}),
     "3-vl-4b": ("qwen3-vl", TOWER | {"D": 2560, "N": 32, "F": 9728}),
     "3-vl-30b-a3b": ("qwen3-vl-moe", TOWER | {"D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
+    "3-omni-30b-a3b": ("qwen3-omni", TOWER | SOUND | {"V": 152064, "D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
     "3.5-35b-a3b": ("qwen3.5", NEWER | {"s": 10}),
     "3.5-397b-a17b": ("qwen3.5", NEWER | {"s": 15, "D": 4096, "N": 32, "A": 8192, "F": 1024, "S": 1024, "E": 512, "P": 20480, "B": 128, "C": 12288, "U": 64, "Z": 8192, "R": 4}),
     "3.2-671b": ("deepseek3.2", {"d": 3, "m": 58, "V": 129280, "D": 7168, "N": 128, "Q": 192, "L": 1536, "R": 512, "C": 576, "J": 256, "W": 128, "F": 18432, "M": 2048, "S": 2048, "E": 256, "X": 64, "Y": 128}),
@@ -47,9 +51,9 @@ def published(name: str) -> SpecsOnly:
         leaf: [*axes[leaf][:2], x] for leaf, x in composite.items()
     }  # the parts of that axis, one by one, in the plan
     specs = {leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()}
-    for key, count in zip(("layers", "blocks", "merger"), COUNTS.get(name, ()), strict=False):  # one by one
-        first = {leaf: spec for leaf, spec in specs.items() if f"/{key}_0/" in leaf}
-        specs |= {leaf.replace(f"/{key}_0/", f"/{key}_{k}/"): x for leaf, x in first.items() for k in range(count)}
+    for key, count in zip(STACKS, COUNTS.get(name, ()), strict=False):  # one by one
+        first = {leaf: spec for leaf, spec in specs.items() if f"{key}_0/" in leaf}
+        specs |= {leaf.replace(f"{key}_0/", f"{key}_{k}/"): x for leaf, x in first.items() for k in range(count)}
     return SpecsOnly(specs)
 
 

@@ -65,6 +65,13 @@ def given(case: str, folder: Path) -> Path:
     if case.startswith(("gemma3", "gemma4", "qwen3.5")) and "vision" not in case:
         config = config["text_config"]
         drawn = {name.replace("model.language_model.", "model."): x for name, x in drawn.items()}
+    if case == "qwen3-omni":  # the thinker of the whole Omni, by the names of its own class
+        config = config["thinker_config"]
+        parts = {"thinker.model.": "model.language_model.", "thinker.lm_head": "lm_head", "thinker.": "model."}
+        drawn = {
+            next(new + name.removeprefix(old) for old, new in parts.items() if name.startswith(old)): x
+            for name, x in drawn.items()
+        }
     folder.mkdir()
     save_file(drawn, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,13 +24,15 @@ ROOT = GOLDEN / "maxtext"
 CASES = tuple(sorted(path.name for path in ROOT.iterdir()))
 BOUND = 2e-6
 PLACEHOLDER, GEMMA4_PLACEHOLDER = 262144, 258880  # the token at each position of an image
-QWEN_IMAGE, QWEN_END = (
+QWEN_SOUND, QWEN_IMAGE, QWEN_END = (
+    37,
     38,
     39,
 )  # in the vocabulary of 40: its own tokens lie beyond it, and MaxText looks up the last row for those
 PATCH = 2  # of Gemma 4's images
-QWEN_TOWERS = ("qwen3-vl", "qwen3-vl-moe", "qwen3.5-vision")
+QWEN_TOWERS = ("qwen3-vl", "qwen3-vl-moe", "qwen3.5-vision", "qwen3-omni")
 SHOWN = dict.fromkeys(QWEN_TOWERS, "MaxText, with its GELU in the mergers")
+SHOWN["qwen3-omni"] += " and convolutions"
 # The tree of Llama 3, 3.1 and Mistral is the same, and that of Qwen 3-Next and 3.5, unscanned: the user chooses. Of the others, the tree decides.
 NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
 NAMED |= {f"{name}-unscanned": f"maxtext-{name}" for name in ("qwen3-next", "qwen3.5")}
@@ -51,6 +55,7 @@ def layout(case: str) -> str:
         "qwen3-vl",
         "qwen3-vl-moe",
         "qwen3.5-vision",
+        "qwen3-omni",
     )
     return "UNSCANNED" if case.endswith(unscanned) else "SCANNED"
 
@@ -93,6 +98,9 @@ def settings(case: str) -> dict[str, Any]:
         case "qwen3-vl" | "qwen3-vl-moe" as name:
             said |= {"mrope_section": [2, 2, 2], "deepstack_layers": [0, 2], "image_token": QWEN_IMAGE}
             return said | ({"experts_per_token": 2} if "moe" in name else {})
+        case "qwen3-omni":
+            said |= {"mrope_section": [2, 1, 1], "deepstack_layers": [0, 1], "bands": 10}
+            return said | {"experts_per_token": 2, "image_token": QWEN_IMAGE, "audio_token": QWEN_SOUND}
         case "qwen3-next":
             return said | {"experts_per_token": 2, "key_heads": 2, "key_head_width": 6}
         case "qwen3.5" | "qwen3.5-vision" as name:
@@ -131,13 +139,26 @@ def bound(case: str) -> float:
 
 
 def loaded(case: str, out: Path) -> Any:
-    """Return the loaded class, with MaxText's GELU in the mergers of Qwen's towers: the approximation by tanh, where transformers has the exact one."""
+    """Return the loaded class, with MaxText's GELU in Qwen's towers: the approximation by tanh, where transformers has the exact one."""
     if family(case) not in QWEN_TOWERS:
         return load(out)
     model = load(out, "AutoModelForImageTextToText")
     visual = model.get_submodule("model.visual")
     for merger in (visual.merger, *getattr(visual, "deepstack_merger_list", torch.nn.ModuleList()).children()):
-        merger.act_fn = torch.nn.GELU(approximate="tanh")
+        gelu = torch.nn.GELU(approximate="tanh")
+        if hasattr(merger, "mlp"):
+            merger.mlp[1] = gelu
+        else:
+            merger.act_fn = gelu
+    if hasattr(model.model, "audio_tower"):
+        tower, exact = model.model.audio_tower, torch.nn.functional.gelu
+        computed = tower.forward
+
+        def with_its_gelu(*args: Any, **kwargs: Any) -> Any:
+            with patch.object(torch.nn.functional, "gelu", partial(exact, approximate="tanh")):
+                return computed(*args, **kwargs)
+
+        tower.forward = with_its_gelu
     return model
 
 
@@ -178,6 +199,9 @@ def outputs(case: str, model: Any) -> dict[str, np.ndarray]:
             seen = model.model.get_image_features(given["pixel_values"].to(model.dtype), given["image_grid_thw"])
             text = model(torch.tensor(io["text_tokens"], dtype=torch.long)).logits.numpy()
             found = {"logits": model(**given).logits.numpy(), "text_logits": text}
+            if "sounds" in io:
+                heard = model.model.get_audio_features(given["input_features"], given["feature_attention_mask"])
+                found |= {"sound_tokens": heard.last_hidden_state.reshape(io["sound_tokens"].shape).numpy()}
             deep = getattr(seen, "deepstack_features", None) or ()
             found |= {f"deep_{k}": torch.stack(x).numpy() for k, x in enumerate(deep)}
             return found | {"soft_tokens": torch.stack(seen.pooler_output).numpy()}
@@ -204,9 +228,18 @@ def inputs(case: str) -> dict[str, np.ndarray]:
     tokens = io["tokens"].astype(np.int64)
     if "patches" in io:
         image = (tokens == 151655) | (tokens == 248056)
+        known = np.where(image, QWEN_IMAGE, np.where(tokens < QWEN_SOUND, tokens, QWEN_END))
+        of_omni = {"mm_token_type_ids": image.astype(np.int64)}
+        if "sounds" in io:
+            known = np.where(tokens == 151675, QWEN_SOUND, known)
+            of_omni = {
+                "position_ids": io["positions"].transpose(2, 0, 1).astype(np.int64),
+                "input_features": io["sounds"],
+            }
+            of_omni |= {"feature_attention_mask": np.ones((len(tokens), io["sounds"].shape[-1]), np.int64)}
         return {
-            "input_ids": np.where(image, QWEN_IMAGE, np.where(tokens < QWEN_IMAGE, tokens, QWEN_END)),
-            "mm_token_type_ids": image.astype(np.int64),
+            "input_ids": known,
+            **of_omni,
             "pixel_values": io["patches"].reshape(-1, io["patches"].shape[-1]),
             "image_grid_thw": io["grid"],
         }

@@ -115,7 +115,9 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
 
     module = cls(config).eval()
     own = module.state_dict()
-    known = {**own, **revert_weight_conversion(module, dict(own))}  # fused tensors by the names of their parts
+    reverted = revert_weight_conversion(
+        module, dict(own)
+    )  # fused tensors by the names of their parts, as files have them
     changes = get_model_conversion_mapping(module)
     renamings = [change for change in changes if isinstance(change, WeightRenaming)]
     exchanged = [  # axes that it exchanges where the shape of a tensor is not that of the class
@@ -126,10 +128,14 @@ def _empty(cls: Any, config: Any, weights: Mapping[str, torch.Tensor]) -> torch.
         if isinstance(op, Transpose) and op.check_dims
     ]
 
+    def renamed(key: str) -> str:
+        name: str = rename_source_key(key, renamings, [], module.base_model_prefix, own)[0]
+        return name
+
+    known = {**own, **reverted, **{renamed(name): x for name, x in reverted.items() if name not in own}}
+
     def place(key: str) -> Any:
-        if key in known:
-            return known[key]
-        return own.get(rename_source_key(key, renamings, [], module.base_model_prefix, own)[0])
+        return known[key] if key in known else known.get(renamed(key))
 
     def fits(key: str, there: Any) -> bool:
         shapes = [there.shape, *(there.transpose(op.dim0, op.dim1).shape for name, op in exchanged if name in key)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,11 @@ def facts(module: torch.nn.Module, blocks: Iterable[Block] = ()) -> dict[str, Ma
     activation, or ``unknown`` if none agrees up to rounding. A block that does not run alone has no such fact.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, submodule in module.named_modules():
-        if values := _norm(submodule) or _convolution(submodule) or _timescales(submodule):
-            found[name] = values
     config = getattr(module, "config", None)
+    parts = _parts(config)
+    for name, submodule in module.named_modules():
+        if values := _norm(submodule) or _convolution(submodule) or _timescales(submodule, parts):
+            found[name] = values
     if values := {fact: getattr(config, key) for key, fact in CONFIGURED.items() if hasattr(config, key)}:
         found[""] = values
     measured: dict[Any, str | None] = {}  # equal blocks are measured once
@@ -137,10 +139,18 @@ def _convolution(module: torch.nn.Module) -> dict[str, Any]:
     return {fact: list(value) if isinstance(value, tuple) else value for fact, value in values.items()}
 
 
-def _timescales(module: torch.nn.Module) -> dict[str, Any]:
+def _parts(config: Any) -> dict[type, str]:
+    """Return the class of each config within a config -> its key without `_config`: ``text``, ``vision``."""
+    keys = [key for key in getattr(config, "__dict__", {}) if key.endswith("_config")]
+    within = [(type(getattr(config, key)), key.removesuffix("_config")) for key in keys]
+    counts = Counter(of for of, _ in within)
+    return {of: part for of, part in within if counts[of] == 1}
+
+
+def _timescales(module: torch.nn.Module, parts: Mapping[type, str]) -> dict[str, Any]:
     """Return the base of a rotary embedding or the two timescales of a sinusoidal one, if attributes have them.
 
-    Models in one class may have bases of their own: that of a module with a `vision_config` is `rope_theta_vision` as well.
+    Models in one class may have bases of their own: that of a module with the model's `vision_config` is `rope_theta_vision` as well.
     """
     low, high = (getattr(module, f"{word}_timescale", None) for word in ("min", "max"))
     if "rotary" not in type(module).__name__.lower():
@@ -148,12 +158,11 @@ def _timescales(module: torch.nn.Module) -> dict[str, Any]:
     if low is not None and high is not None:
         return {"rope_theta": float(high) / float(low)}
     config = getattr(module, "config", None)
-    rope, section = getattr(config, "rope_parameters", None), getattr(config, "base_config_key", "")
+    rope, part = getattr(config, "rope_parameters", None), parts.get(type(config))
     for value in (getattr(module, "rope_theta", None), getattr(module, "base", None), rope):
         theta = value.get("rope_theta") if isinstance(value, Mapping) else value
         if isinstance(theta, int | float):
-            of_part = {f"rope_theta_{section.removesuffix('_config')}": theta} if section else {}
-            return {"rope_theta": theta, **of_part}
+            return {"rope_theta": theta, **({f"rope_theta_{part}": theta} if part else {})}
     return {}
 
 

@@ -21,6 +21,7 @@ PROCESSORS = {
     "pi0": "PI0Processor",
     "pix2struct": "Pix2StructProcessor",
     "qwen3_5_moe": "Qwen3VLProcessor",
+    "qwen3_omni_moe_thinker": "Qwen3OmniMoeProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
     "qwen3_vl_moe": "Qwen3VLProcessor",
     "regnet": "ConvNextImageProcessor",

@@ -97,6 +97,12 @@ MODELS: dict[str, tuple[Published, ...]] = {
         Published({"deepstack_layers": [8, 16, 24], "experts_per_token": 8}, f"{_MAXTEXT}/qwen3-vl-30b-a3b.yml"),
         *_QWEN_3_VL,
     ),
+    "maxtext-qwen3-omni": (
+        Published({"epsilon": 1e-6, "rope_theta_text": 1e6, "rope_theta_vision": 1e4, "rope": "half-split", "mrope_section": [24, 20, 20], "deepstack_layers": [8, 16, 24], "experts_per_token": 8, "bands": 128, "context_length": 65536, "positions_per_second": 13}, f"{_MAXTEXT}/qwen3-omni-30b-a3b.yml"),
+        Published({"sound_epsilon": 1e-5}, "maxtext 0.2.5 models/qwen3.py, Qwen3OmniAudioEncoder"),
+        Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "audio_token": 151675, "audio_start_token": 151669}, _TOKENS, binding=False),
+        Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, "transformers Qwen3OmniMoeConfig", binding=False),
+    ),
     "maxtext-qwen3.5": _QWEN_3_5,
     "maxtext-qwen3.5-vision": (
         *_QWEN_3_5,
