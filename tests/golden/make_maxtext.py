@@ -204,6 +204,25 @@ INDEXER = {  # so many heads that no score is the zero of all: MaxText attends t
     "indexer_head_dim": 6,
     "indexer_topk": 4,
 }
+HYPER = {  # a layer with a window, one with compressed keys that an indexer chooses, and one with more compressed keys
+    "base_emb_dim": 12,
+    "base_num_kv_heads": 1,
+    "base_mlp_dim": 8,
+    "base_moe_mlp_dim": 8,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 10,
+    "o_groups": 2,
+    "o_lora_rank": 6,
+    "mhc_expansion_rate": 2,
+    "first_num_hash_layers": 1,
+    "compress_ratios": [0, 4, 8],
+    "indexer_n_heads": 14,
+    "indexer_head_dim": 6,
+    "indexer_topk": 2,
+    "sliding_window_size": 5,
+    "max_target_length": 32,
+}
+HYPER_TOKENS = 27
 BEGIN, END, KEPT = (
     5,
     6,
@@ -259,6 +278,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek2-unscanned": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(3) | UNSCANNED),
     "deepseek3": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(5) | {"q_lora_rank": 10}),
     "deepseek3-unscanned": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
+    "deepseek4": ("deepseek4-284b", "params", SMALL | EXPERTS | HYPER | layers(3) | UNSCANNED),
     "deepseek3.2": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(5) | {"q_lora_rank": 10}),
     "deepseek3.2-unscanned": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
 }  # fmt: skip
@@ -282,6 +302,9 @@ def randomize(model: nnx.Module, rng: np.random.Generator, config: Any) -> None:
         drawn = jnp.asarray(leaf[...] + NOISE * rng.standard_normal(leaf[...].shape, np.float32))
         if path[-1] == "pos_embed" or (path[-1] == "embedding" and config.logits_via_embedding):
             drawn = drawn.astype(jnp.bfloat16).astype(jnp.float32)
+        if path[-1] == "tid2eid":  # the experts of each token, in float32
+            chosen = [rng.permutation(config.num_experts)[: drawn.shape[1]] for _ in range(drawn.shape[0])]
+            drawn = jnp.asarray(np.stack(chosen), jnp.float32)
         if "query_norm" in path and config.model_name.startswith("gemma4"):
             drawn = drawn / np.float32(drawn.shape[0] ** 0.5)
         leaf[...] = drawn
@@ -309,7 +332,8 @@ def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[s
             model(tokens, positions, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False, **images)
         )
 
-    tokens = rng.integers(1, VOCABULARY, (2, TOKENS)).astype(np.int32)
+    length = HYPER_TOKENS if config.model_name.startswith("deepseek4") else TOKENS
+    tokens = rng.integers(1, VOCABULARY, (2, length)).astype(np.int32)
     if not config.use_multimodal:
         return {"tokens": tokens, "logits": logits(tokens)}
     if config.vision_encoder_block.value.startswith("qwen3"):
@@ -576,6 +600,8 @@ def peer(argv: list[str], config: Any, items: Path) -> dict[str, list[Any]]:
             to_huggingface.HF_SHAPE[config.model_name] = lambda known: shapes(known) | qwen_shapes(config, known)
         elif config.use_multimodal:
             size_tower(hf, config)
+        if hasattr(hf, "compress_ratios"):  # the flag does not override it
+            hf.compress_ratios = config.compress_ratios
         if hasattr(hf, "qk_head_dim"):  # the flag above overrides its parts, and not the sum
             hf.qk_head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
         if config.model_name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers

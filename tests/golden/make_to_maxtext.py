@@ -82,6 +82,8 @@ def directory(argv: list[str], name: str, folder: Path) -> dict[str, Any]:
         sized.query_pre_attn_scalar = sized.head_dim  # as published, for all but 27B
     if hasattr(sized, "qk_head_dim"):
         sized.qk_head_dim = sized.qk_nope_head_dim + sized.qk_rope_head_dim
+    if hasattr(known, "compress_ratios"):
+        known.compress_ratios = config.compress_ratios
     if name.startswith("qwen3-next"):  # transformers 5 replaces it by the list of layers
         known.full_attention_interval = config.inhomogeneous_layer_cycle_interval
     to_maxtext.HF_MODEL_CONFIGS[name] = known

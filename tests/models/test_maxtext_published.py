@@ -35,6 +35,7 @@ SIZES: dict[
     "3-vl-4b": ("qwen3-vl", TOWER | {"D": 2560, "N": 32, "F": 9728}),
     "3-vl-30b-a3b": ("qwen3-vl-moe", TOWER | {"D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
     "3-omni-30b-a3b": ("qwen3-omni", TOWER | SOUND | {"V": 152064, "D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
+    "4-284b": ("deepseek4", {"V": 129280, "D": 4096, "N": 64, "K": 1, "H": 512, "L": 1024, "G": 8, "I": 4096, "O": 1024, "o": 8192, "B": 4, "b": 4, "M": 16384, "R": 16, "F": 2048, "S": 2048, "E": 256, "T": 6, "C": 4, "c": 128, "g": 1024, "X": 64, "Y": 128, "x": 8192, "y": 256}),
     "3.5-35b-a3b": ("qwen3.5", NEWER | {"s": 10}),
     "3.5-397b-a17b": ("qwen3.5", NEWER | {"s": 15, "D": 4096, "N": 32, "A": 8192, "F": 1024, "S": 1024, "E": 512, "P": 20480, "B": 128, "C": 12288, "U": 64, "Z": 8192, "R": 4}),
     "3.2-671b": ("deepseek3.2", {"d": 3, "m": 58, "V": 129280, "D": 7168, "N": 128, "Q": 192, "L": 1536, "R": 512, "C": 576, "J": 256, "W": 128, "F": 18432, "M": 2048, "S": 2048, "E": 256, "X": 64, "Y": 128}),
@@ -46,15 +47,29 @@ def published(name: str) -> SpecsOnly:
     case, sizes = SIZES[name]
     plan = convert.plan_conversion(maxtext.rules(case), maxtext.checkpoint(case), settings=maxtext.settings(case))
     axes = {part.leaf: [x for x, _ in part.stored] for step in plan.steps for part in step.parts}
+    for merge in plan.merges.values():
+        axes.pop(merge.name)
+        axes |= {merge.first: [*merge.product.first], merge.second: [*merge.product.second]}
     composite = {leaf: x for leaf in axes for key, x in COMPOSITE.items() if f"/{key}/" in leaf and case == "qwen3.5"}
     axes |= {
         leaf: [*axes[leaf][:2], x] for leaf, x in composite.items()
     }  # the parts of that axis, one by one, in the plan
-    specs = {leaf: (tuple(sizes.get(x, 1) for x in letters), "bfloat16") for leaf, letters in axes.items()}
+    specs = {leaf: (tuple(sizes.get(x, 1) for x in letters) or (1,), "bfloat16") for leaf, letters in axes.items()}
     for key, count in zip(STACKS, COUNTS.get(name, ()), strict=False):  # one by one
         first = {leaf: spec for leaf, spec in specs.items() if f"{key}_0/" in leaf}
         specs |= {leaf.replace(f"{key}_0/", f"{key}_{k}/"): x for leaf, x in first.items() for k in range(count)}
-    return SpecsOnly(specs)
+    return SpecsOnly(_deepseek_4(specs) if case == "deepseek4" else specs)
+
+
+def _deepseek_4(specs: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Two layers with a window, then by turns one whose compressed keys an indexer chooses and one with the other kind; three choose experts by the token."""
+    made = {leaf: spec for leaf, spec in specs.items() if "/layers_" not in leaf}
+    for k in range(43):
+        of, router = (0 if k < 2 else 1 + k % 2, 0 if k < 3 else 1)
+        for leaf, spec in specs.items():
+            if f"/layers_{router if leaf.startswith('nnx_aux') else of}/" in leaf:
+                made[re.sub(r"/layers_\d/", f"/layers_{k}/", leaf)] = spec
+    return made
 
 
 def joined(shapes: dict[str, tuple[int, ...]], vl: bool) -> dict[str, tuple[int, ...]]:
@@ -62,10 +77,11 @@ def joined(shapes: dict[str, tuple[int, ...]], vl: bool) -> dict[str, tuple[int,
     made: dict[str, tuple[int, ...]] = {}
     counts: dict[str, int] = {}
     for name, shape in shapes.items():
-        if found := re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight", name):
-            of_all = f"{found[1]}.{'down_proj' if found[2] == 'down' else 'gate_up_proj'}"
-            counts[of_all] = counts.get(of_all, 0) + (0 if found[2] == "up" else 1)
-            made[of_all] = (counts[of_all], *(shape if found[2] == "down" else (2 * shape[0], shape[1])))
+        if found := re.fullmatch(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj|w1|w3|w2)\.weight", name):
+            down, up = found[2] in ("down_proj", "w2"), found[2] in ("up_proj", "w3")
+            of_all = f"{found[1]}.{'down_proj' if down else 'gate_up_proj'}"
+            counts[of_all] = counts.get(of_all, 0) + (0 if up else 1)
+            made[of_all] = (counts[of_all], *(shape if down else (2 * shape[0], shape[1])))
         elif ".experts." in name and vl:  # exchanged as it loads
             made[name] = (shape[0], *shape[:0:-1])
         else:

@@ -64,6 +64,8 @@ def test_a_pair_is_one_weight() -> None:
         ("...D,DR->...R", "not an einsum of three operands"),
         ("...D,DR,SE->...E", "share no axis"),
         ("...hD,hDR,hRE->...hE", "block diagonal"),
+        ("...D,DE,E->...E", "a scale of the inputs has their axes alone"),
+        ("...D,D,DE->...E", "and comes second"),
         ("...D,D.,RE->...E", "is not a sequence of different letters"),
         ("...D,DR,RE->...EF", "is in no operand"),
     ],
@@ -82,6 +84,43 @@ def test_scales(text: Any, value: float) -> None:
 def test_what_is_no_scale(text: str) -> None:
     with pytest.raises(ValueError, match="expected a factor such as 2, 16/R or"):
         parse_scale(text)
+
+
+# ---- a scale of the inputs, which several kernels may share
+
+SCALED = """
+- {einsum: "...D,DE,D->...E", from: pre, times: norm/scale, linear: {module: mix, weight: fn, part: 1 of 2}}
+- {einsum: "...D,DF,D->...F", from: res, times: norm/scale, linear: {module: mix, weight: fn, part: 2 of 2}}
+"""
+SCALED_LEAVES = {"pre": (7, 2), "res": (7, 4), "norm/scale": (7,)}
+
+
+@pytest.mark.parametrize("layers", [(), (3,)])
+def test_a_scale_is_multiplied_into_each_kernel_behind_it(layers: tuple[int, ...], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    leaves = {name: rng.standard_normal((*layers, *shape)).astype(np.float32) for name, shape in SCALED_LEAVES.items()}
+    stacked = SCALED.replace("linear: {module: mix", 'stacked: {i: 0}, linear: {module: "{i}"')
+    rules, out = rule_file(stacked if layers else SCALED), tmp_path / "out.safetensors"
+    convert.convert(rules, MemorySource(leaves), out)
+    plan = make_plan(rules, MemorySource(leaves))
+    assert plan.steps[0].arithmetic == "a kernel times a scale"
+    kernels = np.concatenate([leaves["pre"], leaves["res"]], -1) * leaves["norm/scale"][..., None]
+    for k, kernel in enumerate(kernels if layers else [kernels]):
+        np.testing.assert_array_equal(load_file(out)[f"{k}.fn" if layers else "mix.fn"], kernel.T)
+    bare = make_plan(
+        rule_file((stacked if layers else SCALED).replace("DF,D->", "DF->").replace("res, times: norm/scale", "res")),
+        MemorySource(leaves),
+    )
+    level = check_weights(bare, open_written(out))
+    assert level.verdict is Verdict.FAILED
+    assert "is multiplied by a number of its own" in " ".join(map(str, level.findings))
+
+
+def test_a_scale_is_a_scale_of_every_rule_that_has_it() -> None:
+    leaves = {name: np.ones(shape, np.float32) for name, shape in SCALED_LEAVES.items()}
+    both = SCALED + "- {from: norm/scale, axes: D, parameter: scale}\n"
+    with pytest.raises(PlanError, match="two rules match this leaf"):
+        make_plan(rule_file(both), MemorySource(leaves))
 
 
 # ---- what is computed

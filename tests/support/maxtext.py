@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,30 @@ NAMED = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": 
 NAMED |= {f"{name}-unscanned": f"maxtext-{name}" for name in ("qwen3-next", "qwen3.5")}
 
 
+DEEPSEEK_4 = (  # transformers 5.23 conversion_mapping.py
+    (r"^embed\.", "model.embed_tokens."),
+    (r"^head\.", "lm_head."),
+    (r"^hc_head_", "model.hc_head.hc_"),
+    (r"^(norm|layers)\.", r"model.\1."),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.hc_(attn|ffn)_", r".\1_hc."),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.ffn\.", ".mlp."),
+    (r"\.indexer\.compressor\.", ".compressor.indexer."),
+    (r"\.indexer\.weights_proj\.", ".compressor.indexer.scorer.weights_proj."),
+    (r"\.indexer\.wq_b\.", ".compressor.indexer.q_b_proj."),
+    (r"(compressor.*)\.norm\.", r"\1.kv_norm."),
+    (r"\.ape$", ".position_bias"),
+    (r"\.attn_sink$", ".sinks"),
+    (r"\.q_norm\.", ".q_a_norm."),
+    (r"\.(wq|wo)_([ab])\.", lambda found: f".{found[1][1]}_{found[2]}_proj."),
+    (r"\.w(kv|gate)\.", r".\1_proj."),
+    (r"shared_experts\.(w[123])\.", lambda found: f"shared_experts.{SHARED[found[1]]}_proj."),
+)
+SHARED = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
 def family(case: str) -> str:
     """Return the case without its variant."""
     return case.removesuffix("-unscanned").removesuffix("-tied").removesuffix("-untied").removesuffix("-4b")
@@ -56,6 +81,7 @@ def layout(case: str) -> str:
         "qwen3-vl-moe",
         "qwen3.5-vision",
         "qwen3-omni",
+        "deepseek4",
     )
     return "UNSCANNED" if case.endswith(unscanned) else "SCANNED"
 
@@ -74,6 +100,9 @@ def settings(case: str) -> dict[str, Any]:
                 {"tokens_attended": 4} if name == "deepseek3.2" else {}
             )
             return heads | {"experts_per_token": 2, "eos_token_id": 1, "bos_token_id": 2}
+        case "deepseek4":
+            kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+            return said | {"attention_pattern": kinds, "sliding_window": 5, "tokens_attended": 2, "rotated": 0.5}
         case "gpt-oss":
             published = {"context_length": 131072}  # YaRN's factor is that of the published lengths
             return published | {"sliding_window": 4, "experts_per_token": 2, "eos_token_id": 1, "pad_token_id": 1}
@@ -288,4 +317,13 @@ def peer(case: str) -> dict[str, list[Any]]:
         return made
     if family(case) == "gemma3-vision":
         return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}
+    if case == "deepseek4":
+        return {of_class(name): x for name, x in made.items()}
     return {name.replace("model.language_model.", "model."): x for name, x in made.items()}
+
+
+def of_class(name: str) -> str:
+    """Return the name of transformers' class for that of a published file of DeepSeek 4."""
+    for old, new in DEEPSEEK_4:
+        name = re.sub(old, new, name)
+    return name

@@ -1,4 +1,4 @@
-"""Weights that the source keeps as two: low-rank products and LoRA pairs. ``X,A,B->Y`` is ``X,W->Y`` with W = A B.
+"""Weights that the source keeps as two: low-rank products, LoRA pairs, a kernel and a scale. ``X,A,B->Y`` is ``X,W->Y`` with W = A B.
 
 The product is computed when the leaves are read, and cannot be split into the pair again.
 """
@@ -37,7 +37,7 @@ class Product:
 
     @property
     def shared(self) -> str:
-        """The axes that A and B share, and the result has not: the rank."""
+        """The axes that A and B share, and the result has not: the rank. None of a kernel and a scale of its inputs or results."""
         return "".join(letter for letter in self.first if letter in self.second and letter not in self.whole.weight)
 
 
@@ -46,6 +46,8 @@ def parse_product(equation: str) -> Product:
 
     >>> parse_product("...D,DR,RNH->...NH").whole.equation
     '...D,DNH->...NH'
+    >>> parse_product("...D,DF,D->...F").whole.equation
+    '...D,DF->...F'
 
     Raises:
         ValueError: not such an equation, with the reason.
@@ -62,15 +64,16 @@ def parse_product(equation: str) -> Product:
     shared = [letter for letter in a if letter in b]
     if not shared:
         raise ValueError(
-            f"the two weights of {equation!r} share no axis; a rank is in both, and in neither input nor result"
+            f"the two weights of {equation!r} share no axis; a rank is in both, and in neither input nor result. A scale has axes of the other weight"
         )
-    outside = [letter for letter in shared if letter in x or letter in y]
+    kept = [letter for letter in shared if letter in x or letter in y]
+    outside = [letter for letter in kept if letter in y or set(b) > set(kept)]
     if outside:
         raise ValueError(
             f"{', '.join(outside)} of {equation!r} is in both weights and in the input or the result as well: their product "
-            "is block diagonal, not a single matrix"
+            "is block diagonal, not a single matrix; a scale of the inputs has their axes alone, and comes second"
         )
-    whole = "".join(letter for letter in a + b if letter not in shared)
+    whole = "".join(letter for letter in dict.fromkeys(a + b) if letter not in shared or letter in kept)
     return Product(text, a, b, parse_projection(f"{x},{whole}->{y}"))
 
 
@@ -158,6 +161,11 @@ class Pair:
     scale: Scale
     roles: tuple[str, str]
     added: bool
+
+
+def is_scale(pair: Any) -> bool:
+    """Return whether the second leaf of a pair multiplies axes of the first, one by one."""
+    return isinstance(pair, Pair) and not pair.added and not pair.product.shared
 
 
 PLUS = Record(

@@ -53,8 +53,9 @@ def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Fi
     coverage, merges, findings = merge_low_rank(
         sized.coverage, match.source, sized.sizes, sized.facts, sized.variants, adapters
     )
+    source = with_merges(match.source, merges)
     compiler = Compiler(
-        with_merges(match.source, merges),
+        source,
         match.target,
         match.options.dtype,
         sized.facts,
@@ -70,6 +71,8 @@ def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Fi
     lost: list[Rule] = []
     misfits: list[Finding] = []
     for matched in coverage.matched:
+        if not all(leaf in source.leaves for of_role in matched.leaves.values() for leaf in of_role.values()):
+            continue  # it reads a leaf of a pair that another rule merges: two rules claim that leaf
         each = matched.rule.each_layer(match.target)
         lost += [matched.rule] if not each and any(matched.leaves.values()) else []
         for written in each:

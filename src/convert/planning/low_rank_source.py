@@ -110,7 +110,8 @@ class Merge:
     def arithmetic(self) -> str:
         """What is computed, for people."""
         factor = "" if self.scale == 1 else f"{self.scale:g} x "
-        of = "a LoRA product" if self.adapter else f"a product over {' '.join(self.product.shared)}"
+        rank = " ".join(self.product.shared)
+        of = "a LoRA product" if self.adapter else f"a product over {rank}" if rank else "a kernel times a scale"
         return f"{'+ ' if self.base else ''}{factor}{of}"
 
     @property

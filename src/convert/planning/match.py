@@ -10,11 +10,12 @@ from functools import cache
 
 from convert.checkpoints.source import Leaf, Source
 from convert.core.findings import Finding
-from convert.core.path_index import PathIndex, TemplateIndex
+from convert.core.path_index import PathIndex
 from convert.core.path_pattern import Match, Pattern
 from convert.core.yaml_nodes import Position
 from convert.layers import Drop, Numbering, Rule
 from convert.layers.base import Matched, MatchKey
+from convert.layers.low_rank import SECOND, is_scale
 from convert.planning.adapters.lost import lost_adapters
 from convert.planning.adapters.names import NamedPair, find_pairs
 from convert.planning.match_errors import LayerNumbers, MatchFacts, full_path, match_findings
@@ -45,6 +46,7 @@ class Coverage:
     Attributes:
         rules: the rule file, its rules rewritten for the layout of this tree (see `convert.rules.path_variants`).
         root: the prefix under which the paths of the rules were matched.
+        factors: leaves that scale the weights of their rules; several rules may have the same one.
         matched: one for each rule that is not a `drop`.
         dropped: leaves that `drop` rules match.
         claimed: number of leaves that some rule matches.
@@ -127,7 +129,7 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
     paths = {full_path(root, p): rule for rule in rules.rules for p in rule.sources.values()}
     claims.give_up(of_unknown_modules(claims.rules, paths))
     pairs = _claim_pairs(claims, pairs)
-    types = {name: _types(entry, inside) for name, entry in rules.layer_types.items()}
+    types = {name: _types(entry, find) for name, entry in rules.layer_types.items()}
     domain = _domain(claims.matched)
     numbers = _numbers(claims.matched, source.leaves)
     counts = _counts(domain, numbers)
@@ -175,15 +177,17 @@ class _Claims:
 
     rules: dict[str, Rule] = field(default_factory=dict)
     rivals: dict[str, list[Rule]] = field(default_factory=dict)
+    factors: set[str] = field(default_factory=set)
     matched: list[Matched] = field(default_factory=list)
     dropped: list[DroppedLeaf] = field(default_factory=list)
     collisions: list[tuple[Rule, Pattern, str, str]] = field(default_factory=list)
 
-    def claim(self, leaf: str, rule: Rule) -> None:
-        if leaf in self.rules:
-            self.rivals.setdefault(leaf, [self.rules[leaf]]).append(rule)
-        else:
+    def claim(self, leaf: str, rule: Rule, factor: bool = False) -> None:
+        if leaf not in self.rules:
             self.rules[leaf] = rule
+            self.factors |= {leaf} if factor else set()
+        elif not factor or leaf not in self.factors:
+            self.rivals.setdefault(leaf, [self.rules[leaf]]).append(rule)
 
     def give_up(self, leaves: Collection[str]) -> None:
         for leaf in leaves:
@@ -205,7 +209,7 @@ def _claim(rules: Sequence[Rule], find: Callable[[Pattern], list[tuple[str, Matc
                     continue  # a pair is merged, or dropped, with its weight
                 if rule.index_from and not rule.holds(dict(match.indices)):
                     continue
-                claims.claim(name, rule)
+                claims.claim(name, rule, role == SECOND and is_scale(rule.kind.pair))
                 if reason is not None:
                     claims.dropped.append(DroppedLeaf(name, reason, rule.at, rest))
                     continue
@@ -240,11 +244,11 @@ def _counts(domain: Mapping[str, set[int]], numbers: Sequence[LayerNumbers]) -> 
     return counts
 
 
-def _types(entry: LayerTypes, index: TemplateIndex) -> dict[int, set[str]]:
+def _types(entry: LayerTypes, find: Callable[[Pattern], list[tuple[str, Match]]]) -> dict[int, set[str]]:
     """Map each layer to the types of which it has leaves; a correct tree gives one type for each layer."""
     types: dict[int, set[str]] = defaultdict(set)
     for word, pattern in entry.leaves.items():
-        for _, match in index.matches(pattern):
+        for _, match in find(pattern):
             types[match.indices[0][1]].add(word)
     return types
 

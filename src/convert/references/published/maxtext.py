@@ -103,6 +103,10 @@ MODELS: dict[str, tuple[Published, ...]] = {
         Published({"image_token": 151655, "video_token": 151656, "vision_start_token": 151652, "audio_token": 151675, "audio_start_token": 151669}, _TOKENS, binding=False),
         Published({"eos_token_id": OneOf((151645, 151643)), "bos_token_id": 151643}, "transformers Qwen3OmniMoeConfig", binding=False),
     ),
+    "maxtext-deepseek4": (
+        Published({"epsilon": 1e-6, "rope_theta": 1e4, "compressed_rope_theta": 1.6e5, "rotated": 0.125, "context_length": 1048576, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "sliding_window": 128, "tokens_attended": 512, "shared_experts": 1}, f"{_MAXTEXT}/deepseek4-284b.yml"),
+        Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
+    ),
     "maxtext-qwen3.5": _QWEN_3_5,
     "maxtext-qwen3.5-vision": (
         *_QWEN_3_5,
