@@ -107,7 +107,7 @@ def _shared(steps: Sequence[Step], match: RuleMatch) -> tuple[list[Step], list[F
     found, unknown = list(steps), []
     for name, others in match.rules.targets[match.target].shared.items():
         own = [step for step in steps if step.name == name or step.name.startswith(f"{name}.")]
-        if not own:
+        if not own and not match.coverage.rules.questions:  # the answer to one may make it
             problem = f"`shared` of the target {match.target!r} names {name}, which no rule makes"
             unknown.append(
                 Finding("rule-without-target", problem, path=name, fix="name a tensor or a module of a rule")

@@ -70,6 +70,8 @@ def test_right_rules_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _written(monkeypatch, "nothing of the kind", "").open
 
 
-def test_what_is_wrong_of_no_rule_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(from_pair.ConvertError, match="make other tensors than were derived"):
-        _written(monkeypatch, "model: net\n", "model: [net]\n")
+def test_what_is_wrong_of_no_rule_leaves_all_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = _written(monkeypatch, "model: net\n", "model: [net]\n")
+    assert set(written.open) == {"first", "last"}
+    assert all(why.startswith(from_pair.WRONG) and "\\n" not in why for why in written.open.values())
+    assert written.text.count("parameter: ask") == len(LEAVES)

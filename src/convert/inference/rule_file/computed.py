@@ -105,7 +105,9 @@ def _plain(shape: tuple[int, ...]) -> Layout:
 def gives(layers: Sequence[LayerRule], derivation: Derivation, target: TargetModel) -> bool:
     """Whether the rules of these layers make their tensors as they were derived."""
     letters = Letters()
-    rules = join_layers(layers)
+    rules, lost = join_layers(layers)
+    if lost:
+        return False
     try:
         entries = [entry_of(rule, letters, target) for rule in rules]
     except (NoWordsError, NoLetterError):

@@ -15,12 +15,13 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import user_code_errors
 from convert.drafting.like.target import TargetModel, join
-from convert.inference.derivation import Derivation, Grade, Tensor
+from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
 from convert.inference.requirements import packages_named
-from convert.inference.rule_file.proof import Mismatch, compare_rules, is_open
+from convert.inference.rule_file.proof import compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
+from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG = "its rule would make something else, please report it"
@@ -111,27 +112,40 @@ def infer_rules(
     written = write(found)
     if not found.differences:
         written = _without_wrong_rules(written, write, found, root)
-    elif wrong := _wrong(written, found, root):
-        found = replace(found, tensors=tuple(_unclaimed(tensor, wrong) for tensor in found.tensors))
-        written = write(found)
+    else:
+        # no proof from end to end shows that the rules are those that were found
+        seen: set[str] = set()
+        while wrong := _blamed(written, found, (*written.open, *written.guessed), root).keys() - seen:
+            seen |= wrong
+            found = _unclaimed(found, wrong)
+            written = write(found)
     return InferredRules(found, target, written)
 
 
-def _wrong(written: WrittenRules, derivation: Derivation, root: str) -> Mapping[str, str] | None:
-    """Return the tensors that the rules make otherwise than they were found, with the problem; None: none. ``""`` stands for all.
+def _blamed(
+    written: WrittenRules, derivation: Derivation, open_tensors: Collection[str], root: str
+) -> Mapping[str, str]:
+    """Return the modules whose rules make something else than was derived, and tensors that no rule makes, with what is wrong.
 
-    Where the programs differ, no proof from end to end shows that the rules are those that were found.
+    Of rules that are no file, or do not fit the leaves, each is to blame where the error names none.
     """
     try:
-        left = (*written.open, *written.guessed)
-        return {one.tensor: one.problem for one in compare_rules(written.decided, derivation, left, root)} or None
+        wrong = compare_rules(written.decided, derivation, open_tensors, root)
+        return {_maker(one.tensor, written.modules) or one.tensor: one.problem for one in wrong}
     except ConvertError as error:
-        return {"": str(error)}
+        named = {module: one.expected or one.problem for one in error.findings for module in _at(one, written)}
+        problem = "; ".join(one.problem or str(one) for one in error.findings)
+        lacking = [tensor.name for tensor in derivation.tensors if not is_open(tensor.name, open_tensors)]
+        return named or dict.fromkeys([module for module in written.modules if module] or lacking, problem)
 
 
-def _unclaimed(tensor: Tensor, wrong: Collection[str]) -> Tensor:
-    """Return a tensor; open, if the rules do not make it."""
-    return replace(tensor, grade=Grade.OPEN, guessed=True) if "" in wrong or tensor.name in wrong else tensor
+def _unclaimed(derivation: Derivation, wrong: Collection[str]) -> Derivation:
+    """Return a derivation with the tensors that rules do not make, or make otherwise, as open ones."""
+    tensors = (
+        replace(tensor, grade=Grade.OPEN, guessed=True) if is_open(tensor.name, wrong) else tensor
+        for tensor in derivation.tensors
+    )
+    return replace(derivation, tensors=tuple(tensors))
 
 
 def _without_wrong_rules(
@@ -140,27 +154,33 @@ def _without_wrong_rules(
     """Return the rules without those that make something else than was derived: their tensors are open, and the others are written.
 
     Raises:
-        ConvertError: no rule is to blame, and the plan is not the derivation.
+        ConvertError: the others are no rule file, or make something else, too.
     """
     refused: dict[str, str] = {}
     while not all(is_open(tensor.name, written.open) for tensor in derivation.tensors):  # there is a plan to compare
-        try:
-            wrong = compare_rules(written.decided, derivation, written.open, root)
-            found = {_maker(one.tensor, written.modules): one.problem for one in wrong}
-        except ConvertError as error:
-            wrong = [Mismatch("", str(error))]
-            found = {module: one.expected or one.problem for one in error.findings for module in _at(one, written)}
-        more = {module: f"{WRONG}: {problem}" for module, problem in found.items() if module and module not in refused}
+        wrong = _blamed(written, derivation, written.open, root)
         if not wrong:
-            break
+            return written
+        more = {name: f"{WRONG}: {problem}" for name, problem in wrong.items() if name not in refused}
         if not more:
-            problem = f"the rules that were written make other tensors than were derived: {wrong[0].problem}"
-            raise ConvertError(
-                Finding("internal", problem, path=wrong[0].tensor, fix="please report it, with both programs")
-            )
+            raise _internal(next(iter(wrong.values())))
         refused |= more
         written = write(derivation, refused=refused)
+    try:
+        parse_rules(written.text)
+    except ConvertError as error:
+        raise _internal("; ".join(one.problem or str(one) for one in error.findings)) from error
     return written
+
+
+def _internal(problem: str) -> ConvertError:
+    problem = f"the rules that were written make other tensors than were derived: {problem}"
+    return ConvertError(Finding("internal", problem, fix="please report it, with both programs"))
+
+
+def _names_any(path: str | None, leaves: Collection[str]) -> bool:
+    """Whether a path in the tree, below its root or not, is that of a leaf."""
+    return any(f"/{path}".endswith(f"/{leaf}") for leaf in leaves)
 
 
 def _maker(tensor: str, modules: Sequence[str]) -> str:
@@ -169,10 +189,11 @@ def _maker(tensor: str, modules: Sequence[str]) -> str:
 
 
 def _at(finding: Finding, written: WrittenRules) -> list[str]:
-    """Return the module of the rule that a finding of `WrittenRules.decided` is about; nothing if it is about no rule."""
+    """Return the module of the rule that a finding of `WrittenRules.decided` is about, or those made of the leaf that it is about; else nothing."""
     line = re.search(r":([0-9]+)", finding.rule or "")
     if line is None:
-        return []
+        makers = zip(written.modules, written.leaves, strict=True)
+        return [module for module, leaves in makers if module and _names_any(finding.path, leaves)]
     lines = written.decided.splitlines()[: int(line[1])]
     begun = sum(text.startswith("- ") for text in lines[lines.index("rules:") :]) if "rules:" in lines else 0
     return [module for module in written.modules[begun - 1 : begun] if begun and module]

@@ -20,7 +20,7 @@ from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
-from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed, leaves_of
+from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
 from convert.inference.rule_file.joining.taken import other_parts, parts_of, with_biases_apart, with_taken
 from convert.inference.rule_file.layers.modules import describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
@@ -33,6 +33,8 @@ from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK
 
 UNUSED = "the function computes nothing with it"
+NEAREST = "which module is made of it? The two programs do not show it; this is the nearest"
+NO_PATTERN = "no pattern says the paths of its leaves, or it is made of one leaf twice, or of elements of several axes"
 CONFIGURED = "a number of the configuration"
 
 
@@ -46,6 +48,7 @@ class WrittenRules:
         guessed: modules whose rule is a guess: a tensor of it is open.
         open: tensor or module -> why no rule makes it.
         modules: of each rule of `decided`, what it makes; of the others, such as constants, ``""``.
+        leaves: of each rule of `decided`, what it makes that of; of the others, none.
         sure: the rules without guesses, and with the questions about leaves that the language has no words for.
         left: leaves that `sure` says nothing of.
         letters: of the axes.
@@ -56,6 +59,7 @@ class WrittenRules:
     open: Mapping[str, str]
     guessed: Collection[str]
     modules: tuple[str, ...]
+    leaves: tuple[frozenset[str], ...]
     sure: tuple[DraftEntry, ...]
     left: tuple[str, ...]
     letters: Letters
@@ -84,7 +88,7 @@ def write_rules(
         numbers: leaves that are no weights.
         outside: whether the checkpoint has leaves that are not below it.
         leaf_names: of a checkpoint without names, in its order.
-        refused: modules, as `WrittenRules.modules` has them, whose rule makes something else; and what is wrong with it.
+        refused: modules, as `WrittenRules.modules` has them, whose rule makes something else, and tensors that no rule makes; and what is wrong.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
     layers = describe_layers(derivation, target)
@@ -103,20 +107,18 @@ def write_rules(
     parts = parts_of(described)
     described = with_biases_apart(described, parts)
     described = join_attention(described, derivation, target)
-    rules = join_layers(described, derivation.leaves)
-    unwritten |= _without_pattern(described, rules)
-    rules, lost = _writable([with_taken(rule, parts) for rule in rules], target)
-    unwritten |= lost
-    modules: list[str] = []
+    rules, unjoined = join_layers(described, derivation.leaves)
+    rules, lost = _writable([with_taken(rule, parts) for rule in rules], unjoined, target)
+    unwritten |= {**lost, **(refused or {})}
+    makers: list[tuple[str, frozenset[str]]] = []  # of each rule, what it makes, and of which leaves
     neighbours: list[Neighbour] = []
     for rule in rules:
-        module = rule.module or _own_tensor(rule)
+        module = rule.module or _own_tensor(rule.layer)
         if refused and module in refused:
-            unwritten[module] = refused[module]
             continue
         try:
             entries.append(entry_of(rule, letters, target))
-            modules.append(module)
+            makers.append((module, rule.leaves))
             neighbours += _neighbours(rule, letters)
             made |= rule.leaves
             tied |= (
@@ -125,6 +127,7 @@ def write_rules(
             if rule.leaves & guessed:
                 guesses[len(entries) - 1] = rule.leaves
             if rule.grade is Grade.OPEN:
+                entries[-1] = _asked(entries[-1])
                 unfinished[len(entries) - 1] = rule
                 doubtful.append(module)
             if any(value == ASK for _, value in rule.layer.keys):
@@ -133,7 +136,7 @@ def write_rules(
         except NoLetterError:
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
-    lacking = [t for t in derivation.tensors if t.name in layers.lacking]
+    lacking = [t for t in derivation.tensors if t.name in layers.lacking and t.name not in (refused or {})]
     buffers = describe_buffers(derivation, letters, lacking, neighbours)
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
@@ -158,24 +161,31 @@ def write_rules(
     facts |= buffers.facts
     if facts:
         head += ["", "facts:", *(f"  {name}: {value}" for name, value in facts.items())]
-    said = f"loads: {json.dumps(target.loads)}"
-    if shared := _shared(target, derivation, tied, unwritten):
-        names = ", ".join(f"{name}: [{', '.join(others)}]" for name, others in shared.items())
-        said += f", shared: {{{names}}}"
-    head += ["", "targets:", f"  torch: {{{said}}}", "", "rules:"]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
-    modules = [module for k, module in enumerate(modules) if k not in unfinished]
-    modules += [""] * (len(decided) - len(modules))
+    makers = [maker for k, maker in enumerate(makers) if k not in unfinished]
+    makers += [("", frozenset())] * (len(decided) - len(makers))
+    modules, leaves = zip(*makers, strict=True) if makers else ((), ())
     undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
-    texts = ["\n".join([*head, "\n\n".join(rule_texts(of)), ""]) for of in ([*entries, *questions], [*decided, *drops])]
+    texts = []
+    for of, lacks in (([*entries, *questions], unwritten), ([*decided, *drops], {*unwritten, *doubtful})):
+        rest = _targets(target, _shared(target, derivation, tied, lacks))
+        texts.append("\n".join([*head, *rest, "", "rules:", "\n\n".join(rule_texts(of)), ""]))
     sure = [entry for k, entry in enumerate(entries) if k not in guesses]
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
     drafted = guessed.union(*guesses.values(), set(left) - wordless)
     asked = [leaf for leaf in derivation.leaves if leaf in drafted]
     return WrittenRules(
-        texts[0], texts[1], unwritten, tuple(doubtful), tuple(modules), tuple(sure), tuple(asked), letters
+        texts[0], texts[1], unwritten, tuple(doubtful), modules, leaves, tuple(sure), tuple(asked), letters
     )
+
+
+def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]]) -> list[str]:
+    said = f"loads: {json.dumps(target.loads)}"
+    if shared:
+        names = ", ".join(f"{name}: [{', '.join(others)}]" for name, others in shared.items())
+        said += f", shared: {{{names}}}"
+    return ["", "targets:", f"  torch: {{{said}}}"]
 
 
 def _shared(
@@ -224,15 +234,26 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
     return entry
 
 
-def _without_pattern(layers: Sequence[LayerRule], rules: Sequence[PatternRule]) -> dict[str, str]:
-    """Return the modules whose leaves no pattern describes, and why there is no rule for them."""
-    told = frozenset[str]().union(*(rule.leaves for rule in rules))
-    why = "it is made of leaves whose paths no pattern says, or of one leaf twice"
-    return {layer.module: why for layer in layers if not told.issuperset(leaves_of(layer))}
+def _asked(entry: DraftEntry) -> DraftEntry:
+    """Return the rule of a layer that is open, with the target as a question; what was found is the answer that it offers."""
+    *lines, target = entry.lines
+    if target.value == ASK:
+        return entry
+    asked = DraftEntry(entry.first, lines)
+    asked.ask(target.key, NEAREST, [(f"{target.key}: {target.value}", "")])
+    return asked
 
 
-def _writable(rules: Sequence[PatternRule], target: TargetModel) -> tuple[list[PatternRule], dict[str, str]]:
-    """Return the rules that the language has words for, without those of other parts of a leaf or tensor; and why not the others, by their modules."""
+def _writable(
+    rules: Sequence[PatternRule], unjoined: Sequence[LayerRule], target: TargetModel
+) -> tuple[list[PatternRule], dict[str, str]]:
+    """Return the rules that the language has words for, without those of other parts of a leaf or tensor; and why not the others, by their modules.
+
+    Args:
+        rules: of the layers.
+        unjoined: layers that have no rule.
+        target: the modules.
+    """
     lost: dict[int, str] = {}
     for k, rule in enumerate(rules):
         with suppress(NoLetterError):
@@ -240,9 +261,10 @@ def _writable(rules: Sequence[PatternRule], target: TargetModel) -> tuple[list[P
                 entry_of(rule, Letters(), target)
             except NoWordsError as error:
                 lost[k] = str(error)
-    lost |= dict.fromkeys(other_parts(rules, lost), "another part of its leaf, or of the tensor, has no rule")
+    lost |= dict.fromkeys(other_parts(rules, lost, unjoined), "another part of its leaf, or of the tensor, has no rule")
     kept = [rule for k, rule in enumerate(rules) if k not in lost]
-    return kept, {rules[k].module or _own_tensor(rules[k]): why for k, why in lost.items()}
+    without = {rules[k].module or _own_tensor(rules[k].layer): why for k, why in lost.items()}
+    return kept, without | {layer.module or _own_tensor(layer): NO_PATTERN for layer in unjoined}
 
 
 def _neighbours(rule: PatternRule, letters: Letters) -> list[Neighbour]:
@@ -254,9 +276,9 @@ def _neighbours(rule: PatternRule, letters: Letters) -> list[Neighbour]:
     return [Neighbour(parse_pattern(module), shape, axes, outputs) for module in modules if module]
 
 
-def _own_tensor(rule: PatternRule) -> str:
+def _own_tensor(layer: LayerRule) -> str:
     """Return the name of the first tensor of a rule of the model itself."""
-    return next((name for _, name in rule.layer.names), "weight")
+    return next((name for _, name in layer.names), "weight")
 
 
 def _drops(names: Collection[str], kept: Sequence[str], why: str) -> Iterator[DraftEntry]:

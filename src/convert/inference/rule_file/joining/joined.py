@@ -25,8 +25,8 @@ from convert.inference.rule_file.layers.rule import COLUMNS, CONVOLUTIONS, NORMS
 NAMES = {"from": "weight", "bias": "bias"}  # of a layer's tensors
 
 
-def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> list[PatternRule]:
-    """Return the rules for layers, in the order of the first layer of each.
+def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> tuple[list[PatternRule], list[LayerRule]]:
+    """Return the rules for layers, in the order of the first layer of each; and the layers that have none.
 
     Args:
         leaves: of the source, beside those of the layers. An index does not match those that a rule does not describe.
@@ -36,13 +36,15 @@ def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> li
     groups: dict[Hashable, list[LayerRule]] = defaultdict(list)
     for layer in layers:
         groups[structure(layer)].append(layer)
-    rules = [rule for members in groups.values() for rule in indexed_rules(members, letters, every)]
+    made = [rule for members in groups.values() for rule in indexed_rules(members, letters, every)]
+    rules = [rule for rule in made if isinstance(rule, PatternRule)]
     rules = _joined(rules, _split_key, _join_split)
     rules = _joined(rules, lambda rule: _parts_key(_relettered(rule)), _join_parts)
     rules = _joined(rules, _alternatives_key, _join_alternatives)
     rules = _joined(rules, _alternatives_key, _join_alike)
     order = {layer.module: k for k, layer in enumerate(layers)}
-    return sorted(rules, key=lambda rule: order[rule.layer.module])
+    lost = [layer for layer in made if isinstance(layer, LayerRule)]
+    return sorted(rules, key=lambda rule: order[rule.layer.module]), lost
 
 
 def _joined(
@@ -72,6 +74,7 @@ def _common(rule: PatternRule) -> tuple[Hashable, ...]:
         rule.stacked,
         rule.index_from,
         rule.split,
+        rule.grade is Grade.OPEN,
     )
 
 
@@ -137,7 +140,7 @@ def _parts_key(rule: PatternRule) -> Hashable:
         return _alone(rule)
     keys, layer = _without_activation(rule), rule.layer
     fixed = len(layer.main[0].layout.fixed)
-    of_layer = layer.kind_name, layer.names, keys, layer.target_keys
+    of_layer = layer.kind_name, layer.names, keys, layer.target_keys, rule.grade is Grade.OPEN
     return rule.sources, rule.stacked, rule.index_from, *of_layer, part.of, rule.at, fixed
 
 

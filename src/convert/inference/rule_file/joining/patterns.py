@@ -92,7 +92,7 @@ class IndexLetters:
 
 
 def structure(layer: LayerRule) -> Hashable:
-    """Return what the layers of one rule have in common: all but numbers."""
+    """Return what the layers of one rule have in common: all but numbers. One that is open leaves the others their rule."""
     sources = tuple(
         (key, tuple((NUMBER.sub("#", s.leaf), loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
     )
@@ -106,6 +106,7 @@ def structure(layer: LayerRule) -> Hashable:
         layer.geometry,
         layer.computed_from is None,
         layer.also,
+        layer.grade is Grade.OPEN,
     )
 
 
@@ -126,8 +127,10 @@ def _each_source(layer: LayerRule) -> list[Source]:
     return [source for _, of in layer.sources for source in of]
 
 
-def indexed_rules(members: list[LayerRule], letters: IndexLetters, leaves: Collection[str]) -> Iterator[PatternRule]:
-    """Yield rules with indices for layers that differ in numbers only; as few as explain all numbers."""
+def indexed_rules(
+    members: list[LayerRule], letters: IndexLetters, leaves: Collection[str]
+) -> Iterator[PatternRule | LayerRule]:
+    """Yield rules with indices for layers that differ in numbers only, as few as explain all numbers; and the layers that no rule explains."""
     rule = _narrow(members, letters, leaves)
     if rule is not None:
         yield rule
@@ -141,9 +144,7 @@ def indexed_rules(members: list[LayerRule], letters: IndexLetters, leaves: Colle
             yield from (rule for rule in found if rule is not None)
             return
     for member in members:
-        alone = _with_indices([member], letters)
-        if alone is not None:
-            yield alone
+        yield _with_indices([member], letters) or member
 
 
 def _narrow(members: Sequence[LayerRule], letters: IndexLetters, leaves: Collection[str]) -> PatternRule | None:
@@ -225,7 +226,9 @@ def _with_indices(
         if text is None or "+" in text or "," in text:
             return None
         if not text.startswith("{"):
-            if split not in (None, (axis, at)) and len(members) > 1:
+            of_bias = slot[1] >= len(first.main)  # it lacks the axes of the inputs, so that its axis has another number
+            other = split is not None and (split[1] != at or (split[0] != axis and not of_bias))
+            if other and len(members) > 1:
                 return None
             split = split or (axis, at)
         elif stacked.setdefault(text[1:-1], axis) != axis:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from convert.inference.rule_file.joining.patterns import PatternRule, Taken
+from convert.inference.rule_file.joining.patterns import PatternRule, Taken, leaves_of
 from convert.inference.rule_file.layers.layout import Layout
 from convert.inference.rule_file.layers.rule import LayerRule, Source
 
@@ -111,22 +111,23 @@ def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
     return replace(rule, taken=found.pop()) if len(found) == 1 else rule
 
 
-def other_parts(rules: Sequence[PatternRule], lost: Collection[int]) -> set[int]:
-    """Return which rules make a part of a leaf, or of a tensor, whose other parts have no rule, as some rules are `lost`."""
+def other_parts(rules: Sequence[PatternRule], lost: Collection[int], unjoined: Sequence[LayerRule] = ()) -> set[int]:
+    """Return which rules make a part of a leaf, or of a tensor, whose other parts have no rule, as some rules are `lost` and some layers have none."""
     found: set[int] = set()
     while True:
         gone = [rules[k] for k in (*lost, *found)]
-        leaves = {leaf for rule in gone for leaf in rule.leaves}
-        tensors = {rule.module for rule in gone if _is_part(rule)}
+        leaves = {leaf for rule in gone for leaf in rule.leaves}.union(*map(leaves_of, unjoined))
+        tensors = {rule.module for rule in gone if _is_part(rule.layer)} | {x.module for x in unjoined if _is_part(x)}
         more = {
             k
             for k, rule in enumerate(rules)
-            if k not in lost and ((rule.taken and leaves & rule.leaves) or (_is_part(rule) and rule.module in tensors))
+            if k not in lost
+            and ((rule.taken and leaves & rule.leaves) or (_is_part(rule.layer) and rule.module in tensors))
         }
         if more == found:
             return found
         found = more
 
 
-def _is_part(rule: PatternRule) -> bool:
-    return any(key == "part" for key, _ in rule.layer.target_keys)
+def _is_part(layer: LayerRule) -> bool:
+    return any(key == "part" for key, _ in layer.target_keys)

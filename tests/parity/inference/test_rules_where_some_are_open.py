@@ -1,0 +1,102 @@
+"""A rule of which a tensor is open is a question, and takes no other rule with it: all were open, or none asked anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from convert.core.tensor_spec import TensorSpec
+from convert.inference.derivation import Grade
+from convert.inference.pair import Pair
+from convert.inference.rule_file.from_pair import InferredRules, infer_rules
+from convert.inference.rule_file.write import write_rules
+from convert.rules.parse import parse_rules
+from convert.verify.target_model import model_of_module
+
+WIDTH, BLOCKS = 8, 2
+SHAPES = {**dict.fromkeys(("w0", "w1", "back", "on"), (WIDTH, WIDTH)), **dict.fromkeys(("b0", "b1"), (WIDTH,))}
+LEAVES = {f"{i}/{name}": shape for i in range(BLOCKS) for name, shape in SHAPES.items()}
+
+
+class Block(torch.nn.Module):
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.back, self.on = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.layers = torch.nn.ModuleList([self.first, self.second] if shared else [])
+
+    def forward(self, x: Any) -> Any:
+        h = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.back(h), self.on(h)
+
+
+class Net(torch.nn.Module):
+    """Residual blocks; ``swapped``: the residual has the other sign."""
+
+    def __init__(self, swapped: bool, shared: bool = False) -> None:
+        super().__init__()
+        self.blocks, self.swapped = torch.nn.ModuleList(Block(shared) for _ in range(BLOCKS)), swapped
+
+    def forward(self, x: Any) -> Any:
+        y = 0
+        for block in self.blocks:
+            back, on = block(x)
+            x, y = back - x if self.swapped else x - back, y + on
+        return y
+
+
+def _forward(p: Any, given: Any) -> Any:
+    x, y = given["x"], 0
+    for i in range(BLOCKS):
+        h = jax.nn.relu(jax.nn.relu(x @ p[f"{i}/w0"] + p[f"{i}/b0"]) @ p[f"{i}/w1"] + p[f"{i}/b1"])
+        x, y = x - h @ p[f"{i}/back"], y + h @ p[f"{i}/on"]
+    return {"y": y}
+
+
+def _inferred(module: torch.nn.Module) -> InferredRules:
+    pair = Pair(
+        _forward,
+        module,
+        lambda net, given: {"y": net(given["x"])},
+        lambda seed: {"x": np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)},
+        "pair:pair",
+    )
+    specs = {name: TensorSpec(shape, "float32") for name, shape in LEAVES.items()}
+    return infer_rules(pair, model_of_module(module, "Net"), specs, "net", option="--reference ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_in_front_of_a_difference_has_rules(shared: bool) -> None:
+    made = _inferred(Net(True, shared))
+    grades = {tensor.name: tensor.grade for tensor in made.derivation.tensors}
+    assert {grades[f"blocks.0.{layer}.{x}"] for layer in ("first", "second") for x in ("weight", "bias")} == {
+        Grade.IN_FRONT
+    }
+    left = {name for name, grade in grades.items() if grade is Grade.OPEN}
+    assert left, "the difference is behind the first trunk"
+    questions = parse_rules(made.written.text).questions
+    assert {question.key for question in questions} == {"linear"}
+    assert made.written.text.count("    # question: ") == len(questions)
+    assert not any(question.path in ("0/w0", "0/w1", "{i}/w0") for question in questions)
+    if shared:
+        assert "blocks.0.first: [blocks.0.layers.0]" in made.written.text
+
+
+def test_only_what_is_open_is_asked() -> None:
+    module = Net(False)
+    made = _inferred(module)
+    assert made.derivation.complete and not parse_rules(made.written.text).questions
+    assert "linear: blocks.{i}.{first,second}\n" in made.written.text
+    opened = tuple(
+        replace(t, grade=Grade.OPEN) if t.name.startswith("blocks.1.second") else t for t in made.derivation.tensors
+    )
+    text = write_rules(replace(made.derivation, tensors=opened), model_of_module(module, "Net")).text
+    (question,) = parse_rules(text).questions
+    assert (question.key, question.path) == ("linear", "1/w1")
+    assert "\n  # linear: blocks.1.second\n" in text
