@@ -344,7 +344,7 @@ class Proof:
     Attributes:
         draws: how many times.
         error: the largest difference of an output, relative to the largest value of that output.
-        allowed: up to which error it proves: the rounding of float64, or of numbers that a program has in float32.
+        allowed: up to which error it proves: the rounding of float64, of numbers that a program has in float32, or of outputs that lose digits.
         same_inputs: whether the inputs ignore their seed, so that only the leaves are fresh.
     """
 

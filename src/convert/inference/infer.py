@@ -28,11 +28,13 @@ from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart, told_by_others, told_by_some
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
+from convert.inference.last_digits import lost_digits
 from convert.inference.meetings.sites import site_of
 from convert.inference.models import Inputs, Models, Records, Runs
 from convert.inference.recorded import PATHS
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
+from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
 
@@ -238,7 +240,12 @@ def _tested(
         found = reordered(found, target, fresh, partial(_target_run, target), allowed)
         errors = [proof.error(module, run, masks, found, program) for program in fresh]
     evidence = Proof(DRAWS, max(errors), allowed, weak_proof.same_inputs(drawn))
-    if evidence.error > allowed:
+    lost = None
+    if allowed < evidence.error <= EXACT:
+        lost = lost_digits(models, both.learned, found, plain, allowed)
+    if lost is not None:
+        evidence = replace(evidence, allowed=max(lost.allowed, evidence.error))
+    elif evidence.error > allowed:
         problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
         last = len(target.operations) - 1
         ended = Difference(site_of("target", last, target.operations[last]), problem, evidence.error)
@@ -249,7 +256,8 @@ def _tested(
         ended = Difference(site_of("target", as_derived.operations.index(hides), hides), HIDDEN, shown=False)
         return _Tested(None, found, source, ended, again=again, hidden=True)
     unseen = _unseen(target, found, [source, *fresh], as_derived, allowed)
-    notes = (*weak_proof.notes(plain, evidence.same_inputs), *unseen)
+    losses = () if lost is None else lost.notes
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *unseen)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)

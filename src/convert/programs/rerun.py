@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from convert.numerics.real_numbers import as_real
@@ -16,12 +16,18 @@ def can_rerun(program: Program, inputs: Mapping[str, Array]) -> bool:
     return not program.path_taken and known == {name: as_real(array).shape for name, array in inputs.items()}
 
 
-def rerun(program: Program, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> Program:
+def rerun(
+    program: Program,
+    parameters: Mapping[str, Array],
+    inputs: Mapping[str, Array],
+    kept: Callable[[Operation, Array], Array] = lambda _, array: array,
+) -> Program:
     """Return the record of the same operations on other parameters and inputs.
 
     Args:
         program: for which `can_rerun` holds.
         parameters, inputs: by name; of the shapes and dtypes of its own.
+        kept: (operation, a result of it) -> what the operations behind it are given.
 
     Raises:
         ConvertError: an output has NaN.
@@ -37,7 +43,7 @@ def rerun(program: Program, parameters: Mapping[str, Array], inputs: Mapping[str
             operations.append(operation)
             continue
         operands = tuple(new.get(operand, operand) for operand in operation.operands)
-        arrays = operation.again([operand.array for operand in operands])
+        arrays = [kept(operation, array) for array in operation.again([operand.array for operand in operands])]
         results = tuple(replace(value, array=array) for value, array in zip(operation.results, arrays, strict=True))
         new |= zip(operation.results, results, strict=True)
         operations.append(replace(operation, operands=operands, results=results))

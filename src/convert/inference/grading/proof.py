@@ -80,15 +80,21 @@ def error_of(
     Raises:
         UserCodeError: a mask does not fit its output, or excludes all of it.
     """
-    found = _outputs(module, run, state, source)
-    given = {name: value.given for name, value in source.inputs.items()}
+    found = counted(masks, source, made_by(module, run, state, source))
+    own = counted(masks, source, {name: value.array for name, value in source.outputs.items()})
+    return max((relative_error(found[name], want) for name, want in own.items()), default=0.0)
+
+
+def counted(masks: Masks, source: Program, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the elements of the outputs of a run that count; all of one that has not the shape of the source's.
+
+    Raises:
+        UserCodeError: a mask does not fit its output, or excludes all of it.
+    """
     shapes = {name: value.array.shape for name, value in source.outputs.items()}
-    worst, counts = 0.0, dict(require_masks(masks(given), shapes))
-    for name, value in source.outputs.items():
-        if found[name].shape != value.array.shape:
-            return float("inf")
-        worst = max(worst, relative_error(*(_counted(array, counts.get(name)) for array in (found[name], value.array))))
-    return worst
+    counts = dict(require_masks(masks({name: value.given for name, value in source.inputs.items()}), shapes))
+    fits = {name: arrays[name].shape == shape for name, shape in shapes.items()}
+    return {name: _counted(arrays[name], counts.get(name) if fits[name] else None) for name in shapes}
 
 
 def outputs(
@@ -99,7 +105,7 @@ def outputs(
     source: Program,
 ) -> Array:
     """Return the elements of the outputs that count, in one row, for weights of the module and the inputs of a run of the source."""
-    found = _outputs(module, run, state, source)
+    found = made_by(module, run, state, source)
     counts = dict(require_masks(masks({name: v.given for name, v in source.inputs.items()}), {}))
     return np.concatenate([_counted(found[name], counts.get(name)).ravel() for name in source.outputs])
 
@@ -136,12 +142,13 @@ def slopes(
     }
 
 
-def _outputs(
+def made_by(
     module: torch.nn.Module,
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
     state: Mapping[str, Array],
     source: Program,
 ) -> dict[str, Array]:
+    """Return the outputs of the module for weights of it and the inputs of a run of the source, by name."""
     import torch
 
     from convert.numerics.lift_torch import lifted
