@@ -97,6 +97,12 @@ def haiku(cell: str, layers: int, two_way: bool) -> Made:
             x = jnp.concatenate(found, -1)
         return x
 
+    return _of_haiku(model)
+
+
+def _of_haiku(model: Callable[[Any], Any]) -> Made:
+    import haiku as hk
+
     made = hk.without_apply_rng(hk.transform(model))
     tree = jax.eval_shape(made.init, jax.random.key(0), jnp.zeros((BATCH, STEPS, INPUTS)))
 
@@ -108,6 +114,28 @@ def haiku(cell: str, layers: int, two_way: bool) -> Made:
         return made.apply(modules, x)
 
     return function, {f"{module}/{name}": leaf.shape for module, own in tree.items() for name, leaf in own.items()}
+
+
+def haiku_in_one_loop(cell: str, layers: int, fault: str = "") -> Made:
+    """`hk.DeepRNN`: each step of the loop goes through all layers."""
+    import haiku as hk
+
+    class Faulty(hk.DeepRNN):  # type: ignore[misc]  # Haiku has no types
+        """Planted: a layer gives its hidden state a step late, or the state of its cell."""
+
+        def __call__(self, x: Any, states: Any) -> tuple[Any, Any]:
+            made = []
+            for layer, before in zip(self.layers, states, strict=True):
+                _, after = layer(x, before)
+                x = before.hidden if fault == "a step late" else after.cell
+                made.append(after)
+            return x, tuple(made)
+
+    def model(x: Any) -> Any:
+        core = (Faulty if fault else hk.DeepRNN)([getattr(hk, cell)(HIDDEN) for _ in range(layers)])
+        return hk.dynamic_unroll(core, x, core.initial_state(BATCH), time_major=False)[0]
+
+    return _of_haiku(model)
 
 
 def equinox(cell: str, layers: int, two_way: bool) -> Made:

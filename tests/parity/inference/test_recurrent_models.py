@@ -56,6 +56,31 @@ def test_deep_and_two_way_layers_are_rules_by_the_names_of_their_cells(
     library: str, cell: str, layers: int, two_way: bool
 ) -> None:
     function, shapes = getattr(recurrent_models, library)(cell, layers, two_way)
+    assert_cells_by_name(function, shapes, library, cell, layers, two_way)
+
+
+@pytest.mark.parametrize(
+    ("cell", "layers"),
+    [("LSTM", 2), pytest.param("LSTM", 3, marks=SLOW), pytest.param("VanillaRNN", 2, marks=SLOW)],
+)
+def test_layers_in_one_loop_with_a_matrix_for_input_and_state(cell: str, layers: int) -> None:
+    """What a layer gives is the next one's input step by step; torch's layer has it of all steps at once."""
+    function, shapes = recurrent_models.haiku_in_one_loop(cell, layers)
+    assert_cells_by_name(function, shapes, "haiku", cell, layers, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["a step late", "state of the cell"])
+def test_a_fault_between_layers_in_one_loop_is_never_derived(fault: str) -> None:
+    function, shapes = recurrent_models.haiku_in_one_loop("LSTM", 2, fault)
+    found = derive(function, Recurrent("lstm", 2, False).eval(), shapes)
+    assert not found.complete and found.proof is None and len(found.differences) == 1
+
+
+def assert_cells_by_name(
+    function: Function, shapes: Mapping[str, tuple[int, ...]], library: str, cell: str, layers: int, two_way: bool
+) -> None:
+    """The derivation is complete, and its rules name the cells and convert."""
     kind = "gru" if "GRU" in cell else "lstm" if "LSTM" in cell else "rnn"
     relu = {"nonlinearity": "relu"} if cell == "VanillaRNN" else {}
     module = Recurrent(kind, layers, two_way, **relu).eval()

@@ -19,7 +19,7 @@ from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
-from convert.inference.meetings.sites import Meeting, Product, meetings, products, role_of
+from convert.inference.meetings.sites import Meeting, Product, meetings, of_one_weight, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
 from convert.programs.program import Program, Value, producers_of, users_of
 
@@ -72,10 +72,13 @@ class Source:
                     Meeting(term.index, (term.operation,), term.side, Role.SHIFT, term.data)
                 )
                 self.table.add(term.result, term.index)
+        side_by_side: list[Meeting] = []
         for one in (*of_each_value(program), *of_all_values(program), *of_all_pairs(program)):
             role = role_of(one.operation)
-            self.meetings[role].append(Meeting(one.index, (one.operation,), one.side, role, one.data))
+            side_by_side.append(Meeting(one.index, (one.operation,), one.side, role, one.data))
+            self.meetings[role].append(side_by_side[-1])
             self.table.add(one.result, one.index)
+        self.meetings[Role.PRODUCT] += of_one_weight([m for m in side_by_side if m.role is Role.PRODUCT])
         for part in visible_sums(program):
             self.meetings[Role.SHIFT].append(Meeting(part.index, (part.operation,), part.side, Role.SHIFT))
             self.table.add(part.operation.results[0].array, part.index)

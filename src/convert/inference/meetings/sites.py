@@ -112,18 +112,23 @@ def columns_met(data: Sequence[Array], numbers: Array) -> Columns:
 
 def meetings(program: Program) -> list[Meeting]:
     """Return the meetings of a program in order; those of one value of parameters are joined in a further one."""
-    found: list[Meeting] = []
+    found = [
+        Meeting(index, (operation,), side, role_of(operation))
+        for index, operation in enumerate(program.operations)
+        for side in parameter_operands(operation)
+    ]
+    return [*found, *of_one_weight(found)]
+
+
+def of_one_weight(found: Sequence[Meeting]) -> Iterator[Meeting]:
+    """Yield a meeting for all those of one value of parameters: a weight that a loop over time uses at each step."""
     groups: dict[Any, list[Meeting]] = {}
-    for index, operation in enumerate(program.operations):
-        for side in parameter_operands(operation):
-            meeting = Meeting(index, (operation,), side, role_of(operation))
-            found.append(meeting)
-            groups.setdefault(_same_weight(meeting), []).append(meeting)
+    for meeting in found:
+        groups.setdefault(_same_weight(meeting), []).append(meeting)
     for group in groups.values():
         if len(group) > 1:
             first = group[0]
-            found.append(Meeting(first.index, tuple(m.operation for m in group), first.side, first.role))
-    return found
+            yield Meeting(first.index, tuple(m.operation for m in group), first.side, first.role)
 
 
 def _same_weight(meeting: Meeting) -> Any:
