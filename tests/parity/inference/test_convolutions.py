@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,6 +73,61 @@ def test_transposed_convolutions(
     module = Channels(make(4, 5, kernel, strides, **torchs), crop)
     lines = rule_of(nn.ConvTranspose(5, kernel, strides=strides, padding=padding), module, 2, *(6, 5)[: len(kernel)], 4)
     assert lines[-1] == "conv_transpose: c" and set(said) <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "strides", "padding", "torchs", "crop", "said"),
+    [
+        (3, (4,), (2,), "SAME", {"padding": 1}, (), ["axes: PDC", "padding: [[2, 2]]", "strides: [2]"]),
+        pytest.param(4, (4, 4), (2, 2), "SAME", {"padding": 1}, (), ["padding: [[2, 2], [2, 2]]", "strides: [2, 2]"], marks=SLOW),
+        pytest.param(3, (3, 3), (2, 2), "SAME", {}, (0, -1, 0, -1), ["padding: [[2, 1], [2, 1]]"], marks=SLOW),
+        pytest.param(3, (3, 2), (2, 1), "VALID", {}, (), ["padding: [[2, 2], [1, 1]]", "strides: [2, 1]"], marks=SLOW),
+        pytest.param(3, (3, 3), (1, 1), ((1, 1), (0, 0)), {"padding": (1, 2)}, (), ["padding: [[1, 1], [0, 0]]"], marks=SLOW),
+        pytest.param(3, (3, 3), (1, 1), ((0, 0), (0, 0)), {"padding": (2, 2)}, (), ["padding: [[0, 0], [0, 0]]"], marks=SLOW),
+        pytest.param(1, (3, 1), (1, 1), "SAME", {"padding": (1, 0)}, (), ["padding: [[1, 1], [0, 0]]"], marks=SLOW),
+    ],
+    ids=["one axis", "as many channels", "result without its last row", "VALID", "explicit", "none", "one channel"],
+)  # fmt: skip
+def test_kernels_of_the_forward_convolution(
+    channels: int, kernel: Any, strides: Any, padding: Any, torchs: Any, crop: Any, said: list[str]
+) -> None:
+    """With transpose_kernel=True JAX flips the kernel itself: it was a rule that makes something else."""
+    make = torch.nn.ConvTranspose2d if len(kernel) == 2 else torch.nn.ConvTranspose1d
+    module = Channels(make(4, channels, kernel, strides, **torchs), crop)
+    layer = nn.ConvTranspose(channels, kernel, strides=strides, padding=padding, transpose_kernel=True)
+    lines = rule_of(layer, module, 2, *(6, 5)[: len(kernel)], 4)
+    assert {*said, "transpose_kernel: true", "conv_transpose: c"} <= set(lines)
+
+
+@SLOW
+def test_a_kernel_of_size_one_is_not_flipped() -> None:
+    """The letters of its axes say it all: with and without transpose_kernel it is one convolution."""
+    module = Channels(torch.nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
+    lines = rule_of(nn.ConvTranspose(3, (1, 1), strides=(2, 2), transpose_kernel=True), module, 2, 6, 5, 4)
+    assert "- dimension_numbers: NHWC,HWOI->NHWC" in lines and "transpose_kernel: true" not in lines
+
+
+@SLOW
+def test_a_transposed_convolution_without_padding_is_not_valid() -> None:
+    """VALID pads the input by what the kernel covers; no padding is another convolution."""
+    module = Channels(torch.nn.ConvTranspose1d(4, 3, 3, padding=2))
+    lines = rule_of(nn.ConvTranspose(3, (3,), padding=((0, 0),)), module, 2, 6, 4)
+    assert "padding: [[0, 0]]" in lines
+
+
+@SLOW
+def test_a_kernel_that_is_stored_as_torch_has_it() -> None:
+    """The source moves the axes of the leaf itself: the letters are those of the leaf."""
+
+    def function(w: Any, x: Any) -> Any:
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jnp.tanh(
+            jax.lax.conv_general_dilated(x, w["k"].transpose(2, 3, 1, 0), (1, 1), "VALID", dimension_numbers=numbers)
+        )
+
+    module = Channels(torch.nn.Conv2d(4, 3, (3, 2), bias=False))
+    (rule,) = rules(derive(function, module, {"k": (3, 4, 3, 2)}, floats(2, 6, 5, 4)), module)
+    assert rule.startswith("- dimension_numbers: NHWC,OIHW->NHWC\n  axes: DCPQ")
 
 
 class Causal(torch.nn.Module):

@@ -55,13 +55,15 @@ def _written(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> WrittenRule
     [
         (r",(.)(.)->...\2(.*\n  from: a\n)", r",\2\1->...\2\3", "elements are others"),
         (r",(.)(.)->...\2(.*\n  from: a\n)", r",\1->...\2\3", ""),
+        (r"  bias: ab\n", "  bias: ob\n", "but a (float64[16,16] as D C) makes it 16"),
     ],
-    ids=["another layout", "not valid"],
+    ids=["another layout", "not valid", "sizes that do not fit"],
 )
 def test_a_wrong_rule_is_open(old: str, new: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = _written(monkeypatch, old, new)
     ((module, why),) = written.open.items()
     assert module == "first" and why.startswith(from_pair.WRONG) and problem in why
+    assert why.endswith("write a rule for it by hand, and report this with both programs") and "rules.yaml" not in why
     assert "linear: last" in written.text and "linear: first" not in written.text
     assert "the two programs show that it becomes first.weight; the summary says why" in written.text
 

@@ -24,7 +24,9 @@ from convert.inference.rule_file.write import WrittenRules, write_rules
 from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
-WRONG = "its rule would make something else, please report it"
+WRONG = "the rule that would be written for it makes something else"
+BY_HAND = "write a rule for it by hand, and report this with both programs"
+PLACE = re.compile(r"rules\.yaml:[0-9]+, ")  # of rules that no file has yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +163,11 @@ def _without_wrong_rules(
         wrong = _blamed(written, derivation, written.open, root)
         if not wrong:
             return written
-        more = {name: f"{WRONG}: {problem}" for name, problem in wrong.items() if name not in refused}
+        more = {
+            name: f"{WRONG}: {PLACE.sub('', problem)}; {BY_HAND}"
+            for name, problem in wrong.items()
+            if name not in refused
+        }
         if not more:
             raise _internal(next(iter(wrong.values())))
         refused |= more

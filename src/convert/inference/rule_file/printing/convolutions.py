@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from convert.inference.rule_file.layers.geometry import CAUSAL, SPATIAL
 from convert.inference.rule_file.layers.layout import REVERSED
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
 from convert.inference.rule_file.printing.letters import Named
 
+TRANSPOSED = "conv_transpose"
 SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
 
 
@@ -23,11 +24,10 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
     said = dict(layer.geometry)
     layout = layer.main[0].layout
     kernel = [axis for axis in range(len(layout.leaf_shape)) if axis not in stacked and (axis, 0) not in layout.fixed]
-    numbers = _numbers(said.get("dimension_numbers", ""), len(kernel)) or _numbers_of_layout(layer, kernel)
-    roles = numbers.split(",")[1].split("->")[0]
-    turned = layer.kind_name == "conv_transpose"
-    if not turned and any(axis.order == REVERSED for axis in layout.axes):
-        raise NoWordsError("the kernel is flipped, and its convolution is not transposed")
+    forward = _is_of_forward_convolution(layer)
+    printed = _numbers(said.get("dimension_numbers", ""), len(kernel))
+    numbers = _of_leaf(printed, kernel, _roles(layer, forward)) if printed else _numbers_of_layout(layer, kernel)
+    roles = _of_kernel(numbers)
     found = []
     for axis, role in zip(kernel, roles, strict=True):
         of = layout.made_of(axis)
@@ -37,20 +37,72 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
         letter = named.take("width" if role in "OI" else "kernel", size) if size > 1 else named.take("one", 1)
         named.of[axis, 0] = letter
         found.append(letter)
-    keys = [(numbers, "".join(found))]
+    keys = [(numbers, "".join(found)), *([("transpose_kernel", "true")] if forward else [])]
     for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
         if key in said and not _plain(key, said[key]):
-            keys.append(
-                (
-                    name,
-                    "VALID"
-                    if key == "padding" and said[key] != CAUSAL and not re.search("[1-9]", said[key])
-                    else said[key],
-                )
-            )
+            keys.append((name, "VALID" if key == "padding" and _is_valid(layer, said[key]) else said[key]))
     if said.get("groups", "1") != "1" and "I" in roles:  # without this axis every channel is a group
         keys.append(("feature_group_count", said["groups"]))
     return keys
+
+
+def _is_of_forward_convolution(layer: LayerRule) -> bool:
+    """Whether a transposed convolution has the kernel of the convolution whose gradient it is, which JAX then flips itself.
+
+    Raises:
+        NoWordsError: the kernel is flipped where it may not be.
+    """
+    layout = layer.main[0].layout
+    if layer.kind_name != TRANSPOSED:
+        if any(axis.order == REVERSED for axis in layout.axes):
+            raise NoWordsError("the kernel is flipped, and its convolution is not transposed")
+        return False
+    flipped = {axis.order == REVERSED for group in (layout.groups or ())[2:] for axis in group}
+    if len(flipped) > 1:
+        raise NoWordsError("the kernel is flipped along some of its axes, and not along the others")
+    return flipped == {False}
+
+
+def _roles(layer: LayerRule, forward: bool) -> dict[int, str]:
+    """Return the letters that the axes of the leaf have by where they lie in the target's kernel; an axis of one element lies nowhere.
+
+    Args:
+        forward: whether the letters are those of the convolution whose gradient this is.
+    """
+    groups = layer.main[0].layout.groups or ()
+    channels = "OI" if layer.kind_name != TRANSPOSED or forward else "IO"
+    letters = channels + SPATIAL.get(len(groups) - 2, "")
+    return {group[0].of: letter for letter, group in zip(letters, groups, strict=False) if len(group) == 1}
+
+
+def _of_leaf(numbers: str, kernel: Sequence[int], told: Mapping[int, str]) -> str:
+    """Return dimension numbers with the letters of the kernel as the leaf has its axes, where the source's code moves them.
+
+    Args:
+        kernel: the axes of the leaf.
+        told: letters by axis, as far as they are known.
+
+    Raises:
+        NoWordsError: the two programs have the axes of space in another order.
+    """
+    printed = _of_kernel(numbers)
+    if all(told.get(axis, letter) == letter for axis, letter in zip(kernel, printed, strict=True)):
+        return numbers
+    rest = iter([letter for letter in printed if letter not in told.values()])
+    moved = "".join(told.get(axis) or next(rest) for axis in kernel)
+    if [x for x in moved if x not in "OI"] != [x for x in printed if x not in "OI"]:
+        raise NoWordsError("the source's kernel has its axes of space in another order than the target's")
+    return numbers.replace(printed, moved)
+
+
+def _of_kernel(numbers: str) -> str:
+    """Return the letters of the kernel in dimension numbers."""
+    return numbers.split(",")[1].split("->")[0]
+
+
+def _is_valid(layer: LayerRule, padding: str) -> bool:
+    """Whether nothing is padded; a transposed convolution that is VALID pads what its kernel covers."""
+    return layer.kind_name != TRANSPOSED and padding != CAUSAL and not re.search("[1-9]", padding)
 
 
 def _numbers(text: str, rank: int) -> str:
