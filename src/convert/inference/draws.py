@@ -65,7 +65,7 @@ class Draws:
             except ConvertError as error:
                 leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
                 more = (
-                    {name for name in leaves if _is_vector(self.shapes[name])}
+                    {name for name in leaves if name in self.shapes and _is_vector(self.shapes[name])}
                     - self.positive
                     - set(self.complex_leaves)
                 )

@@ -292,7 +292,7 @@ def _notes(source: Program, target: Program) -> tuple[str, ...]:
     for side, program in (("JAX function", source), ("PyTorch module", target)):
         if program.path_taken:
             notes.append(
-                f"the {side} chose a branch or a number of iterations by its values; other paths were not seen"
+                f"the {side} chose a branch or a number of iterations by its values at {program.path_taken}; other paths were not seen"
             )
         if program.opaque:
             notes.append(f"operations of the {side} that were not looked into: {', '.join(program.opaque)}")

@@ -103,7 +103,8 @@ class Program:
         operations: in the order of execution; of a loop, every iteration.
         outputs: by name.
         opaque: operations that could not be run in float64, or not be looked into, by name.
-        path_taken: whether the run chose a branch or a number of iterations by its values, so that other inputs may run others.
+        path_taken: the line at which the run first chose a branch or a number of iterations by its values, so that other inputs may
+            run others; empty if it did not.
         taken_out: where Python code took elements of a value that is not constant, in the order of execution.
         tied: further names of parameters, each with the name in `parameters`.
         buffers: names of those that are not learned: the model computes them, or updates them.
@@ -114,7 +115,7 @@ class Program:
     operations: tuple[Operation, ...]
     outputs: Mapping[str, Value]
     opaque: tuple[str, ...] = ()
-    path_taken: bool = False
+    path_taken: str = ""
     taken_out: tuple[TakenOut, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()

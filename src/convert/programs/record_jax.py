@@ -26,7 +26,7 @@ from convert.programs.jax_elements import LAYOUT, elements_of
 from convert.programs.jax_modules import around_modules
 from convert.programs.program import Array, Operation, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
-from convert.programs.where import model_line, stack
+from convert.programs.where import UNKNOWN, model_line, stack
 
 JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
@@ -135,7 +135,7 @@ class _Recorder:
         given: the values of the function's arguments, in the order of JAX's trees.
         operations: so far.
         opaque: names of operations that were not run in float64, or not looked into.
-        path_taken: whether values chose a branch or a number of iterations.
+        path_taken: the line at which values first chose a branch or a number of iterations; empty if none did.
     """
 
     def __init__(self, given: Sequence[Value]) -> None:
@@ -148,7 +148,7 @@ class _Recorder:
         self.known = {id(array): (array, value) for array, value in zip(arguments, self.given, strict=False)}
         self.operations: list[Operation] = []
         self.opaque: tuple[str, ...] = ()
-        self.path_taken = False
+        self.path_taken = ""
 
     def within(self, path: str, run: Callable[[], Any], _: Any) -> Any:
         """Run a module. What it traces carries its path, for when the jaxpr is evaluated."""
@@ -169,7 +169,10 @@ class _Recorder:
         return value
 
     def choice(self, value: Any) -> None:
-        self.path_taken |= not self.value(value).constant
+        chosen_by = self.value(value)
+        if not chosen_by.constant and not self.path_taken:
+            made = (one.where for one in reversed(self.operations) if chosen_by in one.results)
+            self.path_taken = next(made, "") or UNKNOWN
 
     def step(self, step: Step) -> tuple[str, str] | None:
         name = step.primitive.name

@@ -186,6 +186,16 @@ def _embedding_bag(
     return bags, offsets.new_zeros(0), counts, offsets.new_zeros(0)
 
 
+def one_hot(tensor: Tensor, number: int) -> Tensor:
+    """Return what ``torch.nn.functional.one_hot`` gives, which first looks whether all indices are below the number.
+
+    No path depends on that: it raises an error, or goes on.
+    """
+    classes = torch.arange(number, device=tensor.device)
+    made: Tensor = (tensor.unsqueeze(-1) == classes).to(torch.int64)
+    return made
+
+
 @cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Return what takes an operator apart; it may return `NotImplemented`."""

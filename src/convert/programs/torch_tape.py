@@ -20,9 +20,9 @@ from convert.numerics.lift_torch import Lift, exact_arguments, tensors_in
 from convert.programs.program import Array, Operation, TakenOut, Value
 from convert.programs.torch_aliases import Aliases, array_of
 from convert.programs.torch_call import Call
-from convert.programs.torch_decompositions import table
+from convert.programs.torch_decompositions import one_hot, table
 from convert.programs.torch_elements import elements_of
-from convert.programs.where import model_line, stack
+from convert.programs.where import UNKNOWN, model_line, stack
 
 aten = torch.ops.aten
 CALL = torch.nn.Module._call_impl.__code__
@@ -46,7 +46,8 @@ class Tape(Lift):
     Attributes:
         operations: in the order of execution.
         opaque: operators that could not be looked into.
-        path_taken: whether Python code has used the elements of a value that is not constant, or they have chosen a shape.
+        path_taken: the line at which Python code first used the elements of a value that is not constant, or they chose a shape;
+            empty if none did.
         taken_out: where it has used them.
 
     Args:
@@ -57,7 +58,7 @@ class Tape(Lift):
         super().__init__()
         self.operations: list[Operation] = []
         self.opaque: set[str] = set()
-        self.path_taken = False
+        self.path_taken = ""
         self.taken_out: list[TakenOut] = []
         self._modules = modules
         self._running = False
@@ -82,7 +83,7 @@ class Tape(Lift):
     def used_in_python(self, values: Iterable[Value], how: str, *, to_numpy: bool = False) -> None:
         """Note that Python code has used the elements of values; what NumPy makes of them is not seen."""
         if any(not value.constant for value in values):
-            self.path_taken = True
+            self.path_taken = self.path_taken or _line()
             self.taken_out.append(TakenOut(model_line(stack(sys._getframe())), how, len(self.operations)))
             self.opaque |= {"numpy"} if to_numpy else set()
 
@@ -119,7 +120,8 @@ class Tape(Lift):
                 self._aliases.write(tensor, Value(array_of(tensor)))
         else:
             self.used_in_python(operands, SCALARS.get(call.name, call.name))
-        self.path_taken |= any(not operands[k].constant for k in call.sizing)
+        if any(not operands[k].constant for k in call.sizing):
+            self.path_taken = self.path_taken or _line()
         return out
 
     def _record(self, call: Call, operands: Sequence[Value], results: Sequence[torch.Tensor]) -> None:
@@ -192,8 +194,13 @@ class Tape(Lift):
         return ""
 
 
+def _line() -> str:
+    """Return the line of the model's code that runs."""
+    return model_line(stack(sys._getframe())) or UNKNOWN
+
+
 class _ToPython(TorchFunctionMode):
-    """Notices that Python code takes the elements of a tensor without an operator."""
+    """Notices that Python code takes the elements of a tensor without an operator, and takes no notice of checks of a function's own."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -202,9 +209,18 @@ class _ToPython(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is torch.nn.functional.one_hot and args:
+            number = (*args[1:], (kwargs or {}).get("num_classes", -1))[0]
+            if _are_below(self.tape.read(args[0]).array, number):  # else it chooses the number, or raises an error
+                return one_hot(args[0], number)
         if func in TO_PYTHON:
             self.tape.used_in_python([self.tape.read(args[0])], TO_PYTHON[func], to_numpy=func in TO_NUMPY)
         return func(*args, **(kwargs or {}))
+
+
+def _are_below(indices: Array, number: int) -> bool:
+    """Whether there are indices, and all are below a number."""
+    return indices.size > 0 and 0 <= indices.min() <= indices.max() < number
 
 
 @cache

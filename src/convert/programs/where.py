@@ -17,6 +17,9 @@ RUNNERS = {"programs", "numerics", "verify", "inference"}  # folders of this pac
 ROOT = Path(__file__).parents[1]
 
 
+UNKNOWN = "an unknown line"
+
+
 def model_line(frames: Iterable[tuple[str, int]]) -> str:
     """Return ``file.py:line`` of the first frame that is the model's code; empty if none is.
 

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from support.inferred import derive, floats
+from convert.inference.derivation import Grade
+from support.inferred import derive, floats, grades
+from support.marks import slow_but
 
 D, N = 8, 2
 STEPS, H = 2, 0.5
@@ -69,6 +71,50 @@ class Attended(torch.nn.Module):
         return self.p((x + self.o((p @ v).transpose(1, 2).flatten(-2))).tanh())
 
 
+def decayed(w: Any, x: Any, shift: float = -3.0) -> Any:
+    """A state space: the decay is -exp of a leaf, and the states are computed by an associative scan."""
+
+    def block(x: Any, leaves: Any) -> tuple[Any, None]:
+        step = jax.nn.softplus(x @ leaves["d"] + shift)
+        decay, into = jnp.exp(step[..., None] * -jnp.exp(leaves["a"])), (step * x)[..., None] * jnp.ones(D)
+        _, h = jax.lax.associative_scan(
+            lambda one, two: (one[0] * two[0], two[0] * one[1] + two[1]), (decay, into), axis=1
+        )
+        return x + h.sum(-1) @ leaves["o"], None
+
+    return jax.lax.scan(block, 0.1 * x, {name: w[name] for name in "dao"})[0]
+
+
+class Decaying(torch.nn.Module):
+    """The decay is exp of the leaf with the other sign: a growth."""
+
+    def __init__(self, shift: float = -3.0) -> None:
+        super().__init__()
+        self.d, self.o = torch.nn.Linear(D, D, bias=False), torch.nn.Linear(D, D, bias=False)
+        self.a, self.shift = torch.nn.Parameter(torch.randn(D, D)), shift
+
+    def forward(self, x: Any) -> Any:
+        step = torch.nn.functional.softplus(self.d(x) + self.shift)
+        decay, into = (step[..., None] * (-self.a).exp()).exp(), (step * x)[..., None].expand(-1, -1, -1, D)
+        h, made = torch.zeros_like(into[:, 0]), []
+        for k in range(x.shape[1]):
+            h = decay[:, k] * h + into[:, k]
+            made.append(h.sum(-1))
+        return x + self.o(torch.stack(made, 1))
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, shift: float = -3.0) -> None:
+        super().__init__()
+        self.m = torch.nn.Sequential(Decaying(shift), Decaying(shift))
+
+    def forward(self, x: Any) -> Any:
+        return self.m(0.1 * x)
+
+
+DECAYED: dict[str, tuple[int, ...]] = dict.fromkeys("dao", (2, D, D))
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[str, tuple[int, ...]], str]] = {
     "a factor in each step": (
         integrated,
@@ -83,13 +129,34 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[s
         dict.fromkeys("qkvop", (D, D)),
         "behind qkv: the target uses a part of what qkv gives, and the JAX model what q gives",
     ),
+    "a function of a parameter in a scan": (
+        decayed,
+        Layers,
+        DECAYED,
+        "in m.0: of m.0.a, the target changes the sign, applies exp, and the JAX model takes index 0 of axis 0, applies exp, changes the sign",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(list(CASES)[:3], CASES))
 def test_the_first_difference_alone_is_named(name: str) -> None:
     function, module, shapes, words = CASES[name]
     torch.manual_seed(0)
     (difference,) = derive(function, module(), shapes, floats(3, 5, D)).differences
     assert words in difference.brief and " more" not in difference.brief, difference.problem
     assert "more may differ" not in difference.problem
+
+
+@pytest.mark.slow
+def test_a_fault_by_which_the_target_gives_no_numbers_is_a_difference() -> None:
+    """The growth is infinite with the source's weights: it was an internal error."""
+    found = derive(lambda w, x: decayed(w, 10 * x, 0.0), Exploding(), DECAYED, floats(3, 5, D))
+    assert found.differences and Grade.DERIVED not in grades(found)
+
+
+class Exploding(Layers):
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def forward(self, x: Any) -> Any:
+        return self.m(x)

@@ -114,6 +114,10 @@ def behind(x: torch.Tensor, p: Arrays) -> Any:
     return (x * p["g"] + pad(x, (0, 0, 0, 1))[:, 1:] * (1 - p["g"])) @ p["w"]
 
 
+def modulated(p: Arrays, x: Any, of: Any, one: Any, two: Any) -> Any:
+    return (of.tanh(x * (1 + one) @ p["w"]) * (1 + two)) @ p["v"]
+
+
 FAULTS = {
     "reflected edges": Fault(
         lambda p, x, real: windows(p, x),
@@ -161,7 +165,11 @@ FAULTS = {
         lambda p, x, real: windows(p, x, (2, 0)),
         lambda p, x, real: cut(p, x),
         "another padding",
-        ("takes the indices 1 to 10 of axis 2", "(2, 2) with zeros and cuts the result"),
+        (
+            "takes the indices 1 to 10 of axis 2",
+            "index k of axis 2 in the target is index k + 1 in the JAX model",
+            "pads (2, 2) with zeros and takes the indices 1 to 10 of axis 2, and the JAX model (2, 0) with zeros",
+        ),
     ),
     "another dilation": Fault(
         lambda p, x, real: windows(p, x, (2, 2), dilation=2),
@@ -216,6 +224,39 @@ FAULTS = {
         lambda p, x, real: behind(x, p),
         "another part",
         ("the target takes the indices 1 to 10 of axis 1", "the JAX model takes the indices 0 to 9 of axis 1"),
+    ),
+    "two steps behind for one": Fault(
+        lambda p, x, real: jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], 1) @ p["w"],
+        lambda p, x, real: pad(x, (0, 0, 2, 0))[:, :-2] @ p["w"],
+        "another part",
+        (
+            "index k of axis 1 in the target is index k - 1 in the JAX model",
+            "2 zeros and the indices 0 to 7 of axis 1 of the input x, and the JAX model 1 zero and the indices 0 to 8",
+        ),
+    ),
+    "the first part of a product used twice": Fault(
+        lambda p, x, real: modulated(p, x, jnp, *jnp.split(x @ jnp.concatenate([p["w"], p["v"]], -1), 2, -1)),
+        lambda p, x, real: modulated(p, x, torch, *[(x @ torch.cat([p["w"], p["v"]], -1)).chunk(2, -1)[0]] * 2),
+        "another operand",
+        ("the target adds 1, multiplies", "of 16 indices of", "the target takes 0 to 7, and the JAX model 8 to 15"),
+    ),
+    "another value for one that is used twice": Fault(
+        lambda p, x, real: modulated(p, x, jnp, *[x @ p["w"]] * 2),
+        lambda p, x, real: modulated(p, x, torch, x @ p["w"], x),
+        "another operand",
+        ("the JAX model adds 1, multiplies", "the target uses the input x, and the JAX model what w gives"),
+    ),
+    "added up by another index": Fault(
+        lambda p, x, real: jnp.zeros((3, 2, 8)).at[jnp.arange(3)[:, None], real.cumsum(1) % 2].add(x @ p["w"]),
+        lambda p, x, real: torch.zeros(3, 2, 8).scatter_add(1, real.long()[..., None].expand(-1, -1, 8), x @ p["w"]),
+        "another computation",
+        ("of the input real and what w gives, the target runs scatter_add",),
+    ),
+    "softplus times the input": Fault(
+        lambda p, x, real: (jax.nn.softplus(x @ p["w"]) * x) @ p["v"],
+        lambda p, x, real: softplus(x @ p["w"]) @ p["v"],
+        "operation missing",
+        ("the JAX model multiplies by the input x (",),
     ),
     "what goes into a state and what comes out of it exchanged": Fault(
         lambda p, x, real: selective(p, x, jnp),

@@ -156,7 +156,7 @@ def batched_loop(w: Arrays, i: Arrays) -> Arrays:
 @pytest.mark.parametrize("function", [loop, jax.jit(loop), jax.checkpoint(loop), batched_loop])
 def test_loops_and_branches_that_values_choose_follow_them_and_say_so(function: Any) -> None:
     program = recorded(function)
-    assert program.path_taken
+    assert program.path_taken.startswith("test_record_jax.py:")
     assert "sin" in names(program)
 
 

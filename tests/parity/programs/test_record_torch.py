@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from convert.core.errors import ConvertError
 from convert.programs.record_torch import record_torch
 from support.recorded_module import recorded, whole
 
@@ -260,17 +261,23 @@ class Choosing(nn.Module):
             return x * float(np.asarray(x.numpy()).size)
         if self.choice == "nonzero":
             return x.sum() * torch.nonzero(x > 0)[:, 0]
+        if self.choice == "one hot":
+            return torch.nn.functional.one_hot(x.argmax(-1), num_classes=9).to(x.dtype)
+        if self.choice == "classes":
+            return torch.nn.functional.one_hot(x.argmax(-1)).to(x.dtype)
         if self.choice == "index":
             return x[x.argmax(0)[0], 0]
         return x[x > 0] if self.choice == "mask" else x
 
 
-@pytest.mark.parametrize("choice", ["input", "weight", "item", "list", "numpy", "mask", "nonzero"])
+@pytest.mark.parametrize("choice", ["input", "weight", "item", "list", "numpy", "mask", "nonzero", "classes"])
 def test_a_value_that_python_uses_or_that_sizes_another_chooses_the_path(choice: str) -> None:
-    assert recorded(Choosing(choice), x=X).path_taken
+    file, line = recorded(Choosing(choice), x=X).path_taken.split(":")
+    first = Choosing.forward.__code__.co_firstlineno
+    assert file == "test_record_torch.py" and first < int(line) < first + 30
 
 
-@pytest.mark.parametrize("choice", ["constant", "none", "index"])
+@pytest.mark.parametrize("choice", ["constant", "none", "index", "one hot"])
 def test_a_constant_or_no_value_chooses_no_path(choice: str) -> None:
     assert not recorded(Choosing(choice), x=X).path_taken
 
@@ -363,3 +370,12 @@ def test_a_run_imports_no_compiler() -> None:
         "print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_one_hot_of_indices_that_are_too_large_is_the_models_error() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.one_hot(x.argmax(-1), 1)
+
+    with pytest.raises(ConvertError, match="smaller than num_classes"):
+        recorded(Model(), x=X)

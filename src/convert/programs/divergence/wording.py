@@ -24,12 +24,14 @@ from convert.programs.divergence.naming.details import (
     FUNCTION,
     PARAMETER,
     PART,
+    other_function,
     padding_counts,
 )
 from convert.programs.divergence.naming.functions import Function, computed, steps_in_functions
 from convert.programs.divergence.naming.loops import other_end, other_start
 from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
 from convert.programs.divergence.naming.operations import CONSTANT, NORM_BEHIND, NORM_IN_FRONT, OTHER
+from convert.programs.divergence.naming.same_way import with_same_steps
 from convert.programs.divergence.naming.selections import other_selection
 from convert.programs.divergence.naming.whole_functions import in_whole_functions
 from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED, windows_of_entry
@@ -107,6 +109,7 @@ def named(
             return Named("", begin, "", without_places(begin))
         return _unproven(divergence, ours, theirs, activations, training, lacking, doubtful)
     repairs = in_whole_functions(divergence.repairs, ours, theirs, activations)
+    repairs = tuple(with_same_steps(one, ours, theirs) for one in repairs)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
     seen: set[Any] = set()
     left_out: list[str] = []
@@ -287,4 +290,6 @@ def _unproven(
     if divergence.instead:
         said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
     said += f"; {windows}" if windows else ""
+    if divergence.instead and (function := other_function(entry, divergence.instead[0], ours, theirs)):
+        said, short = f"{said}; {function}", f"{layer([entry], entry.data, ours)}{function}"
     return Named("", said, "", short)

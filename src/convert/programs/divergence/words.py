@@ -115,10 +115,9 @@ class Words:
         return ", ".join(said) or "moves the elements"
 
     def verbs(self, operations: Sequence[Operation]) -> list[str]:
-        """Say what each does; the operations of a softmax as one."""
-        return [
-            f"takes the softmax{_over(one[0])}" if len(one) > 1 else self.verb(one[0]) for one in _softmaxes(operations)
-        ]
+        """Say what each does; the operations of a softmax as one, and of a choice that chooses nothing, nothing."""
+        steps = [one for one in operations if not _is_idle(one)]
+        return [f"takes the softmax{_over(one[0])}" if len(one) > 1 else self.verb(one[0]) for one in _softmaxes(steps)]
 
     def kinds(self, operations: Sequence[Operation]) -> list[str]:
         """Return the word for each, of a softmax one."""
@@ -171,13 +170,18 @@ class Words:
 
     def of_two(self, operations: Sequence[Operation]) -> str:
         """Say what a single operation does with two values; empty for others."""
-        steps = arithmetic(operations)
+        steps = [one for one in arithmetic(operations) if not _is_idle(one)]
         kind = kind_of(steps[0]) if len(steps) == 1 else ""
         if kind not in ("add", "subtract", "multiply", "divide") or len(set(steps[0].data)) != 2:
             return ""
-        one, two = map(self.value, steps[0].data)
+        given = list(steps[0].data)
+        if kind in ("add", "multiply"):
+            given.sort(key=lambda v: not self._is_passed_on(v))
         if steps[0].name == "rsub":
-            one, two = two, one
+            given.reverse()
+        one, two = map(self.value, given)
+        if self._is_passed_on(given[0]):
+            return ARITHMETIC[kind][0].format(two)
         verb, between = {
             "add": ("adds", "and"),
             "subtract": ("subtracts", "from"),
@@ -185,6 +189,11 @@ class Words:
             "divide": ("divides", "by"),
         }[kind]
         return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
+
+    def _is_passed_on(self, value: Value) -> bool:
+        """Whether a choice that chooses nothing gives a value."""
+        made = self.producer.get(value)
+        return made is not None and _is_idle(made)
 
     def other(self, operation: Operation) -> str:
         """Name the operand that no input is in, if there is one."""
@@ -198,9 +207,12 @@ class Words:
     def value(self, value: Value) -> str:
         """Name a value: a parameter, an input, what a layer of weights gives, or the line that computes it."""
         value = root(value, self.producer)
+        operation = self.producer.get(value)
+        while operation is not None and kind_of(operation) == LAYOUT and len(operation.data) == 1:
+            value = operation.data[0]  # repeated, such as an index for each feature
+            operation = self.producer.get(value)
         if value in self.names:
             return self.names[value]
-        operation = self.producer.get(value)
         if operation is None:
             return "a value"
         if kind_of(operation) == "part" and len(operation.data) == 1:
@@ -263,6 +275,14 @@ def arithmetic(operations: Sequence[Operation]) -> list[Operation]:
     if not any(kind_of(one) == "pick" for one in steps):
         return steps
     return [one for one in steps if one.name not in INDICES or one.results[0].array.dtype.kind == "f"]
+
+
+def _is_idle(operation: Operation) -> bool:
+    """Whether a choice gives one of its values as it is: `softplus` looks for values that are no numbers."""
+    made = operation.results[0].array
+    return kind_of(operation) == "mask" and any(
+        v.data and v.array.shape == made.shape and np.array_equal(v.array, made) for v in operation.operands
+    )
 
 
 def _repeats(operations: Sequence[Operation]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.grading import proof
 from convert.inference.grading.choices import choices_as_outputs
@@ -80,7 +81,10 @@ def explained(
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     weights = proof.weights(guessed, source)
     state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
-    target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
+    try:
+        target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
+    except ConvertError:  # not a number: with these weights the target's code shows nothing
+        return ended
     if hidden:
         source, target = choices_as_outputs(source), choices_as_outputs(target)
     for name, value in source.outputs.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.naming.both import Both
 from convert.programs.divergence.naming.details import (
+    PART,
     other_pool_padding,
     other_pooling,
 )
@@ -51,6 +52,7 @@ from convert.programs.divergence.naming.operations import (
     side_of_the_root,
     sign,
 )
+from convert.programs.divergence.naming.shifts import said_shift, shifted
 from convert.programs.divergence.naming.windows import PADDING, other_padding, other_windows
 from convert.programs.divergence.words import places
 
@@ -80,12 +82,21 @@ def pool_padding(both: Both) -> Described | None:
 
 def read_windows(both: Both) -> Described | None:
     windows = other_windows(both.repair, both.ours, both.theirs)
-    return (windows[0], f"{both.sentence}; {windows[1]}") if windows else None
+    if windows is None:
+        return None
+    by = said_shift(both.repair.got, both.repair.want) if windows[0] == PADDING else ""
+    return windows[0], "; ".join(filter(None, (both.sentence, by, windows[1])))
 
 
 def zeros_around(both: Both) -> Described | None:
     padding = other_padding(both.repair, both.ours, both.theirs)
     return (PADDING, f"{both.sentence}; {padding}") if padding else None
+
+
+def other_steps(both: Both) -> Described | None:
+    """The same value, some steps later or earlier along an axis."""
+    said = shifted(both)
+    return (PART, f"{both.sentence if both.repair.target else both.only_theirs}; {said}") if said else None
 
 
 Question = Callable[[Both], Described | None]
@@ -94,6 +105,7 @@ OF_THE_SOURCE: tuple[Question, ...] = (
     other_value,
     other_limit,
     missing_layout,
+    other_steps,
     missing_padding,
     missing_part,
     missing_function,
@@ -105,6 +117,7 @@ OF_BOTH: tuple[Question, ...] = (
     pooling,
     pool_padding,
     read_windows,
+    other_steps,
     zeros_around,
     exchanged_axes,
     mask,

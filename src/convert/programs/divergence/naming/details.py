@@ -106,9 +106,11 @@ def power_of(got: Array, want: Array) -> str:
     return ""
 
 
-def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:
-    """Name parameters that one side uses in place of others, or other elements of the same ones."""
-    one, two = ([v for x in ops for v in x.operands if v.of_parameters] for ops in (repair.target, repair.source))
+def other_parameters(
+    target: Sequence[Operation], source: Sequence[Operation], ours: Words, theirs: Words
+) -> tuple[str, str] | None:
+    """Name parameters that operations of one side use in place of others, or other elements of the same ones."""
+    one, two = ([v for x in ops for v in x.operands if v.of_parameters] for ops in (target, source))
     mine, other = (
         {leaf: words.parameters[leaf] for v in values for leaf in sorted(v.leaves)}
         for words, values in ((ours, one), (theirs, two))
@@ -119,7 +121,7 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
         return PARAMETER, f"the target uses {' and '.join(lone)}, and the JAX model {' and '.join(meant)}"
     if lone or meant:
         return None
-    layers = [any(kind_of(x) in ("product", "convolution") for x in ops) for ops in (repair.target, repair.source)]
+    layers = [any(kind_of(x) in ("product", "convolution") for x in ops) for ops in (target, source)]
     for x in one if layers[0] == layers[1] else ():  # a sum of shifted products takes a kernel apart
         if not any(same_numbers(x.array, y.array) for y in two):
             made = [_made(words, v) for words, v in ((ours, x), (theirs, two[0]))]
@@ -138,6 +140,14 @@ def other_parameters(repair: Repair, ours: Words, theirs: Words) -> tuple[str, s
                 return EPSILON, f"of {leaves}, the target {said[0]}{at[0]}; the JAX model {said[1]}{at[1]}"
             return FUNCTION, f"of {leaves}, the target {said[0]}, and the JAX model {said[1]}"
     return None
+
+
+def other_function(one: Operation, two: Operation, ours: Words, theirs: Words) -> str:
+    """Say of which function of a parameter an operation takes another one than the source's; empty where they are not known to differ."""
+    if kind_of(one) != kind_of(two):
+        return ""
+    name, said = other_parameters([one], [two], ours, theirs) or ("", "")
+    return said if name in (FUNCTION, EPSILON) else ""
 
 
 def bias_of_choice(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str] | None:

@@ -209,7 +209,9 @@ def mask(both: Both) -> Described | None:
 
 
 def of_parameters(both: Both) -> Described | None:
-    other = other_indices(both.repair) or other_parameters(both.repair, both.ours, both.theirs)
+    other = other_indices(both.repair) or other_parameters(
+        both.repair.target, both.repair.source, both.ours, both.theirs
+    )
     if other and other[0] == FUNCTION and (made := of_other_tables(both)) is not None:
         return made
     one, two = ([kind for kind, _ in of] for of in both.steps)
@@ -274,7 +276,10 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
             which = selection((mine, mine.array), (other, other.array), ours, theirs)
             if number := _times(mine, other):
                 return CONSTANT, f"{sentence}; the target uses {used}, and the JAX model {number} times that"
-        return OPERAND, f"{sentence}; the target uses {used}, and the JAX model {meant}{which and f'; {which}'}"
+        uses = f"the target uses {used}, and the JAX model {meant}"
+        told = [uses] if used != meant or not which else []  # of one name, the elements tell
+        told += [which] if which else []
+        return OPERAND, "; ".join([sentence, *told])
     if not same_numbers(repair.got, repair.want) and any(kind_of(one) in ("part", "pick") for one in repair.target):
         return PART, sentence
     by, said = shifted_tables(repair)

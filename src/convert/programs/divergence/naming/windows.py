@@ -68,12 +68,12 @@ def other_padding(repair: Repair, ours: Words, theirs: Words) -> str:
 def padded(value: Value, producer: Mapping[Value, Operation]) -> Padded | None:
     """Return of which value this one is a padded copy: of the first from which operations that move elements lead to it."""
     found = None
-    for one in _moved_from(value, producer):
+    for one in moved_from(value, producer):
         found = _as_padded(one, value.array) or found
     return found
 
 
-def _moved_from(value: Value, producer: Mapping[Value, Operation]) -> Iterator[Value]:
+def moved_from(value: Value, producer: Mapping[Value, Operation]) -> Iterator[Value]:
     """Yield the values from which operations that move elements alone lead to a value, the nearest first."""
     waiting, seen = [value], {value}
     while waiting and len(seen) < NEAR:
@@ -142,7 +142,7 @@ def other_windows(repair: Repair, ours: Words, theirs: Words) -> tuple[str, str]
         if any(order != tuple(sorted(order)) and same(one.kernel.transpose(order), two.kernel) for order in orders):
             return TRANSPOSED, "the target reads the kernel with its axes in another order"
         return None
-    return _otherwise(one, two, repair.target, repair.source)
+    return _otherwise(one, two, (repair.target, ours), (repair.source, theirs))
 
 
 def windows_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, theirs: Words) -> str:
@@ -165,39 +165,55 @@ def windows_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words
             continue
         if mine.given.shape != other.given.shape or not same(mine.given, other.given):
             continue
-        if said := _otherwise(mine, other, [one], [two]):
+        if said := _otherwise(mine, other, (_with_cut(one, ours), ours), (_with_cut(two, theirs), theirs)):
             return said[1]
     return ""
 
 
+def _with_cut(convolution: Operation, words: Words) -> list[Operation]:
+    """Return a convolution with what takes a part of its result, where nothing but a bias and another layout is between."""
+    found, reached = [convolution], {*convolution.results}
+    for one in words.operations:
+        if reached.intersection(one.data) and len(one.data) == 1 and kind_of(one) in (LAYOUT, "add", "part"):
+            reached.update(one.results)
+            found += [one] if kind_of(one) == "part" else []
+    return found
+
+
 def _otherwise(
-    one: _Convolution, two: _Convolution, target: Sequence[Operation], source: Sequence[Operation]
+    one: _Convolution,
+    two: _Convolution,
+    target: tuple[Sequence[Operation], Words],
+    source: tuple[Sequence[Operation], Words],
 ) -> tuple[str, str] | None:
-    """Name what differs in the settings and the padding of two convolutions."""
+    """Name what differs in the settings and the padding of two convolutions.
+
+    Args:
+        target, source: the operations from the convolution on, with the words for them.
+    """
     names = [f"another {what}" for what in one.settings if one.settings[what] != two.settings[what]]
     said = [
         f"the target has {what} {one.settings[what]}, and the JAX model {two.settings[what]}"
         for what in one.settings
         if one.settings[what] != two.settings[what]
     ]
-    cut = _is_cut(target) != _is_cut(source)
-    if one.padding != two.padding or cut:
+    cuts = _cut(*target), _cut(*source)
+    if one.padding != two.padding or cuts[0] != cuts[1]:
         names.append(PADDING)
-        said.append(
-            f"the target pads {_said(one, target)}, and the JAX model {_said(two, source)}",
-        )
+        said.append(f"the target pads {_said(one, cuts[0])}, and the JAX model {_said(two, cuts[1])}")
     return (" and ".join(names), "; ".join(said)) if names else None
 
 
-def _is_cut(operations: Sequence[Operation]) -> bool:
-    """Whether a part is taken of what a convolution gives."""
+def _cut(operations: Sequence[Operation], words: Words) -> str:
+    """Say which part is taken of what a convolution gives; empty if all of it is used."""
     kinds = [kind_of(one) for one in operations]
-    return "part" in kinds[kinds.index("convolution") :]
+    behind = operations[kinds.index("convolution") :]
+    return " and ".join(dict.fromkeys(words.verb(one) for one in behind if kind_of(one) == "part"))
 
 
-def _said(one: _Convolution, operations: Sequence[Operation]) -> str:
+def _said(one: _Convolution, cut: str) -> str:
     used = [f"{' and '.join(map(str, widths))} with {MODES[mode]}" for mode, widths in one.padding]
-    return (" and ".join(used) or "nothing") + (" and cuts the result" if _is_cut(operations) else "")
+    return (" and ".join(used) or "nothing") + (f" and {cut}" if cut else "")
 
 
 def _convolution(operation: Operation, words: Words) -> _Convolution | None:
