@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -115,6 +116,39 @@ class Layers(torch.nn.Module):
 DECAYED: dict[str, tuple[int, ...]] = dict.fromkeys("dao", (2, D, D))
 
 
+def basis(last: float) -> np.ndarray[Any, Any]:
+    return np.array([np.linspace(0, last, D) ** k for k in range(4)])
+
+
+def forecast(w: Any, x: Any) -> Any:
+    total = 0
+    for i in range(2):
+        h = jax.nn.relu(x @ w[f"w{i}"] + w[f"v{i}"])
+        x, total = x - h @ w[f"b{i}"] @ basis(1 - 1 / D), total + h @ w[f"f{i}"] @ basis(1 - 1 / D)
+    return total
+
+
+class Forecast(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))
+        self.n = torch.nn.ModuleList(torch.nn.Linear(D, 4, bias=False) for _ in range(4))
+        self.register_buffer("t", torch.tensor(basis(1.0)))
+
+    def forward(self, x: Any) -> Any:
+        total = 0
+        for k, layer in enumerate(self.m):
+            h = torch.relu(layer(x))
+            x, total = x - self.n[2 * k](h) @ self.t, total + self.n[2 * k + 1](h) @ self.t
+        return total
+
+
+FORECAST: dict[str, tuple[int, ...]] = {
+    name: shape
+    for i in range(2)
+    for name, shape in {f"w{i}": (D, D), f"v{i}": (D,), f"b{i}": (D, 4), f"f{i}": (D, 4)}.items()
+}
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[str, tuple[int, ...]], str]] = {
     "a factor in each step": (
         integrated,
@@ -134,6 +168,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[s
         Layers,
         DECAYED,
         "in m.0: of m.0.a, the target changes the sign, applies exp, and the JAX model takes index 0 of axis 0, applies exp, changes the sign",
+    ),
+    "a table of other numbers": (
+        forecast,
+        Forecast,
+        FORECAST,
+        "the two tables hold other numbers: 0.1428571 at [1, 1] in the target, and 0.125 in the JAX model",
     ),
 }
 

@@ -33,6 +33,7 @@ from convert.programs.divergence.naming.operands import AXES, OPERAND, ORDER
 from convert.programs.divergence.naming.operations import CONSTANT, NORM_BEHIND, NORM_IN_FRONT, OTHER
 from convert.programs.divergence.naming.same_way import with_same_steps
 from convert.programs.divergence.naming.selections import other_selection
+from convert.programs.divergence.naming.tables import other_numbers
 from convert.programs.divergence.naming.whole_functions import in_whole_functions
 from convert.programs.divergence.naming.windows import FLIPPED, PADDING, TRANSPOSED, windows_of_entry
 from convert.programs.divergence.repair import Repair
@@ -107,7 +108,7 @@ def named(
         begin = other_end(source, target, ours, theirs) or other_start(source, target, lacking)
         if begin:
             return Named("", begin, "", without_places(begin))
-        return _unproven(divergence, ours, theirs, activations, training, lacking, doubtful)
+        return _unproven(divergence, ours, theirs, activations, training, lacking, doubtful, target.buffers)
     repairs = in_whole_functions(divergence.repairs, ours, theirs, activations)
     repairs = tuple(with_same_steps(one, ours, theirs) for one in repairs)
     described: dict[tuple[str, str], tuple[Repair, str, str]] = {}
@@ -261,6 +262,7 @@ def _unproven(
     training: Collection[str],
     lacking: Collection[str],
     doubtful: Collection[str],
+    buffers: Collection[str],
 ) -> Named:
     """Say at which operation the target departs, where no value of the source's restores the output."""
     entry = divergence.entry
@@ -290,6 +292,10 @@ def _unproven(
     if divergence.instead:
         said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
     said += f"; {windows}" if windows else ""
-    if divergence.instead and (function := other_function(entry, divergence.instead[0], ours, theirs)):
-        said, short = f"{said}; {function}", f"{layer([entry], entry.data, ours)}{function}"
+    instead = divergence.instead[0] if divergence.instead else None
+    other = instead is not None and (
+        other_function(entry, instead, ours, theirs) or other_numbers(entry, instead, ours, buffers)
+    )
+    if other:
+        said, short = f"{said}; {other}", f"{layer([entry], entry.data, ours)}{other}"
     return Named("", said, "", short)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ FREQUENCIES, BACKWARDS = "frequencies divided by another number", "angles of the
 ROUNDED = "number rounded to a narrower dtype"
 MOST_SHIFTED = 4  # rows by which a table is moved
 LEAST_BASE, LARGEST_BASE, NEAR = 64.0, 1e9, 1e-6  # of frequencies, so that other numbers are not taken for it
+SAME_NUMBER = 1e-6  # relative
 DOWNSTREAM = 8  # operations from a table to the sine of it
 
 
@@ -56,8 +57,36 @@ def shifted_tables(repair: Repair) -> tuple[int, str]:
             if by := shift_of(mine, other):
                 said = f"row k of the target's table is row k {'+' if by > 0 else '-'} {abs(by)} of the JAX model's"
                 return (by if _of_waves(mine) else 0), said
-            return 0, "the two tables hold other numbers"
+            return 0, f"the two tables hold other numbers{_first_of_others(mine, other)}"
     return 0, ""
+
+
+def other_numbers(one: Operation, two: Operation, ours: Words, buffers: Collection[str]) -> str:
+    """Say that an operation of the target takes a table of other numbers than the same of the source; empty where weights may be in them.
+
+    Args:
+        buffers: names of the target's tensors that are no weights.
+    """
+    mine, other = (
+        [v for v in x.operands if not v.data and _is_table(v) and (v.constant or ours.names.get(v, "") in buffers)]
+        for x in (one, two)
+    )
+    if kind_of(one) != kind_of(two) or not len(mine) == len(other) == 1 or mine[0].array.size != other[0].array.size:
+        return ""
+    if same_numbers(mine[0].array, other[0].array):
+        return ""
+    return f"the two tables hold other numbers{_first_of_others(mine[0].array, other[0].array)}"
+
+
+def _first_of_others(ours: Array, theirs: Array) -> str:
+    """Say the first number in which two tables of one shape differ; empty where they have other shapes."""
+    if ours.shape != theirs.shape:
+        return ""
+    at = np.argwhere(~np.isclose(ours, theirs, rtol=SAME_NUMBER, atol=0))
+    if not len(at):
+        return ""
+    first = tuple(at[0])
+    return f": {ours[first]:.7g} at {list(map(int, first))} in the target, and {theirs[first]:.7g} in the JAX model"
 
 
 def _is_table(value: Value) -> bool:
