@@ -149,21 +149,21 @@ def _products(program: Program) -> Iterator[_Product]:
 
 
 def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) -> Iterator[tuple[Array, int]]:
-    """Yield the data that linear operations are applied to before the product, with the axis of its features; also each term of a sum."""
+    """Yield the data that linear operations are applied to before the product, with the axis of its features; also each term of a sum that enters it."""
     size = len(product.matrix)
     turn = np.random.default_rng(0).normal(size=(size, size))
-    todo = [(value, product.axis, 0)]
+    todo = [(value, product.axis, 0, True)]  # whether nothing but sums lies between
     for _ in range(MAX_PLACES):
-        value, axis, depth = todo.pop(0) if todo else (value, 0, MAX_DEPTH)
+        value, axis, depth, sums = todo.pop(0) if todo else (value, 0, MAX_DEPTH, False)
         made = made_by.get(value)
         if made is None or depth == MAX_DEPTH:
             continue
-        if made.name in SUMS and not any(x.of_parameters for x in made.operands):
+        if made.name in SUMS and sums and not any(x.of_parameters for x in made.operands):
             for term in made.operands:
                 array = np.broadcast_to(term.array, value.array.shape)
                 yield array, axis
                 if term.array.shape == array.shape:
-                    todo.append((term, axis, depth + 1))
+                    todo.append((term, axis, depth + 1, True))
             continue
         if made.name not in LINEAR:
             continue
@@ -177,7 +177,7 @@ def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) 
             None,
         )
         if found is not None:
-            todo.append((*found, depth + 1))
+            todo.append((*found, depth + 1, False))
             if made.name not in LAYOUTS:
                 yield found[0].array, found[1]
 

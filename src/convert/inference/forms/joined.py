@@ -158,7 +158,10 @@ def _added(operation: Operation, products: Sequence[Operation]) -> Iterator[Oper
 
 
 def of_all_values(program: Program) -> Iterator[OfOne]:
-    """Yield the product of values side by side, for each sum of their products: heads that are added up after a projection each."""
+    """Yield the product of values side by side, for each sum of their products: heads that are added up after a projection each.
+
+    Where the products have one matrix, also the product of the sum of their values: ``x W + p W`` is ``(x + p) W``.
+    """
     uses = times_used(program)
     made_by = producers_of(program.operations)
     places = {operation: index for index, operation in enumerate(program.operations)}
@@ -177,6 +180,12 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
         shapes = {(data.array.shape[:-1], weight.array.shape[1:]) for _, data, weight in products}
         if 1 < len(products) <= MAX_SUM and len(shapes) == 1:
             yield _product_of_all(products, places[products[0][0]])
+        of_one_weight: dict[bytes, list[tuple[Operation, Value, Value]]] = {}
+        for product in products[:MAX_SUM]:
+            of_one_weight.setdefault(product[2].elements[0].tobytes(), []).append(product)
+        for same in of_one_weight.values():
+            if 1 < len(same) <= MAX_VALUES:
+                yield _product_of_sum(same, places[same[0][0]])
 
 
 def summands(
@@ -203,7 +212,8 @@ def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation
     found, places = _last_axes(made_by[result]), moved(made, result)
     if found is None or places is None or found[2].array.ndim != 2:
         return None
-    if value.array.shape[:-1] != result.array.shape[:-1]:
+    rank = result.array.ndim
+    if value.array.shape[-rank:-1] != result.array.shape[:-1] or any(n > 1 for n in value.array.shape[:-rank]):
         return None
     rows = places[made.results.index(value)].reshape(-1, value.array.shape[-1])
     columns = rows[0]
@@ -271,6 +281,16 @@ def _convolution_of_all(convolutions: Sequence[Operation], index: int) -> OfOne:
     total = np.sum([operation.results[0].array for operation in convolutions], 0)
     made = replace(like, operands=(x, every), results=(Value(total, data=True, leaves=leaves),))
     return OfOne(index, made, 1, None, total)
+
+
+def _product_of_sum(products: Sequence[tuple[Operation, Value, Value]], index: int) -> OfOne:
+    like, _, weight = products[0]
+    leaves = frozenset().union(*(data.leaves for _, data, _ in products))
+    x = Value(reduce(np.add, [data.array for _, data, _ in products]), data=True, leaves=leaves)
+    result = Value(np.tensordot(x.array, weight.array, 1), data=True, leaves=leaves | weight.leaves)
+    settings = {"dimension_numbers": (((x.array.ndim - 1,), (0,)), ((), ()))}
+    made = replace(like, name="dot_general", operands=(x, weight), results=(result,), settings=settings, again=_again)
+    return OfOne(index, made, 1, None, result.array)
 
 
 def _again(arrays: Sequence[Array]) -> list[Array]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -162,3 +164,33 @@ def test_a_kernel_that_is_normalised_before_the_product_or_behind_it(margin: flo
         assert sources(found) == {"classes": "o", "a.weight": "a"} and rules(found, module)
     else:
         assert found.differences[0].shown and "0.3" in found.differences[0].problem
+
+
+POSITIONS = np.random.default_rng(0).integers(-8, 9, (T, D)) / 8
+
+
+def _with_positions(behind: bool) -> Callable[[Any, Any], Any]:
+    def function(w: Any, x: Any) -> Any:
+        k = x @ w["a"] + POSITIONS @ w["a"] + w["ab"] if behind else (x + POSITIONS) @ w["a"] + w["ab"]
+        return jax.nn.softmax(x @ jnp.swapaxes(k, 1, 2), -1) @ x @ w["o"]
+
+    return function
+
+
+def _torch_positions(behind: bool, factor: float = 1.0) -> Callable[[Any, Any], Any]:
+    def function(m: Any, x: Any) -> Any:
+        p = factor * torch.as_tensor(POSITIONS)
+        k = m.a(x) + p @ m.a.weight.T if behind else m.a(x + p)
+        return m.o((x @ k.mT).softmax(-1) @ x)
+
+    return function
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_positions_that_are_added_to_what_enters_a_layer_or_to_what_it_gives(behind: bool, factor: float) -> None:
+    module = Net(_torch_positions(not behind, factor), a=_linear(bias=True), o=_linear())
+    found = derive(_with_positions(behind), module, {"ab": (D,)} | SQUARE, floats(2, T, D))
+    assert found.complete is (factor == 1)
+    if found.complete:
+        assert grades(found) == {Grade.DERIVED} and rules(found, module)
