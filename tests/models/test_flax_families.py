@@ -462,6 +462,21 @@ def test_a_switch_that_the_tree_contradicts_is_named_once(
     assert all(finding.code != "leaf-without-rule" for finding in error.value.findings)
 
 
+@pytest.mark.parametrize("stated", [True, None])
+@pytest.mark.parametrize(("rules", "case"), [("whisper", "whisper.untied"), ("bert", "bert.untied")])
+def test_own_rules_of_a_family_name_the_key_of_an_untied_head(
+    rules: str, case: str, stated: bool | None, tmp_path: Path
+) -> None:
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(rules, flax_families.specs(case, tmp_path, tie_word_embeddings=stated))
+    (finding,) = error.value.findings
+    assert (finding.code, finding.fix) == (
+        "config-conflict",
+        "write the tie_word_embeddings that the model was trained with",
+    )
+    assert convert.plan_conversion(rules, flax_families.specs(case, tmp_path, tie_word_embeddings=False)).steps
+
+
 @pytest.mark.parametrize(("case", "stated"), [("t5.v1.1", False), ("t5.T5ForConditionalGeneration", True)])
 def test_t5s_own_rules_refuse_a_gate_that_the_tree_contradicts(case: str, stated: bool, tmp_path: Path) -> None:
     """The PyTorch class reads it before `feed_forward_proj`, and would keep random matrices."""

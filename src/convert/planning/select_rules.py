@@ -77,11 +77,21 @@ def select(
     source: Source,
     options: ConversionOptions = DEFAULTS,
 ) -> RuleMatch | Ambiguous | NoMatch:
-    """Pick among the candidates. Where they know neither tree nor class, take rules of more classes if these fit."""
+    """Pick among the candidates. Where they know neither tree nor class, take rules of more classes if these fit, or say which key contradicts the tree."""
     choice = pick(score(candidates, source, options))
     if not of_more_classes or not _of_another_class(choice):
         return choice
-    return next((match for match in score(of_more_classes, source, options) if _fits(match)), choice)
+    others = score(of_more_classes, source, options)
+    if fitting := next((match for match in others if _fits(match)), None):
+        return fitting
+    nearest = choice.nearest if isinstance(choice, NoMatch) else choice
+    known = isinstance(nearest, RuleMatch) and nearest.coverage.fits
+    return choice if known else next((match for match in others if _contradicts_the_tree(match)), choice)
+
+
+def _contradicts_the_tree(match: RuleMatch) -> bool:
+    """Whether the rules know each leaf, and the sidecar has keys of a class without some of them."""
+    return match.coverage.fits and {finding.code for finding in match.refused} == {"config-conflict"}
 
 
 def _of_another_class(choice: RuleMatch | Ambiguous | NoMatch) -> bool:
