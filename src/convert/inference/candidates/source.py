@@ -12,9 +12,10 @@ from convert.inference.derivation import Role
 from convert.inference.forms.commuted import commuted
 from convert.inference.forms.joined import of_all_values, of_each_value
 from convert.inference.forms.masks import visible_sums
+from convert.inference.forms.moved_factors import moved_factors
 from convert.inference.forms.reordered import distributed, terms
 from convert.inference.forms.taken_columns import TakenParts
-from convert.inference.forms.three_factors import numbers_in_front, of_all_pairs
+from convert.inference.forms.three_factors import of_all_pairs
 from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts
@@ -60,7 +61,7 @@ class Source:
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
-        for term in (*terms(program), *distributed(program), *numbers_in_front(program)):
+        for term in (*terms(program), *distributed(program)):
             role = role_of(term.operation)
             self.meetings[role].append(Meeting(term.index, (term.operation,), term.side, role, term.data))
             self.table.add(term.result, term.index)
@@ -72,6 +73,9 @@ class Source:
                     Meeting(term.index, (term.operation,), term.side, Role.SHIFT, term.data)
                 )
                 self.table.add(term.result, term.index)
+        for moved in moved_factors(program):
+            self.meetings[Role.SCALE].append(Meeting(moved.index, (moved.operation,), moved.side, Role.SCALE))
+            self.table.add(moved.operation.results[0].array, moved.index)
         side_by_side: list[Meeting] = []
         for one in (*of_each_value(program), *of_all_values(program), *of_all_pairs(program)):
             role = role_of(one.operation)

@@ -185,10 +185,10 @@ def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) 
 def _commutes(made: Operation, x: Value, axis: int, behind: int, turn: Array) -> bool:
     """Whether features of an operand may be mixed before an operation or in its result."""
     try:
-        out = _run(made, x, _times(x.array, axis, turn))
+        out = run_with(made, x, _times(x.array, axis, turn))
     except REFUSALS:
         return False
-    return _equal(out, _times(made.results[0].array, behind, turn))
+    return equal(out, _times(made.results[0].array, behind, turn))
 
 
 def _behind(
@@ -212,12 +212,12 @@ def _behind(
             moved = replace(moved, biases=(*moved.biases, biases[used]))
         elif used.name in LINEAR and used.data.count(value) == 1 and not others:
             try:
-                array, alone = (_run(used, value, x) for x in (moved.array, moved.alone))
+                array, alone = (run_with(used, value, x) for x in (moved.array, moved.alone))
             except REFUSALS:
                 continue
             moved = replace(moved, array=array, alone=alone)
             fits = (k for k in range(array.ndim) if array.shape[k] == len(product.matrix))
-            axes = [k for k in fits if _equal(_times(array, k, product.matrix), alone)]
+            axes = [k for k in fits if equal(_times(array, k, product.matrix), alone)]
             if axes and (used.name not in LAYOUTS or after.array.size > value.array.size):
                 yield array, axes[0], moved.biases
         else:
@@ -226,7 +226,7 @@ def _behind(
             todo += [(after, further, moved) for further in users.get(after, [])]
 
 
-def _run(operation: Operation, value: Value, array: Array) -> Array:
+def run_with(operation: Operation, value: Value, array: Array) -> Array:
     """Return the first result of an operation with another array in the place of one operand."""
     operands = [array if operand is value else operand.array for operand in operation.operands]
     with np.errstate(all="ignore"):
@@ -237,7 +237,8 @@ def _times(array: Array, axis: int, matrix: Array) -> Array:
     return np.moveaxis(np.moveaxis(array, axis, -1) @ matrix, -1, axis)
 
 
-def _equal(one: Array, two: Array) -> bool:
+def equal(one: Array, two: Array) -> bool:
+    """Whether two arrays of finite numbers are equal but for rounding."""
     if one.shape != two.shape or not two.size or not np.isfinite(two).all():
         return False
     return float(np.abs(one - two).max()) <= SAME * float(np.abs(two).max())

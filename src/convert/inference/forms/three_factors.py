@@ -1,8 +1,7 @@
 """Sums over three factors, of which one is a vector of parameters: ``(h * w) @ u.T`` is ``(h * u) @ w`` of all pairs of rows.
 
 The similarity of BiDAF, or the scores of a bilinear layer with a diagonal: one program scales one value before the product of both, the
-other multiplies both element by element, and has a layer behind that. A number multiplies one of the values, or their product, as in
-differential attention.
+other multiplies both element by element, and has a layer behind that.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.joined import OfOne
-from convert.inference.forms.reordered import Term
-from convert.inference.forms.sums import MOVES
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
@@ -32,23 +29,6 @@ def of_all_pairs(program: Program) -> Iterator[OfOne]:
             product = _of_pairs(operation, side, scaled) if scaled is not None else None
             if product is not None:
                 yield OfOne(index, product, 1, None, product.results[0].array)
-
-
-def numbers_in_front(program: Program) -> Iterator[Term]:
-    """Yield the meetings of a learned number with each of two values whose product the program multiplies by it."""
-    made_by = producers_of(program.operations)
-    for index, operation in enumerate(program.operations):
-        if operation.name != "mul" or len(operation.operands) != 2 or len(operation.data) != 1:
-            continue
-        side = 0 if operation.operands[1].data else 1
-        number, value = operation.operands[side], operation.operands[1 - side]
-        if not number.of_parameters or len(number.elements) != 1 or np.ptp(number.elements[0]) > 0:
-            continue
-        while (made := made_by.get(value)) is not None and made.name in MOVES and len(made.operands) == 1:
-            (value,) = made.operands
-        if made is not None and role_of(made) is Role.PRODUCT and len(made.data) == len(made.operands) == 2:
-            for one in made.operands:
-                yield Term(index, operation, side, one.array, one.array * number.array.flat[0])
 
 
 def _of_pairs(product: Operation, side: int, scaled: Operation) -> Operation | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -232,11 +233,14 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
 def _joined(parts: Sequence[Part]) -> list[Part]:
     """Join the parts that are one stretch of a leaf, as rows of a table that two operations read, or one for each expert of a stack."""
     found: dict[Any, list[Part]] = {}
+    seen = Counter[Any]()
     for number, part in enumerate(parts):
         steps = np.unique(part.positions - part.elements) if part.leaf else np.zeros(0, int)
         of, site = (part.leaf, part.arithmetic, part.factor, part.contracted), part.evidence.target
-        each = site.where, site.operation, len(part.elements)
-        key = number if not part.leaf else (of, steps[0]) if len(steps) == 1 else (of, each)
+        seen[of, site.index] += 1  # of one operation, each is a part of its own
+        each = site.where, site.operation, len(part.elements), seen[of, site.index]
+        product = part.leaf and part.evidence.role is Role.PRODUCT
+        key = (of, steps[0]) if len(steps) == 1 else (of, each) if product else number
         found.setdefault(key, []).append(part)
     return [_join(same) if len(same) > 1 else same[0] for same in found.values()]
 

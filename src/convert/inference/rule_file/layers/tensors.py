@@ -169,7 +169,8 @@ def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ordered = sorted(group, key=lambda role: role != "weight")
     tensors = {role: group[role] for role in ordered if not group[role].is_constant}
     if not tensors:
-        raise NoWordsError("the source has no such parameter")
+        guessed = any(tensor.grade is Grade.OPEN for tensor in group.values())
+        raise NoWordsError("nothing was found that fits" if guessed else "the source has no such parameter")
     if lacking := [tensor for tensor in tensors.values() if not tensor.parts]:
         raise NoWordsError(min(lacking, key=lambda tensor: tensor.unread).lack)
     for tensor in tensors.values():
