@@ -10,6 +10,7 @@ import numpy as np
 from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.program import Operation, Program, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -168,19 +169,23 @@ class Words:
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
 
-    def of_two(self, operations: Sequence[Operation]) -> str:
-        """Say what a single operation does with two values; empty for others."""
+    def of_two(self, operations: Sequence[Operation], given: Sequence[Array]) -> str:
+        """Say what a single operation does with two values; empty for others.
+
+        Args:
+            given: what the operation is said to do it with; a choice that chooses nothing may pass it on.
+        """
         steps = [one for one in arithmetic(operations) if not _is_idle(one)]
         kind = kind_of(steps[0]) if len(steps) == 1 else ""
         if kind not in ("add", "subtract", "multiply", "divide") or len(set(steps[0].data)) != 2:
             return ""
-        given = list(steps[0].data)
+        values = list(steps[0].data)
         if kind in ("add", "multiply"):
-            given.sort(key=lambda v: not self._is_passed_on(v))
+            values.sort(key=lambda v: not self._is_passed_on(v, given))
         if steps[0].name == "rsub":
-            given.reverse()
-        one, two = map(self.value, given)
-        if self._is_passed_on(given[0]):
+            values.reverse()
+        one, two = map(self.value, values)
+        if self._is_passed_on(values[0], given):
             return ARITHMETIC[kind][0].format(two)
         verb, between = {
             "add": ("adds", "and"),
@@ -190,10 +195,10 @@ class Words:
         }[kind]
         return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
 
-    def _is_passed_on(self, value: Value) -> bool:
-        """Whether a choice that chooses nothing gives a value."""
+    def _is_passed_on(self, value: Value, given: Sequence[Array]) -> bool:
+        """Whether a choice that chooses nothing gives a value, and that is one of these."""
         made = self.producer.get(value)
-        return made is not None and _is_idle(made)
+        return made is not None and _is_idle(made) and any(same_numbers(value.array, x) for x in given)
 
     def other(self, operation: Operation) -> str:
         """Name the operand that no input is in, if there is one."""

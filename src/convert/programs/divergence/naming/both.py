@@ -63,7 +63,7 @@ class Both:
     def instead(self) -> str:
         """What the JAX model computes."""
         repair = self.repair
-        if not repair.target and (pair := self.theirs.of_two(repair.source)):
+        if not repair.target and (pair := self.theirs.of_two(repair.source, repair.given)):
             return pair
         theirs = [x.array for x in repair.source_operands]
         if not repair.target:
