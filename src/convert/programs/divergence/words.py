@@ -173,7 +173,7 @@ class Words:
         """Say what a single operation does with two values; empty for others.
 
         Args:
-            given: what the operation is said to do it with; a choice that chooses nothing may pass it on.
+            given: the values of the target that the sentence begins with; a choice that chooses nothing may pass one on.
         """
         steps = [one for one in arithmetic(operations) if not _is_idle(one)]
         kind = kind_of(steps[0]) if len(steps) == 1 else ""

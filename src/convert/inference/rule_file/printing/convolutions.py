@@ -64,7 +64,7 @@ def _is_of_forward_convolution(layer: LayerRule) -> bool:
 
 
 def _roles(layer: LayerRule, forward: bool) -> dict[int, str]:
-    """Return the letters that the axes of the leaf have by where they lie in the target's kernel; an axis of one element lies nowhere.
+    """Return the letters that the axes of the leaf have by where they lie in the target's kernel; an axis of one element has none.
 
     Args:
         forward: whether the letters are those of the convolution whose gradient this is.
