@@ -158,11 +158,11 @@ def test_circular_correlation() -> None:
 FAULTS: dict[str, tuple[Any, torch.nn.Module, Any, Any, tuple[str, ...], str]] = {
     "conjugate of a rotation": (
         *(m.attention(m.turned), m.Attention(torch.conj), m.ATTENTION, SEQUENCES, ()),
-        "of the sin of .* the target changes the sign",
+        "of the sin at .* the target changes the sign",
     ),
     "conjugate of a complex rotation": (
         *(m.attention(m.turned_as_complex), m.Attention(torch.conj), m.ATTENTION, SEQUENCES, ()),
-        "of the sin of .* the target changes the sign",
+        "of the sin at .* the target changes the sign",
     ),
     "parts of a rotation exchanged": (
         *(m.attention(m.turned), m.Attention(lambda z: torch.complex(z.imag, z.real)), m.ATTENTION, SEQUENCES, ()),

@@ -31,7 +31,7 @@ BRIEF = {  # what comes first in the summary: the layer, and what each side comp
     (
         "encoder",
         "keys of x",
-    ): "the target gives c.1 the sum of attention.py:225; the JAX model gives it the sum of inferred.py:95",
+    ): "the target gives c.1 the sum at attention.py:225; the JAX model gives it the sum at inferred.py:95",
     ("encoder", "positions in pairs"): "behind e: the target uses p.weight, and the JAX model p",
 }
 UNDECIDED = {  # leaves and layouts are left that the search does not try: what stands at the place is named all the same

@@ -226,7 +226,10 @@ class Words:
         weights = layer_of(operation, self.producer)
         if weights is not None:
             return f"what {weights} gives"
-        return f"{NOUNS.get(kind_of(operation), 'the value')} of {operation.where}" if operation.where else "a value"
+        noun = NOUNS.get(kind_of(operation), "the value")
+        if operation.name in JOINS and len(operation.data) > 1:
+            noun = f"the {len(operation.data)} values joined"
+        return f"{noun} at {operation.where}" if operation.where else "a value"
 
 
 def user_of(value: Value, operations: Sequence[Operation], near: int = 0) -> list[Operation]:
