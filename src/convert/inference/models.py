@@ -18,6 +18,7 @@ from convert.inference.forms.as_data import (
     parameters_as_data,
     tables_as_data,
 )
+from convert.inference.forms.biases import biases_together
 from convert.inference.forms.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.contractions import features_times_vectors, products_by_element, sums_as_products
 from convert.inference.forms.distributed import distributed, products_of_sums
@@ -172,7 +173,8 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)
-    return distributed(program, keep=keep) if forms.spread else program
+    program = distributed(program, keep=keep) if forms.spread else program
+    return biases_together(program) if keep else program
 
 
 class Runs:

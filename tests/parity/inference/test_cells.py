@@ -174,6 +174,41 @@ def test_another_output_of_such_a_module_ends_as_a_difference() -> None:
     assert not found.complete and found.differences
 
 
+class Gates(torch.nn.Module):
+    """A layer of its own for each gate of an LSTM, for input and state together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = torch.nn.ModuleDict({gate: torch.nn.Linear(INPUTS + HIDDEN, HIDDEN) for gate in "ifgo"})
+
+    def forward(self, x: Any) -> Any:
+        h = c = x.new_zeros(len(x), HIDDEN)
+        out = []
+        for now in x.unbind(1):
+            i, f, g, o = (layer(torch.cat([now, h], -1)) for layer in self.gates.values())
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.slow
+def test_kernels_that_linen_joins_become_a_layer_for_each_gate() -> None:
+    """It multiplies input and state by the joined kernels of all gates, cuts both, and adds."""
+    text = derived("flax.linen.OptimizedLSTMCell", from_zeros=True, module=Gates())[1]
+    assert 'part: "2 of 2"' in text
+
+
+@pytest.mark.slow
+def test_the_number_in_a_forget_gate_is_in_the_bias_of_its_own_layer() -> None:
+    """Haiku adds 1 behind the cut into gates; the rules have no words for that bias."""
+    function, _, inputs, tree = pair("haiku.LSTM", True)
+    module, shapes = Gates().eval(), {name: array.shape for name, array in tree.items()}
+    found = infer(function, module, lambda module, given: {"y": module(**given)}, inputs, shapes)
+    assert found.complete
+    assert "plus or minus 1" in write_rules(found, model_of_module(module, "Gates")).open["gates.f.bias"]
+
+
 class Bidirectional(torch.nn.Module):
     """A recurrent layer in both directions."""
 

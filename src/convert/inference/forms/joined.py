@@ -203,13 +203,13 @@ def summands(
 
 
 def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
-    """Return the operation, data and weight of a product; of some columns of a product, such as one gate's, those of the weight."""
+    """Return the operation, data and weight of a product; of some columns of one, such as a gate's, with or without biases, those of the weight."""
     made = made_by[value]
     whole = _last_axes(made)
     if whole is not None or not made.operands or made.operands[0] not in made_by:
         return whole
     result = made.operands[0]
-    found, places = _last_axes(made_by[result]), moved(made, result)
+    found, places = _last_axes(_without_biases(made_by[result], made_by)), moved(made, result)
     if found is None or places is None or found[2].array.ndim != 2:
         return None
     rank = result.array.ndim
@@ -226,6 +226,16 @@ def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation
         elements=tuple(numbers[:, columns] for numbers in weight.elements),
     )
     return operation, data, part
+
+
+def _without_biases(operation: Operation, made_by: dict[Value, Operation]) -> Operation:
+    """Return the operation that gives what biases are added to, in the same shape."""
+    while operation.name in SUMS and len(operation.data) == 1 and any(x.of_parameters for x in operation.operands):
+        before = made_by.get(operation.data[0])
+        if before is None or operation.data[0].array.shape != operation.results[0].array.shape:
+            break
+        operation = before
+    return operation
 
 
 def _last_axes(operation: Operation) -> tuple[Operation, Value, Value] | None:

@@ -16,11 +16,12 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
+from convert.inference.forms.used_parts import MOVES
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value, producers_of
 from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -48,7 +49,9 @@ def is_only_explanation(
         tensors: all of them, with their grades.
         error: of an array as the output.
     """
-    if not found.proven or found.error > EXACT or _are_columns_of_a_layer(found.repairs[0], target):
+    if not found.proven or found.error > EXACT:
+        return False
+    if _are_columns_of_a_layer(found.repairs[0], target) or _is_in_a_layer(found.repairs[0], target):
         return False
     overwritten = _overwritten(found, target, output)
     doubtful = [t for t in tensors if t.name in overwritten and t.grade is not Grade.IN_FRONT]
@@ -96,6 +99,51 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     return len(got) > 1 and any(
         np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
     )
+
+
+def _is_in_a_layer(repair: Repair, target: Program) -> bool:
+    """Whether other weights of a layer in front of a value give what it lacks.
+
+    A bias has one number for each column, or for all. A matrix has a multiple of what it multiplies: ``x + x W`` is ``x (W + 1)``.
+    """
+    value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
+    if value is None or not value.data or repair.want.size != repair.got.size or not np.isfinite(repair.want).all():
+        return False
+    lacking = repair.want - repair.got.reshape(repair.want.shape)
+    slack = EXACT * np.abs(repair.want).max(initial=0)
+    if not (np.abs(lacking) > slack).any():
+        return False
+    axes = range(lacking.ndim)
+    by_column = any((np.ptp(lacking, tuple(j for j in axes if j != k)) <= slack).all() for k in axes)
+    return any(
+        _is_multiple(lacking, made.data[0].array, slack) if role_of(made) is Role.PRODUCT else by_column
+        for made in _layers_of_sum(value, producers_of(target.operations))
+    )
+
+
+def _is_multiple(array: Array, other: Array, slack: float) -> bool:
+    one, two = array.ravel(), other.ravel()
+    if one.shape != two.shape or not two.any():
+        return False
+    return bool((np.abs(one - (one @ two) / (two @ two) * two) <= slack).all())
+
+
+def _layers_of_sum(value: Value, made_by: Mapping[Value, Operation]) -> Iterator[Operation]:
+    """Yield the products with parameters in the sum that a value is, and the operations that add a parameter to it."""
+    todo = [value]
+    for _ in range(DEPTH):
+        made = made_by.get(todo.pop()) if todo else None
+        if made is None:
+            continue
+        own = any(operand.of_parameters for operand in made.operands)
+        if role_of(made) is Role.SHIFT:
+            if own:
+                yield made
+            todo += made.data
+        elif role_of(made) is Role.PRODUCT and own and len(made.data) == 1:
+            yield made
+        elif made.name in MOVES:
+            todo.append(made.operands[0])
 
 
 def _overwritten(found: Divergence, target: Program, output: str) -> set[str]:

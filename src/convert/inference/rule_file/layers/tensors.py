@@ -55,6 +55,7 @@ GRID = (
     "give the module a layer for each value, such as one for the input and one for the state"
 )
 OTHER_PARTS = "its bias has other parts than its weight"
+SHIFTED = {Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE}
 ROLES = {
     "weight": "from",
     "bias": "bias",
@@ -135,10 +136,13 @@ def describe_tensors(
         found = [describe_tensors(module, {"weight": tensor}, facts, derivation) for tensor in columns]
         parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
         return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
-    if kind not in NORMS and any(
-        part.arithmetic in (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE) for part in layer.first.parts
-    ):
-        raise NoWordsError("its elements are those of a leaf plus or minus 1, which only the rule of a norm says")
+    for role, tensor in layer.tensors.items():
+        ways = {part.arithmetic for part in tensor.parts}
+        whose = "its elements are" if tensor is layer.first else f"the elements of its {role} are"
+        if kind not in NORMS and ways & SHIFTED:
+            raise NoWordsError(f"{whose} those of a leaf plus or minus 1, which only the rule of a norm says")
+        if role != "weight" and Arithmetic.COMPUTED in ways:
+            raise NoWordsError(f"{whose} computed from several leaves")
     sources = _in_one_rule(kind, layer, facts, derivation.leaves)
     if sources is None and kind in CONVOLUTIONS:  # only the rules of parameters make a part of a kernel
         return describe_tensors(replace(module, kind_name="parameter"), group, facts, derivation)

@@ -1,0 +1,138 @@
+"""Add up the biases of a sum by themselves: ``(x + b) + (y + c)`` is ``(x + y) + (b + c)``, and ``(x + b) + 1`` is ``x + (b + 1)``.
+
+A cell adds two biases to a gate, or one and a number behind the cut into gates; the other program has one bias for both. Where what a
+bias is added to is cut and added to more, the part of the bias is added to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from convert.inference.forms.lookups import step
+from convert.inference.forms.reordered import SUMS
+from convert.inference.forms.used_parts import MOVES, moved
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+
+MAX_TERMS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class _Term:
+    """A term of a sum.
+
+    Attributes:
+        value: what it is an element of.
+        places: which element, for each element of the sum.
+    """
+
+    value: Value
+    places: Array
+
+
+class _Terms:
+    """The terms of a program's sums."""
+
+    def __init__(self, program: Program) -> None:
+        self._uses, self._made_by = times_used(program), producers_of(program.operations)
+
+    def of(self, operation: Operation) -> list[_Term]:
+        """Return the terms of the sum that an operation completes; none if it completes none."""
+        if not _is_sum(operation):
+            return []
+        (result,) = operation.results
+        places = np.arange(result.array.size).reshape(result.array.shape)
+        return list(self._added(operation, places))
+
+    def _added(self, operation: Operation, places: Array) -> Iterator[_Term]:
+        shape = operation.results[0].array.shape
+        for operand in operation.operands:
+            every = np.arange(operand.array.size).reshape(operand.array.shape)
+            yield from self._behind(operand, np.broadcast_to(every, shape).ravel()[places])
+
+    def _behind(self, value: Value, places: Array) -> Iterator[_Term]:
+        made = self._made_by.get(value) if value.data and self._uses[value] == 1 else None
+        if made is not None and _is_sum(made):
+            yield from self._added(made, places)
+            return
+        found = moved(made, made.operands[0]) if made is not None and made.name in MOVES and made.operands else None
+        if made is None or found is None:
+            yield _Term(value, places)
+        else:
+            yield from self._behind(made.operands[0], found[made.results.index(value)][places])
+
+
+def biases_together(program: Program) -> Program:
+    """Return the program with a further sum behind each of which several terms are parameters, or one and a constant."""
+    terms = _Terms(program)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        operations += (operation, *_again(operation, terms.of(operation)))
+    return replace(program, operations=tuple(operations))
+
+
+def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
+    data = [term for term in terms if term.value.data]
+    own = [term for term in terms if term.value.of_parameters and len(term.value.elements) == 1]
+    numbers = [_take(term.value.array, term.places) for term in terms if term.value.constant]
+    if not (data and own) or len(own) + len(numbers) + len(data) != len(terms) or len(terms) > MAX_TERMS:
+        return
+    elements = [_take(term.value.elements[0], term.places) for term in own]
+    if len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1:  # a table, or a mask
+        return
+    cut = any(
+        len(np.unique(of)) < len(np.unique(term.value.elements[0])) for of, term in zip(elements, own, strict=True)
+    )
+    if len(own) + len(numbers) < 2 and not (len(data) > 1 and cut):
+        return
+    places, of_own = np.stack([term.places for term in own]), np.stack(elements)
+    number = np.asarray(sum(numbers) + np.zeros(places.shape[1:]))
+    while places.ndim > 2 and (of_own == of_own[:, :1]).all() and (number == number[:1]).all():
+        places, of_own, number = places[:, 0], of_own[:, 0], number[0]
+
+    def together(*arrays: Array) -> Array:
+        return np.asarray(sum(_take(x, at) for x, at in zip(arrays, places, strict=True)) + number)
+
+    bias = Value(
+        together(*(term.value.array for term in own)),
+        leaves=frozenset().union(*(term.value.leaves for term in own)),
+        elements=tuple(of_own),
+    )
+    yield step(operation, "bias", tuple(term.value for term in own), bias, together)
+    total: Value | None = None
+    for term in data:
+        part = _taken(term.value, term.places)
+        yield step(operation, "take", (term.value,), part, partial(_take, places=term.places))
+        if total is None:
+            total = part
+        else:
+            added = Value(total.array + part.array, data=True, leaves=total.leaves | part.leaves)
+            yield step(operation, "add", (total, part), added, np.add)
+            total = added
+    assert total is not None, "there is data"
+    result = Value(total.array + bias.array, data=True, leaves=total.leaves | bias.leaves)
+    yield step(operation, "add", (total, bias), result, np.add)
+
+
+def _varying(array: Array) -> list[int]:
+    """Return the axes along which an array has several numbers."""
+    return [k for k in range(array.ndim) if (array != array.take([0], k)).any()] if array.size else []
+
+
+def _is_sum(operation: Operation) -> bool:
+    """Whether an operation adds two values, of which data is one."""
+    plain = operation.name in SUMS and operation.name != "sub" and operation.settings.get("alpha", 1) == 1
+    return plain and len(operation.operands) == 2 and bool(operation.data) and operation.results[0].data
+
+
+def _taken(value: Value, places: Array) -> Value:
+    elements = tuple(_take(numbers, places) for numbers in value.elements)
+    return Value(_take(value.array, places), value.data, value.leaves, elements)
+
+
+def _take(array: Array, places: Array) -> Array:
+    found: Array = array.ravel()[places]
+    return found

@@ -1,0 +1,107 @@
+"""Several biases of one sum are one bias in the other program, and so are a bias and a number; what no bias holds is a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from convert.inference.derivation import Derivation
+from convert.inference.infer import infer
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+
+ROWS, INPUTS, WIDTH = 4, 3, 6
+SHAPES = {"w": (INPUTS, WIDTH), "b": (WIDTH,), "c": (WIDTH,), "m": (WIDTH, WIDTH), "v": (WIDTH, 2)}
+Behind = Callable[[Any, Mapping[str, Any]], Any]  # what JAX adds to a sum
+
+
+class Net(torch.nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.a, self.o = torch.nn.Linear(INPUTS, WIDTH, bias=bias), torch.nn.Linear(WIDTH, 2, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.o(torch.tanh(self.a(x)))
+
+
+def derived(behind: Behind, bias: bool = True) -> tuple[Derivation, Mapping[str, str]]:
+    def function(leaves: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+        return {"y": jnp.tanh(behind(given["x"] @ leaves["w"] + leaves["b"], leaves)) @ leaves["v"]}
+
+    def inputs(seed: int) -> dict[str, Any]:
+        return {"x": np.random.default_rng(seed).normal(size=(ROWS, INPUTS))}
+
+    net = Net(bias).eval()
+    found = infer(function, net, lambda net, given: {"y": net(given["x"])}, inputs, SHAPES)
+    return found, write_rules(found, model_of_module(net, "Net")).open
+
+
+LEAVES, SHIFTED = "the elements of its bias are computed from several leaves", "those of a leaf plus or minus 1"
+SAME: dict[str, tuple[Behind, str]] = {
+    "two": (lambda y, own: y + own["c"], LEAVES),
+    "one": (lambda y, own: y + 1, SHIFTED),
+    "half": (lambda y, own: y + 0.5, LEAVES),
+    "table": (lambda y, own: y + np.arange(WIDTH) / 3, LEAVES),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_biases_that_are_added_up_are_derived(name: str) -> None:
+    behind, words = SAME[name]
+    found, unwritten = derived(behind)
+    assert found.complete
+    assert words in unwritten["a.bias"]
+
+
+def test_what_a_bias_may_hold_is_no_difference() -> None:
+    """The product of two leaves is none that the search makes a bias of; another bias would make the programs equal."""
+    found, _ = derived(lambda y, own: y + own["c"] @ own["m"])
+    assert not found.complete
+    assert [difference.shown for difference in found.differences] == [False]
+
+
+def test_what_a_matrix_may_hold_is_no_difference() -> None:
+    """``h + h U`` is ``h (U + 1)``, as in linen's SimpleCell with ``residual=True``."""
+
+    class Square(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.a(x))
+
+    def shown(added: Callable[[Any], Any]) -> list[bool]:
+        def function(leaves: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+            return {"y": jnp.tanh(given["x"] @ leaves["m"] + leaves["b"] + added(given["x"]))}
+
+        found = infer(
+            function,
+            Square().eval(),
+            lambda net, given: {"y": net(given["x"])},
+            lambda seed: {"x": np.random.default_rng(seed).normal(size=(ROWS, WIDTH))},
+            {name: SHAPES[name] for name in "mb"},
+        )
+        assert not found.complete
+        return [difference.shown for difference in found.differences]
+
+    assert shown(lambda x: 2 * x) == [False]
+    assert shown(lambda x: x * x) == [True]  # planted
+
+
+PLANTED: dict[str, tuple[Behind, bool]] = {
+    "rows": (lambda y, own: y + own["c"] * np.arange(1, ROWS + 1)[:, None], True),
+    "no bias": (lambda y, own: y + 1, False),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_no_bias_holds_differs(name: str) -> None:
+    found, _ = derived(*PLANTED[name])
+    assert not found.complete
+    assert [difference.shown for difference in found.differences] == [True]
