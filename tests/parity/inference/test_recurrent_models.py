@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -164,3 +164,114 @@ def test_a_fault_in_a_recurrent_model_is_never_derived(fault: str) -> None:
     function, shapes = faulty(fault)
     found = derive(function, Recurrent("gru", 2, True).eval(), shapes)
     assert not found.complete and found.proof is None and len(found.differences) == 1
+
+
+# ---- a GRU whose update gate multiplies the new state, where torch's multiplies the old one
+
+MIXED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "product": lambda z, n, h: (1 - z) * h + z * n,
+    "difference": lambda z, n, h: h + z * (n - h),
+}
+NOT_MIXED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "half": lambda z, n, h: (1 - z) * h + 0.5 * z * n,
+    "square": lambda z, n, h: (1 - z * z) * h + z * z * n,
+    "one share for both": lambda z, n, h: (1 - z) * h + (1 - z) * n,
+}
+
+
+def gru(mix: Callable[[Any, Any, Any], Any], offset: float = 0.0) -> tuple[Function, dict[str, tuple[int, ...]]]:
+    """A GRU in plain JAX."""
+    gates = 3 * HIDDEN
+    shapes = {"cell/w": (INPUTS, gates), "cell/u": (HIDDEN, gates), "cell/b": (gates,), "cell/c": (gates,)}
+
+    def function(leaves: Mapping[str, Any], x: Any) -> Any:
+        h, made = jnp.zeros((len(x), HIDDEN)), []
+        for row in x.swapaxes(0, 1):
+            ir, iz, i_n = jnp.split(row @ leaves["cell/w"] + leaves["cell/b"], 3, -1)
+            hr, hz, hn = jnp.split(h @ leaves["cell/u"] + leaves["cell/c"], 3, -1)
+            z = jax.nn.sigmoid(iz + hz + offset)
+            h = mix(z, jnp.tanh(i_n + jax.nn.sigmoid(ir + hr) * hn), h)
+            made.append(h)
+        return jnp.stack(made, 1)
+
+    return function, shapes
+
+
+@pytest.mark.parametrize("name", ["product", pytest.param("difference", marks=SLOW)])
+def test_an_update_gate_that_multiplies_the_new_state(name: str) -> None:
+    function, shapes = gru(MIXED[name])
+    module = Recurrent("gru", 1, False).eval()
+    found = derive(function, module, shapes)
+    assert found.complete
+    written = write_rules(found, model_of_module(module, "Recurrent"))
+    assert written.open == {} and compare_rules(written.text, found) == []
+    assert 'h: "(1 - z) * h + z * n"' in written.text
+
+
+@pytest.mark.slow
+def test_a_number_in_such_an_update_gate_is_in_the_bias() -> None:
+    """DreamerV3 takes 1 off. The rules have no words for it."""
+    function, shapes = gru(MIXED["product"], -1.0)
+    found = derive(function, Recurrent("gru", 1, False).eval(), shapes)
+    assert found.complete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_MIXED)
+def test_another_mixture_of_both_states_is_never_derived(name: str) -> None:
+    function, shapes = gru(NOT_MIXED[name])
+    found = derive(function, Recurrent("gru", 1, False).eval(), shapes)
+    assert not found.complete and found.proof is None and len(found.differences) == 1
+
+
+# ---- torch's `proj_size`
+
+PROJECTED = 3
+
+
+class Projected(torch.nn.Module):
+    """An LSTM that gives a product of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r = torch.nn.LSTM(INPUTS, HIDDEN, batch_first=True, proj_size=PROJECTED)
+
+    def forward(self, x: Any) -> Any:
+        return self.r(x)[0]
+
+
+def projected(function_of_state: Callable[[Any], Any]) -> tuple[Function, dict[str, tuple[int, ...]]]:
+    gates = 4 * HIDDEN
+    shapes = {
+        "cell/w": (INPUTS, gates),
+        "cell/u": (PROJECTED, gates),
+        "cell/b": (gates,),
+        "cell/p": (HIDDEN, PROJECTED),
+    }
+
+    def function(leaves: Mapping[str, Any], x: Any) -> Any:
+        h, c, made = jnp.zeros((len(x), PROJECTED)), jnp.zeros((len(x), HIDDEN)), []
+        for row in x.swapaxes(0, 1):
+            i, f, g, o = jnp.split(row @ leaves["cell/w"] + h @ leaves["cell/u"] + leaves["cell/b"], 4, -1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = function_of_state((jax.nn.sigmoid(o) * jnp.tanh(c)) @ leaves["cell/p"])
+            made.append(h)
+        return jnp.stack(made, 1)
+
+    return function, shapes
+
+
+@pytest.mark.slow
+def test_an_lstm_with_a_projection_has_a_rule_for_each_tensor() -> None:
+    function, shapes = projected(lambda h: h)
+    module = Projected().eval()
+    found = derive(function, module, shapes)
+    written = write_rules(found, model_of_module(module, "Projected"))
+    assert found.complete and written.open == {} and compare_rules(written.text, found) == []
+
+
+@pytest.mark.slow
+def test_a_function_behind_the_projection_is_never_derived() -> None:
+    function, shapes = projected(jnp.tanh)
+    found = derive(function, Projected().eval(), shapes)
+    assert not found.complete and [difference.shown for difference in found.differences] == [True]

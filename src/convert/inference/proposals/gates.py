@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,11 +18,12 @@ import numpy as np
 from convert.inference.candidates.candidate import COMPUTE, Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.forms.used_parts import MOVES
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
-from convert.inference.proposals.affine import Bias, Gate, gates
+from convert.inference.proposals.affine import NON_LINEAR, Bias, Gate, gates
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
@@ -47,6 +48,17 @@ class Cells:
     @cached_property
     def _source_is_recurrent(self) -> bool:
         return bool(_recurrent(self._source))
+
+    @cached_property
+    def _mixing(self) -> frozenset[int]:
+        """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
+        users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
+        return frozenset(
+            k
+            for k, operation in enumerate(self._source.operations)
+            if NON_LINEAR.get(operation.name) == "sigmoid"
+            and any(_mixes(user, made_by) for user in _behind_moves(operation.results[0], users))
+        )
 
     @cached_property
     def _of_target(self) -> dict[int, list[Gate]]:
@@ -116,16 +128,21 @@ class Cells:
         ours = _matrices(self._target.operations, gate, self._context.replay.value)
         for other, theirs in self._of_source.find(_data(ours)):
             if (other.enters, other.rest) == (gate.enters, gate.rest):
-                made = self._made_of(gate, ours, other, theirs)
-                key = b"".join(piece.numbers.tobytes() for piece in made or ())
-                if made and key not in seen:
-                    seen.add(key)
-                    yield other, made
+                for sign in (1.0, -1.0) if other.index in self._mixing else (1.0,):
+                    made = self._made_of(gate, ours, other, theirs, sign)
+                    key = b"".join(np.append(piece.numbers, int(piece.factor)).tobytes() for piece in made or ())
+                    if made and key not in seen:
+                        seen.add(key)
+                        yield other, made
 
     def _made_of(
-        self, gate: Gate, ours: Sequence[_Matrix], other: Gate, theirs: Sequence[_Matrix]
+        self, gate: Gate, ours: Sequence[_Matrix], other: Gate, theirs: Sequence[_Matrix], sign: float
     ) -> list[Piece] | None:
-        """Return what a gate of the source makes of the parameters of a gate of the target; None if it meets other data."""
+        """Return what a gate of the source makes of the parameters of a gate of the target; None if it meets other data.
+
+        Args:
+            sign: -1 where the target's gate is the source's negated.
+        """
         paired = self._paired(ours, theirs)
         if paired is None or ours[0].numbers.shape[1] != theirs[0].numbers.shape[1]:
             return None
@@ -143,8 +160,9 @@ class Cells:
                 return None
             here = owner == k
             chosen = numbers[here]
-            found += self._context.pieces(target[here], chosen, theta[chosen], Arithmetic.SAME, matrix.meeting)
-        biases = self._biases(gate, other, order)
+            values = sign * theta[chosen]
+            found += self._context.pieces(target[here], chosen, values, Arithmetic.SAME, matrix.meeting, sign)
+        biases = self._biases(gate, other, order, sign)
         return None if biases is None else found + biases
 
     def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> tuple[Sequence[int], Array] | None:
@@ -167,22 +185,23 @@ class Cells:
             return None
         return pairing.numbers
 
-    def _biases(self, gate: Gate, other: Gate, order: Sequence[int]) -> list[Piece] | None:
+    def _biases(self, gate: Gate, other: Gate, order: Sequence[int], sign: float) -> list[Piece] | None:
         """Return what the source's biases and numbers make of the target's biases; None if these are too few."""
         free = [own for own in gate.biases if not self._context.are_zeros(own.numbers)]
-        offset = other.number - gate.number
+        offset = sign * other.number - gate.number
         found: list[Piece] = []
         for bias in other.biases:
             at = next(
                 (k for k, own in enumerate(free) if _beside(own, gate, range(9)) == _beside(bias, other, order)), 0
             )
-            if offset not in OFFSETS or not free or not self._context.free(bias.numbers, free[at].numbers):
+            way = OFFSETS.get(sign * offset)
+            if way is None or not free or not self._context.free(bias.numbers, free[at].numbers):
                 return None
             operation = self._source.operations[bias.operation]
             meeting = Meeting(bias.operation, (operation,), bias.side, Role.SHIFT)
-            values = COMPUTE[OFFSETS[offset]](self._context.source.theta[bias.numbers])
+            values = sign * COMPUTE[way](self._context.source.theta[bias.numbers])
             target = free.pop(at).numbers
-            found += self._context.pieces(target, bias.numbers, values, OFFSETS[offset], meeting)
+            found += self._context.pieces(target, bias.numbers, values, way, meeting, sign)
             offset = 0.0
         for bias in free:
             nothing, value = np.full(len(bias.numbers), -1), np.full(len(bias.numbers), offset)
@@ -203,6 +222,26 @@ def _recurrent(program: Program) -> frozenset[int]:
     return frozenset(
         k for same in several if any(program.operations[j].data[0].array.any() for j in same) for k in same
     )
+
+
+def _behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
+    """Yield the operations that use a value, or some of its elements."""
+    todo = [value]
+    while todo:
+        for user in users.get(todo.pop(), ()):
+            if user.name in MOVES:
+                todo += user.results
+            else:
+                yield user
+
+
+def _mixes(operation: Operation, made_by: Mapping[Value, Operation]) -> bool:
+    """Whether an operation subtracts a value from 1, or multiplies it by a difference."""
+    if operation.name == "sub":
+        first = operation.operands[0]
+        return first.constant and first.array.size > 0 and bool((first.array == 1).all())
+    made = (made_by.get(value) for value in operation.data)
+    return operation.name == "mul" and any(one is not None and one.name == "sub" for one in made)
 
 
 def _beside(bias: Bias, gate: Gate, order: Sequence[int]) -> int | None:

@@ -19,7 +19,7 @@ from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.inference.rule_file.layers.layout import MAX_PARTS, runs_of
 from convert.layers.draft import flow
 from convert.layers.recurrent.equations import EQUATIONS, GATES, TENSORS
-from convert.layers.recurrent.library_cells import CELLS, named_cell
+from convert.layers.recurrent.library_cells import CELLS, NEW, named_cell
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
@@ -135,7 +135,8 @@ def _by_equations(
     kind_name: str, tensors: Mapping[str, Tensor], used: Sequence[str], shapes: Mapping[str, Any], activation: str
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the cell by torch's equations, with what each leaf holds read off the derivation."""
-    if any(part.factor not in (0.0, 1.0) for tensor in tensors.values() for part in tensor.parts):
+    factors = {part.factor for tensor in tensors.values() for part in tensor.parts}
+    if not factors <= {0.0, 1.0, *([-1.0] if kind_name == "gru" else [])}:
         return
     start = "/".join(_common([leaf.split("/")[:-1] for leaf in used]))
     held = {leaf: _held(kind_name, leaf, shapes[leaf], tensors) for leaf in used}
@@ -144,6 +145,8 @@ def _by_equations(
     said = dict(EQUATIONS[kind_name])
     if kind_name == "rnn":
         said = {"h": said["h"].replace("tanh", activation)}
+    if kind_name == "gru" and -1.0 in factors:  # sigmoid(-x) = 1 - sigmoid(x)
+        said["h"] = NEW
     if kind_name == "lstm":
         plus = any(part.arithmetic is Arithmetic.ONE_PLUS for tensor in tensors.values() for part in tensor.parts)
         said = {"f": FORGET} if plus else {"c": said["c"]}

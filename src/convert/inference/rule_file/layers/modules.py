@@ -17,6 +17,7 @@ from convert.inference.rule_file.layers.rule import ATTENTION, NORMS, PARAMETERS
 from convert.inference.rule_file.layers.tensors import NO_CONSTANT, ROLES, Facts, describe_tensors, evidence_of
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
+NO_CELL = "no cell of the rule language gives these tensors"
 UNSURE = (Grade.OPEN, Grade.BEHIND, Grade.IN_FRONT)
 PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
 
@@ -45,7 +46,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
     done: set[str] = set()
     for module in with_parametrizations(target):
         if module.kind_name in KINDS:
-            cells, lost = _cells(module, known, derivation)
+            cells, lost = _cells(module, known, facts, derivation)
             found += cells
             unknown |= lost
             continue
@@ -95,12 +96,20 @@ def _without_weight(
 
 
 def _cells(
-    module: TargetModule, known: Mapping[str, Tensor], derivation: Derivation
+    module: TargetModule, known: Mapping[str, Tensor], facts: Facts, derivation: Derivation
 ) -> tuple[list[LayerRule], dict[str, str]]:
-    """Return the rules of a recurrent module, one for each layer and direction, and the tensors without one."""
+    """Return the rules of a recurrent module, one for each layer and direction, and the tensors without one.
+
+    Where no cell gives the tensors, as those of torch's `proj_size`, each has a rule of its own.
+    """
     found: list[LayerRule] = []
     unknown: dict[str, str] = {}
-    for suffix, names in layers_of(list(module.tensors)).items():
+    layers = layers_of(list(module.tensors))
+    of_cells = {name for names in layers.values() for name in names}
+    alone = [
+        known[full] for name in module.tensors if name not in of_cells and (full := join(module.name, name)) in known
+    ]
+    for suffix, names in layers.items():
         tensors = {
             name.removesuffix(f"_{suffix}" if suffix else ""): known[full]
             for name in names
@@ -110,8 +119,8 @@ def _cells(
         activation = str(module.facts.get("activation", "tanh"))
         cell = name_cell(module.kind_name, tensors, derivation.leaves, activation) if complete else None
         if cell is None:
-            why = "no cell of the rule language gives these tensors" if complete else ""
-            unknown |= {tensor.name: why or tensor.lack for tensor in tensors.values()}
+            unknown |= {} if complete else {tensor.name: tensor.lack for tensor in tensors.values()}
+            alone += tensors.values() if complete else ()
             continue
         width = sum(length for _, length in cell.inputs)
         inputs = (
@@ -130,6 +139,12 @@ def _cells(
                 module.kind_name, place, (("from", (source,)),), (), cell.keys, keys, (), evidence, weakest, leaves
             )
         )
+    as_parameter = replace(module, kind_name="parameter")
+    for tensor in alone:
+        try:
+            found += describe_tensors(as_parameter, {"weight": tensor}, facts, derivation)
+        except NoWordsError:
+            unknown[tensor.name] = NO_CONSTANT if tensor.is_constant else NO_CELL if tensor.parts else tensor.lack
     return found, unknown
 
 
