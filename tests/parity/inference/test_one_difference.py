@@ -156,7 +156,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[s
         INTEGRATED,
         "behind b: the JAX model multiplies by 2, the target does not",
     ),
-    "the time of each step": (integrated, lambda: Integrated(2, 0), INTEGRATED, "the target joins 0 to the sum of"),
+    "the time of each step": (integrated, lambda: Integrated(2, 0), INTEGRATED, "the target joins 0 to the sum at"),
     "keys for the queries of a fused matrix": (
         attended,
         Attended,

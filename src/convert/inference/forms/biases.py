@@ -77,9 +77,10 @@ def biases_together(program: Program) -> Program:
 def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     data = [term for term in terms if term.value.data]
     own = [term for term in terms if term.value.of_parameters and len(term.value.elements) == 1]
-    numbers = [_take(term.value.array, term.places) for term in terms if term.value.constant]
-    if not (data and own) or len(own) + len(numbers) + len(data) != len(terms) or len(terms) > MAX_TERMS:
+    constants = [term for term in terms if term.value.constant]
+    if not (data and own) or len(own) + len(constants) + len(data) != len(terms) or len(terms) > MAX_TERMS:
         return
+    numbers = [_take(term.value.array, term.places) for term in constants if term.value.array.any()]
     elements = [_take(term.value.elements[0], term.places) for term in own]
     if len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1:  # a table, or a mask
         return

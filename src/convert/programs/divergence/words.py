@@ -227,8 +227,8 @@ class Words:
         if weights is not None:
             return f"what {weights} gives"
         noun = NOUNS.get(kind_of(operation), "the value")
-        if operation.name in JOINS and len(operation.data) > 1:
-            noun = f"the {len(operation.data)} values joined"
+        if operation.name in JOINS and len(operation.operands) > 1:
+            noun = f"the {len(operation.operands)} values joined"
         return f"{noun} at {operation.where}" if operation.where else "a value"
 
 
