@@ -26,7 +26,7 @@ from convert.rules.parse import parse_rules
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG = "the rule that would be written for it makes something else"
 BY_HAND = "write a rule for it by hand, and report this with both programs"
-PLACE = re.compile(r"rules\.yaml:[0-9]+, ")  # of rules that no file has yet
+PLACE = re.compile(r"rules\.yaml:[0-9]+,? ")  # of rules that no file has yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +135,19 @@ def _blamed(
         wrong = compare_rules(written.decided, derivation, open_tensors, root)
         return {_maker(one.tensor, written.modules) or one.tensor: one.problem for one in wrong}
     except ConvertError as error:
-        named = {module: one.expected or one.problem for one in error.findings for module in _at(one, written)}
+        at_rule, about_leaf = (
+            [one for one in error.findings if one.rule],
+            [one for one in error.findings if not one.rule],
+        )
+        named = _named(at_rule, written) or _named(about_leaf, written)
         problem = "; ".join(one.problem or str(one) for one in error.findings)
         lacking = [tensor.name for tensor in derivation.tensors if not is_open(tensor.name, open_tensors)]
         return named or dict.fromkeys([module for module in written.modules if module] or lacking, problem)
+
+
+def _named(findings: Sequence[Finding], written: WrittenRules) -> dict[str, str]:
+    """Return the modules that findings are about, with what is wrong."""
+    return {module: one.expected or one.problem for one in findings for module in _at(one, written)}
 
 
 def _unclaimed(derivation: Derivation, wrong: Collection[str]) -> Derivation:
