@@ -201,7 +201,7 @@ def test_every_target_of_images_or_sound_has_its_processor() -> None:
             return None
         video = videos.get(model_type_to_module_name(model))
         part = image(model.removesuffix("_vision_model")) if model.endswith("_vision_model") else None
-        return PROCESSOR_MAPPING_NAMES.get(model) or image(model) or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model) or part or video  # fmt: skip
+        return PROCESSOR_MAPPING_NAMES.get(model.removesuffix("_thinker")) or image(model) or FEATURE_EXTRACTOR_MAPPING_NAMES.get(model) or part or video  # fmt: skip
 
     shipped = available_rules()
     stated = {t.config["model_type"] for rules in shipped for t in rules.targets.values() if "model_type" in t.config}

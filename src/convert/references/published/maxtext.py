@@ -105,6 +105,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     ),
     "maxtext-deepseek4": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "compressed_rope_theta": 1.6e5, "rotated": 0.125, "context_length": 1048576, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0, "sliding_window": 128, "tokens_attended": 512, "shared_experts": 1}, f"{_MAXTEXT}/deepseek4-284b.yml"),
+        Published({"attention_pattern": Every(("sliding_attention",) * 2 + ("compressed_sparse_attention", "heavily_compressed_attention") * 20 + ("compressed_sparse_attention",))}, f"{_MAXTEXT}/deepseek4-284b.yml, compress_ratios", {"i": 43}),
         Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
     ),
     "maxtext-qwen3.5": _QWEN_3_5,
