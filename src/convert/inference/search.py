@@ -101,7 +101,7 @@ class Search(Walk):
         segment = self.remembered(at, levels)
         if segment is not None:
             return segment
-        ways = self._ways[self.code(self._first_meeting(at))]
+        ways = self._ways[self.like(self._first_meeting(at))]
         before: Level | None = None
         for level in levels:
             if before is not None and before.proposals == level.proposals and not self._hindered:
@@ -127,7 +127,7 @@ class Search(Walk):
     def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions that one like it has in another layer or for another expert."""
         self._near, self._start = self.context.near, self.tried
-        for known in self._ways.setdefault(self.code(self._first_meeting(at)), []):
+        for known in self._ways.setdefault(self.like(self._first_meeting(at)), []):
             for form, wanted in enumerate(known.signatures) if known.level in levels else ():
                 segment = self._found(at, known.level, wanted, form)
                 if segment is not None and len(segment.solutions) == len(wanted):

@@ -159,7 +159,8 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
     for chosen in _as_taken(atoms, context.taken.of(operation), out) if context.level > 0 else ():
         yield from _candidate(context, chosen, numbers, read)
-    for chosen in _of_one_expert(atoms, out):
+    is_cut = bool(context.cuts(operation.results[0], -1))  # into gate and up; queries of several heads are not
+    for chosen in _of_one_expert(atoms, out) if is_cut else ():
         yield from _candidate(context, chosen, numbers, read)
     for chosen in _fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)

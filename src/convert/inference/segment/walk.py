@@ -124,6 +124,13 @@ class Walk(Assigned):
         if at == len(self._order):
             return None
         operation = self._order[at]
+        return operation.where, operation.name, tuple(x.array.shape for x in operation.operands)
+
+    def like(self, at: int) -> Any:
+        """Return what an operation has in common with the same one in another layer, or for another expert, which has its own tokens."""
+        if at == len(self._order):
+            return None
+        operation = self._order[at]
         return operation.where, operation.name, shapes_but_rows(operation)
 
     def signatures(self, choices: Sequence[Choice], form: int) -> tuple[Any, ...]:
