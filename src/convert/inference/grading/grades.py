@@ -234,15 +234,27 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
     """Join the parts that are one stretch of a leaf, as rows of a table that two operations read, or one for each expert of a stack."""
     found: dict[Any, list[Part]] = {}
     seen = Counter[Any]()
-    for number, part in enumerate(parts):
-        steps = np.unique(part.positions - part.elements) if part.leaf else np.zeros(0, int)
-        of, site = (part.leaf, part.arithmetic, part.factor, part.contracted), part.evidence.target
+    steps = [np.unique(part.positions - part.elements) if part.leaf else np.zeros(0, int) for part in parts]
+    ways = [(part.leaf, part.arithmetic, part.factor) for part in parts]
+    # A row of a stack may be added by a product with a constant; it is one of the rows that are added.
+    plain = {
+        (way, step[0])
+        for part, way, step in zip(parts, ways, steps, strict=True)
+        if not part.contracted and len(step) == 1
+    }
+    for number, (part, way, step) in enumerate(zip(parts, ways, steps, strict=True)):
+        of, site = (way, part.contracted), part.evidence.target
         seen[of, site.index] += 1  # of one operation, each is a part of its own
         each = site.where, site.operation, len(part.elements), seen[of, site.index]
         product = part.leaf and part.evidence.role is Role.PRODUCT
-        key = (of, steps[0]) if len(steps) == 1 else (of, each) if product else number
+        if len(step) == 1:
+            stretch = way, step[0]
+            key: Any = stretch if stretch in plain else (of, step[0])
+        else:
+            key = (of, each) if product else number
         found.setdefault(key, []).append(part)
-    return [_join(same) if len(same) > 1 else same[0] for same in found.values()]
+    groups = (sorted(same, key=lambda part: bool(part.contracted)) for same in found.values())
+    return [_join(same) if len(same) > 1 else same[0] for same in groups]
 
 
 def _join(parts: Sequence[Part]) -> Part:

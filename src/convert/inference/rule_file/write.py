@@ -273,7 +273,9 @@ def _neighbours(rule: PatternRule, letters: Letters) -> list[Neighbour]:
     names = (rule.module, *layer.also) if axes else ()
     modules = (name.rpartition(".")[0] if layer.kind_name == "parameter" else name for name in names)
     shape, outputs = layer.main[0].layout.shape, int(layer.kind_name == "conv_transpose")
-    whole = (module for module in modules if module and module.count("{") == module.count("}"))  # not of parameters in several
+    whole = (
+        module for module in modules if module and module.count("{") == module.count("}")
+    )  # not of parameters in several
     return [Neighbour(parse_pattern(module), shape, axes, outputs) for module in whole]
 
 

@@ -107,7 +107,9 @@ def _is_in_a_layer(repair: Repair, target: Program) -> bool:
     A bias has one number for each column, or for all. A matrix has a multiple of what it multiplies: ``x + x W`` is ``x (W + 1)``.
     """
     value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
-    if value is None or not value.data or repair.want.size != repair.got.size or not np.isfinite(repair.want).all():
+    if value is None or not value.data or repair.want.size != repair.got.size:
+        return False
+    if not (np.isfinite(repair.want).all() and np.isfinite(repair.got).all()):
         return False
     lacking = repair.want - repair.got.reshape(repair.want.shape)
     slack = EXACT * np.abs(repair.want).max(initial=0)
@@ -123,7 +125,7 @@ def _is_in_a_layer(repair: Repair, target: Program) -> bool:
 
 def _is_multiple(array: Array, other: Array, slack: float) -> bool:
     one, two = array.ravel(), other.ravel()
-    if one.shape != two.shape or not two.any():
+    if one.shape != two.shape or not two.any() or not np.isfinite(two).all():
         return False
     return bool((np.abs(one - (one @ two) / (two @ two) * two) <= slack).all())
 
