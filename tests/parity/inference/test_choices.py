@@ -105,6 +105,29 @@ def test_another_choice_of_other_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_another_distance_where_the_encoder_has_an_output_of_its_own(factor: float) -> None:
+    """As every VQ-VAE has in its loss; few choices change, and none of these."""
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc, self.book = torch.nn.Linear(D, D, bias=False), torch.nn.Embedding(D, D)
+
+        def forward(self, x: Any) -> Any:
+            z, book = self.enc(x), self.book.weight
+            nearest = (factor * (book**2).sum(1) - 2 * z @ book.T).argmin(1)
+            return torch.cat([z, self.book(nearest)], -1)
+
+    def function(w: Any, x: Any) -> Any:
+        z = x @ w["enc"]
+        return jnp.concatenate([z, w["book"][jnp.argmin(squared(z, w["book"]), 1)]], -1)
+
+    found = derive(function, Both(), {"enc": (D, D), "book": (D, D)}, floats(8, D))
+    assert found.complete is (factor == 1.0)
+    assert not found.complete or found.proof is not None
+
+
 def test_a_rounded_code() -> None:
     """As finite scalar quantisation does: no value in front of the rounding reaches the outputs."""
 

@@ -1,13 +1,13 @@
 """Values that only decide a choice: of them, outputs show which element is the largest, or on which side of a limit one lies.
 
-The codebook of a VQ-VAE is such a choice. Two programs may have other values in front of it, as those of another epsilon, and give equal outputs
-for nearly all inputs.
+The codebook of a VQ-VAE is such a choice. Two programs may have other values in front of it, as those of another epsilon or another distance,
+and give equal outputs for nearly all inputs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.source import Source
 from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 from convert.programs.rerun import rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,7 +51,8 @@ def hidden_by_choice(source: Program, target: Program, tolerance: float) -> Oper
         for array in _forms(operation):
             forms.add(array, 0)
     unknown = (operation for operation in made if not _is_known(operation, values, forms, tolerance))
-    return next((operation for operation in unknown if _hides(operation, target)), None)
+    users = users_of(target.operations)
+    return next((one for one in unknown if _is_alone(one, users, target) or _hides(one, target)), None)
 
 
 def choices_as_outputs(program: Program) -> Program:
@@ -81,6 +82,8 @@ def _forms(operation: Operation) -> Iterator[Array]:
     if operation.name.rstrip("_") in STEPS:
         return
     first, *others = (operand.array for operand in operation.operands if operand.array.dtype.kind == "f")
+    if not all(np.isfinite(array).all() for array in (first, *others)):
+        return  # the numbers themselves may be those of the source
     if others and first.shape == np.broadcast_shapes(first.shape, others[0].shape):
         yield _scaled(first - others[0])
         yield _scaled(others[0] - first)
@@ -110,6 +113,35 @@ def _scaled(array: Array, axis: int | None = None) -> Array:
     largest = np.abs(array).max(axis=axis, keepdims=True, initial=0)
     found: Array = array / np.where(largest == 0, 1, largest)
     return found
+
+
+def _is_alone(operation: Operation, users: Mapping[Value, Sequence[Operation]], target: Program) -> bool:
+    """Whether outputs depend on the place that is chosen among some numbers, or on the rounded ones, and on the numbers in no other way.
+
+    Of a comparison, the numbers are often computed for it alone, as ``4 y > 1`` beside ``y``: `_hides` tells.
+    """
+    step = operation.name.rstrip("_") in STEPS
+    places = [result for result in operation.results if step or result.array.dtype.kind in "iu"]
+    if not places or not any(_reaches(place, users, target, None) for place in places):
+        return False
+    numbers = [operand for operand in operation.operands if operand.leaves and operand.array.dtype.kind == "f"]
+    others = [result for result in operation.results if result not in places]
+    return not any(_reaches(value, users, target, operation) for value in (*numbers, *others))
+
+
+def _reaches(
+    value: Value, users: Mapping[Value, Sequence[Operation]], target: Program, without: Operation | None
+) -> bool:
+    """Whether an output is computed from a value, other than by one of the operations."""
+    outputs, todo, seen = {*target.outputs.values()}, [value], set[Value]()
+    while todo:
+        at = todo.pop()
+        if at in outputs:
+            return True
+        if at not in seen:
+            seen.add(at)
+            todo += [result for user in users.get(at, ()) if user is not without for result in user.results]
+    return False
 
 
 def _hides(operation: Operation, target: Program) -> bool:

@@ -239,7 +239,9 @@ def _candidate(
 def _number(context: Context, target: Product, operation: Operation) -> int:
     """Return which of several equal matrices one of the target is: of those of its tensor, or of the modules of a list; 0 if there is one."""
     elements = target.numbers[0]
-    of_several = any(x.of_parameters and x.array.size > elements.size for x in operation.operands)  # heads in one product
+    of_several = any(
+        x.of_parameters and x.array.size > elements.size for x in operation.operands
+    )  # heads in one product
     names = context.owners(elements) if len(target.numbers) == 1 and not of_several else set()
     for name in names if len(names) == 1 else ():
         start = int(elements.min()) - context.replay.program.first_element[name]

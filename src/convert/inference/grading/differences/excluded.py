@@ -93,9 +93,13 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     width = operation.results[0].array.shape[-1]
     if width < 2 or repair.got.size % width or np.array_equal(repair.got, repair.want):
         return False
+    if not np.isfinite(repair.got).all():
+        return False
     got = np.sort(repair.got.reshape(-1, width), 1)
     instead = repair.source[-1].results if repair.source else repair.source_operands
-    theirs = [value.array for value in instead if value.array.size == got.size]  # in the source's own order
+    theirs = [
+        x.array for x in instead if x.array.size == got.size and np.isfinite(x.array).all()
+    ]  # in the source's own order
     return len(got) > 1 and any(
         np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
     )
