@@ -48,7 +48,7 @@ def fill_pytree(like: Any, leaves: Mapping[str, Any]) -> Any:
             name = full if full in leaves else full.removesuffix("/value")
             problems += _problems(name, value, leaves)
             value = leaves.get(name)
-        values.append(value)
+        values.append(value.copy() if _is_random_state(value) else value)  # a trace changes only what it has made
     if problems:
         count = f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}"
         problems.sort(key=lambda problem: OTHER_ROOT not in problem.fix)  # one mistake, that says the most

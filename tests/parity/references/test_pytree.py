@@ -67,3 +67,14 @@ def test_of_many_problems_those_that_name_the_mistake_come_first() -> None:
     assert headline == "the leaves do not fit the model: 10 problems"
     assert "params/w: expected a leaf of shape [2]" in first and "the leaf is 'w': give `--root`" in first
     assert last == "  ... and 5 more"
+
+
+def test_a_recurrent_layer_of_nnx_draws_keys_within_a_trace() -> None:
+    """It counts the keys that it draws, and a trace changes no variable of another one."""
+    jax, nnx = pytest.importorskip("jax"), pytest.importorskip("flax.nnx")
+    model = nnx.RNN(nnx.OptimizedLSTMCell(4, 4, rngs=nnx.Rngs(0)))
+    leaves = {
+        "/".join(map(str, path)): value.get_value() for path, value in nnx.to_flat_state(nnx.state(model, nnx.Param))
+    }
+    run = jax.jit(lambda leaves, x: fill_pytree(model, leaves)(x))
+    assert run(leaves, np.ones((2, 3, 4), np.float32)).shape == (2, 3, 4)
