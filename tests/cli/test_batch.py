@@ -40,6 +40,7 @@ def test_a_batch_writes_what_single_conversions_write(folder: Path, run: Run) ->
         assert (job["tensors"], job["bytes"], job["error"]) == (5, 240, "")
 
 
+@pytest.mark.slow
 def test_a_failure_holds_its_command_and_the_others_go_on(folder: Path, run: Run) -> None:
     """The values of the first checkpoint do not fit the dtype, which only its data tells."""
     np.savez("a.npz", **{"layer_0/w": np.full((3, 4), 1e30, np.float32)})

@@ -474,6 +474,7 @@ def test_rules_that_do_not_cover(run: Run, case: str, tmp_path: Path) -> None:
 # ---- the process itself
 
 
+@pytest.mark.slow
 def test_three_names_for_one_program(tmp_path: Path) -> None:
     for command in ([CONVERT], [CONVERT.replace("convert", "ckpt-convert")], [sys.executable, "-m", "convert"]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -534,12 +535,17 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     ("streams", "code", "said"),
     [
         (">&-", 0, "wrote"),
-        ("2>&-", 0, ""),
+        pytest.param("2>&-", 0, "", marks=pytest.mark.slow),
         (">&- 2>&- <&-", 0, ""),
-        ("2>/dev/full", 0, ""),
+        pytest.param("2>/dev/full", 0, "", marks=pytest.mark.slow),
         ("--json >/dev/full", 2, "error[output-not-writable]: stdout: No space left on device\n"),
-        ("--help >/dev/full", 2, "error[output-not-writable]: stdout: No space left on device\n"),
-        ("--to nowhere 2>&-", 2, ""),
+        pytest.param(
+            "--help >/dev/full",
+            2,
+            "error[output-not-writable]: stdout: No space left on device\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("--to nowhere 2>&-", 2, "", marks=pytest.mark.slow),
     ],
 )
 def test_streams_that_are_closed_or_full(streams: str, code: int, said: str, tmp_path: Path) -> None:
@@ -553,6 +559,7 @@ def test_streams_that_are_closed_or_full(streams: str, code: int, said: str, tmp
         assert load_file(out)
 
 
+@pytest.mark.slow
 def test_an_output_that_no_path_leads_to(tmp_path: Path) -> None:
     (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
     (gone := tmp_path / "gone").mkdir()

@@ -89,6 +89,7 @@ def law(c: dict[str, Any]) -> None:
     assert np.array_equal(back[1] if c["stacked"] else back, kernel)
 
 
+@pytest.mark.slow
 @given(transposed())
 @settings(max_examples=25, deadline=None)
 def test_the_derived_kernel_is_the_transposed_convolution(case: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ def convolved(geometry: Geometry, kernel: np.ndarray, x: np.ndarray) -> np.ndarr
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(geometries(("SAME", "SAME_LOWER", "VALID")), st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
@@ -81,6 +82,7 @@ def test_zeros_of_a_convolution_are_those_of_jax(case: Any, seed: int) -> None:
         np.testing.assert_allclose(run(torch.tensor(x), padding=tuple(whatever.allowed[0])), want, **tolerance)
 
 
+@pytest.mark.slow
 @given(geometries(("SAME", "VALID")), st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)
 def test_arguments_of_a_transposed_convolution_give_jaxs(case: Any, seed: int) -> None:

@@ -55,6 +55,7 @@ def test_names_without_a_pattern_get_no_suggestion_but_take_no_time() -> None:
     assert ClosestNames(letters[:10]).closest_match("alvv") == "alv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [10_000])
 def test_fifty_thousand_missing_names_are_compared_once_each_template(layers: int) -> None:
     words = ("q_proj", "k_proj", "v_proj", "o_proj", "norm")

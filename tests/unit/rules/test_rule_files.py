@@ -440,6 +440,7 @@ def test_rules_are_found_by_name_family_and_path(tmp_path: Path) -> None:
     assert finding.expected == "" and "./my-model.yaml" in finding.fix
 
 
+@pytest.mark.slow
 def test_only_the_files_that_are_meant_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
 
