@@ -28,11 +28,15 @@ NONE = 1e-13  # relative change of an output that is none
 
 def choices(program: Program) -> Iterator[Operation]:
     """Yield the operations that make integers, truth values or whole numbers of numbers that parameters are in."""
+    moving = {*program.parameters.values()}  # with a parameter; numbers that are made of places that were chosen do not
     for operation in program.operations:
         kinds = {result.array.dtype.kind for result in operation.results}
-        chooses = operation.name.rstrip("_") in STEPS or not kinds.isdisjoint("iub")
-        if chooses and any(operand.leaves and operand.array.dtype.kind == "f" for operand in operation.operands):
+        moves = any(operand in moving and operand.array.dtype.kind == "f" for operand in operation.operands)
+        steps = operation.name.rstrip("_") in STEPS
+        if moves and (steps or not kinds.isdisjoint("iub")):
             yield operation
+        if moves and not steps:
+            moving |= {result for result in operation.results if result.array.dtype.kind == "f"}
 
 
 def hidden_by_choice(source: Program, target: Program, tolerance: float) -> Operation | None:
