@@ -157,8 +157,8 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         if by_guess is not None and by_guess.ended is None:
             tested, found, solved = by_guess, by_guess.tensors, True
         else:
-            hidden = next((one for one in (tested, by_guess) if one is not None and one.hidden), None)
-            ended = ended if hidden is None or hidden.ended is None else hidden.ended
+            if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
+                tested, ended = by_guess, by_guess.ended
             shown = explained(
                 ended,
                 found,
@@ -166,7 +166,7 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
                 models.module,
                 models.run,
                 tested.shown_by,
-                hidden=hidden is not None,
+                hidden=tested.hidden,
             )
             differences = (shown,)
             found = not_reached(found, both.target, ended.site.index)

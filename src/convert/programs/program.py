@@ -12,6 +12,7 @@ import numpy as np
 from convert.numerics.real_numbers import as_complex
 
 Array = np.ndarray[Any, np.dtype[Any]]
+REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of `Operation.again`, on operands that do not fit
 
 
 @dataclass(frozen=True, eq=False)

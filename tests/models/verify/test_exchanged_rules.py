@@ -14,6 +14,7 @@ from torch import nn
 
 import convert
 from convert.references.protocol import Reference
+from convert.verify.report.report import LevelReport
 from convert.verify.run import check
 
 WIDTH = 6
@@ -135,6 +136,17 @@ CASES = {
 }
 
 
+def _model_level(rules: str, checkpoint: Path, folder: Path) -> LevelReport:
+    """Convert by the rules, and compare the models."""
+    given, out = folder / "rules.yaml", folder / "out.safetensors"
+    given.write_text(rules)
+    convert.convert(str(given), checkpoint, out)
+    levels = ("coverage", "weights", "model")
+    report = check(out, checkpoint, model=str(given), reference=f"{__name__}:reference", levels=levels)
+    (level,) = (level for level in report.levels if level.level == "model")
+    return level
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["right", *CASES])
 def test_exchanged_leaves_are_named(case: str, checkpoint: Path, tmp_path: Path) -> None:
@@ -144,17 +156,7 @@ def test_exchanged_leaves_are_named(case: str, checkpoint: Path, tmp_path: Path)
         assert old in rules
         rules = rules.replace(old, new)
     rules = rules.replace("CROSS", "cross")
-    (tmp_path / "rules.yaml").write_text(rules)
-    given = str(tmp_path / "rules.yaml")
-    convert.convert(given, checkpoint, tmp_path / "out.safetensors")
-    report = check(
-        tmp_path / "out.safetensors",
-        checkpoint,
-        model=given,
-        reference=f"{__name__}:reference",
-        levels=("coverage", "weights", "model"),
-    )
-    level = next(level for level in report.levels if level.level == "model")
+    level = _model_level(rules, checkpoint, tmp_path)
     if case == "right":
         assert not level.findings
         return
@@ -173,16 +175,6 @@ def test_a_small_error_is_no_exchange(checkpoint: Path, tmp_path: Path, monkeypa
     """No mistake leaves the error as it was."""
     forward = Model.forward
     monkeypatch.setattr(Model, "forward", lambda self, x: forward(self, x) * (1 + 3e-11))
-    (tmp_path / "rules.yaml").write_text(RULES)
-    given = str(tmp_path / "rules.yaml")
-    convert.convert(given, checkpoint, tmp_path / "out.safetensors")
-    report = check(
-        tmp_path / "out.safetensors",
-        checkpoint,
-        model=given,
-        reference=f"{__name__}:reference",
-        levels=("model",),
-    )
-    (level,) = (level for level in report.levels if level.level == "model")
+    level = _model_level(RULES, checkpoint, tmp_path)
     assert level.diagnosis is not None
     assert level.diagnosis["name"] == "operation that the JAX model lacks", level.diagnosis

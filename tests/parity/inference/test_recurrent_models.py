@@ -15,7 +15,7 @@ import torch
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.proof import compare_rules
-from convert.inference.rule_file.write import write_rules
+from convert.inference.rule_file.write import WrittenRules, write_rules
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
 from convert.verify.target_model import model_of_module
@@ -77,6 +77,13 @@ def test_a_fault_between_layers_in_one_loop_is_never_derived(fault: str) -> None
     assert not found.complete and found.proof is None and len(found.differences) == 1
 
 
+def whole_rules(found: Derivation, module: torch.nn.Module) -> WrittenRules:
+    """The rules of a complete derivation: they make every tensor as it was derived."""
+    written = write_rules(found, model_of_module(module, type(module).__name__))
+    assert found.complete and written.open == {} and compare_rules(written.text, found) == []
+    return written
+
+
 def assert_cells_by_name(
     function: Function, shapes: Mapping[str, tuple[int, ...]], library: str, cell: str, layers: int, two_way: bool
 ) -> None:
@@ -86,8 +93,7 @@ def assert_cells_by_name(
     module = Recurrent(kind, layers, two_way, **relu).eval()
     found = derive(function, module, shapes)
     assert found.complete and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
-    written = write_rules(found, model_of_module(module, "Recurrent"))
-    assert written.open == {} and compare_rules(written.text, found) == []
+    written = whole_rules(found, module)
     name = f"{NAMES.get(library, library)}.{cell}"
     assert set(re.findall(r"(?m)^- cell: (\S+)", written.text)) == {SAME_TREE.get(name, name)}
     assert len(re.findall("direction: backward", written.text)) > 0 or not two_way
@@ -152,9 +158,7 @@ def test_a_cell_of_no_library_is_derived_by_its_equations() -> None:
     function, shapes = faulty("")
     module = Recurrent("gru", 2, True).eval()
     found = derive(function, module, shapes)
-    assert found.complete
-    written = write_rules(found, model_of_module(module, "Recurrent"))
-    assert written.open == {} and compare_rules(written.text, found) == []
+    written = whole_rules(found, module)
     assert 'w: "W [I, rzn]"' in written.text
 
 
@@ -202,9 +206,7 @@ def test_an_update_gate_that_multiplies_the_new_state(name: str) -> None:
     function, shapes = gru(MIXED[name])
     module = Recurrent("gru", 1, False).eval()
     found = derive(function, module, shapes)
-    assert found.complete
-    written = write_rules(found, model_of_module(module, "Recurrent"))
-    assert written.open == {} and compare_rules(written.text, found) == []
+    written = whole_rules(found, module)
     assert 'h: "(1 - z) * h + z * n"' in written.text
 
 
@@ -266,8 +268,7 @@ def test_an_lstm_with_a_projection_has_a_rule_for_each_tensor() -> None:
     function, shapes = projected(lambda h: h)
     module = Projected().eval()
     found = derive(function, module, shapes)
-    written = write_rules(found, model_of_module(module, "Projected"))
-    assert found.complete and written.open == {} and compare_rules(written.text, found) == []
+    whole_rules(found, module)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 
 from convert.inference.forms.lookups import step
 from convert.inference.forms.reordered import SUMS
-from convert.inference.forms.used_parts import MOVES, moved
+from convert.inference.forms.used_parts import MOVES, moved, take, taken
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 MAX_TERMS = 5
@@ -80,8 +80,8 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     constants = [term for term in terms if term.value.constant]
     if not (data and own) or len(own) + len(constants) + len(data) != len(terms) or len(terms) > MAX_TERMS:
         return
-    numbers = [_take(term.value.array, term.places) for term in constants if term.value.array.any()]
-    elements = [_take(term.value.elements[0], term.places) for term in own]
+    numbers = [take(term.value.array, term.places) for term in constants if term.value.array.any()]
+    elements = [take(term.value.elements[0], term.places) for term in own]
     if len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1:  # a table, or a mask
         return
     cut = any(
@@ -95,7 +95,7 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
         places, of_own, number = places[:, 0], of_own[:, 0], number[0]
 
     def together(*arrays: Array) -> Array:
-        return np.asarray(sum(_take(x, at) for x, at in zip(arrays, places, strict=True)) + number)
+        return np.asarray(sum(take(x, at) for x, at in zip(arrays, places, strict=True)) + number)
 
     bias = Value(
         together(*(term.value.array for term in own)),
@@ -105,8 +105,8 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     yield step(operation, "bias", tuple(term.value for term in own), bias, together)
     total: Value | None = None
     for term in data:
-        part = _taken(term.value, term.places)
-        yield step(operation, "take", (term.value,), part, partial(_take, places=term.places))
+        part = taken(term.value, term.places)
+        yield step(operation, "take", (term.value,), part, partial(take, places=term.places))
         if total is None:
             total = part
         else:
@@ -127,13 +127,3 @@ def _is_sum(operation: Operation) -> bool:
     """Whether an operation adds two values, of which data is one."""
     plain = operation.name in SUMS and operation.name != "sub" and operation.settings.get("alpha", 1) == 1
     return plain and len(operation.operands) == 2 and bool(operation.data) and operation.results[0].data
-
-
-def _taken(value: Value, places: Array) -> Value:
-    elements = tuple(_take(numbers, places) for numbers in value.elements)
-    return Value(_take(value.array, places), value.data, value.leaves, elements)
-
-
-def _take(array: Array, places: Array) -> Array:
-    found: Array = array.ravel()[places]
-    return found

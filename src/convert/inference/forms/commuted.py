@@ -17,7 +17,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.reordered import SUMS, Term
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import REFUSALS, Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = frozenset(
@@ -41,7 +41,6 @@ LINEAR = frozenset(
 MAX_DEPTH = 6
 MAX_PLACES = 12  # in front of one product
 SAME = 1e-9  # relative
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on operands of other sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,12 +15,11 @@ from convert.inference.derivation import Role
 from convert.inference.forms.sums import MOVES as LAYOUTS
 from convert.inference.forms.sums import moved_by
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
 
 MOVES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
 SUMS = ("add", "add_any", "sub")
 MOST = 3  # sums in front of one product
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on one of the terms
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.meetings.sites import parameter_operands
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of
 
 SAME = 1e-9  # relative: rows that were computed alone, and among others
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on some rows
 
 
 @dataclass(frozen=True, eq=False)

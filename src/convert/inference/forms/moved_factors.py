@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.commuted import LAYOUTS, LINEAR, MAX_DEPTH, REFUSALS, equal, run_with
+from convert.inference.forms.commuted import LAYOUTS, LINEAR, MAX_DEPTH, equal, run_with
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, users_of
 
 FACTOR = 3.0  # by which a value is multiplied to see whether it multiplies a result
 

@@ -15,6 +15,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES
+from convert.inference.forms.used_parts import elements_moved
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
@@ -23,7 +24,6 @@ TAKES = frozenset(
 )
 LAYOUTS = MOVES | TAKES | frozenset(("clone", "contiguous", "detach", "copy", "convert_element_type", "flatten"))
 MOST = 12  # operations between the data and the part that is taken
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,18 +129,9 @@ def _is_by_element(operation: Operation) -> bool:
 
 
 def _moved(operation: Operation) -> list[Array] | None:
-    """Return which element of the first operand each element of the results is, flattened; None where it is none."""
-    value, others = operation.operands[0], operation.operands[1:]
-    if not value.data or not all(x.constant for x in others):
-        return None
-    numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
-    try:
-        made = [np.asarray(x).ravel() for x in operation.again([numbers, *(x.array for x in others)])]
-    except REFUSALS:
-        return None
-    if any(not np.isin(x, numbers).all() for x in made):
-        return None
-    return [x.astype(int) for x in made]
+    """Return which element of the first operand each element of the results is; None if it is no data, or others decide that."""
+    value, *others = operation.operands
+    return elements_moved(operation) if value.data and all(x.constant for x in others) else None
 
 
 def _by_itself(take: Operation, number: int, taken: _Taken) -> list[Operation]:

@@ -22,7 +22,7 @@ from convert.inference.forms.constant_parts import JOINS
 from convert.inference.forms.lookups import step
 from convert.inference.forms.sums import MOVES as LAYOUTS
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, users_of
 
 MOVES = LAYOUTS | frozenset(
     [
@@ -42,7 +42,6 @@ MOVES = LAYOUTS | frozenset(
 )
 MAX_PARTS = 8  # of one product
 MAX_MOVES = 6  # between values that are joined and the product
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on numbers of elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,18 +223,20 @@ def moved(operation: Operation, value: Value) -> list[Array] | None:
         return [np.arange(size)] if same else None
     if operation.name not in MOVES or operation.operands[0] is not value or not all(x.constant for x in others):
         return None
-    numbers = np.arange(size, dtype=np.float64).reshape(value.array.shape)
+    found = elements_moved(operation)
+    repeats = found is None or any(len(np.unique(of)) != len(of) for of in found)
+    return None if repeats else found
+
+
+def elements_moved(operation: Operation) -> list[Array] | None:
+    """Return which element of the first operand each element of the results is, flattened; None where it is none."""
+    value, others = operation.operands[0], operation.operands[1:]
+    numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
     try:
-        made = [np.asarray(out) for out in operation.again([numbers, *(x.array for x in others)])]
+        made = [np.asarray(out).ravel() for out in operation.again([numbers, *(x.array for x in others)])]
     except REFUSALS:
         return None
-    found = []
-    for array in made:
-        flat = array.ravel()
-        if len(np.unique(flat)) != len(flat) or not np.isin(flat, numbers).all():  # it repeats some
-            return None
-        found.append(flat.astype(int))
-    return found
+    return [of.astype(int) for of in made] if all(np.isin(of, numbers).all() for of in made) else None
 
 
 def _apart(
@@ -260,10 +261,10 @@ def _apart(
         x_at, w_at = of.places[matrices.data[here]], _of_columns(matrices.weight, columns)
         x, w = of.value, weight
         if not np.array_equal(x_at.ravel(), np.arange(x.array.size)) or x.array.shape != x_at.shape:
-            x = _taken(of.value, x_at)
-            steps.append(step(operation, "take", (of.value,), x, partial(_take, places=x_at)))
-        w = _taken(weight, w_at)
-        steps.append(step(operation, "slice", (weight,), w, partial(_take, places=w_at)))
+            x = taken(of.value, x_at)
+            steps.append(step(operation, "take", (of.value,), x, partial(take, places=x_at)))
+        w = taken(weight, w_at)
+        steps.append(step(operation, "slice", (weight,), w, partial(take, places=w_at)))
         made = Value(np.tensordot(x.array, w.array, 1), data=x.data, leaves=x.leaves | weight.leaves)
         name = operation.name if w.array.ndim > 2 or operation.name == "dot_general" else "mm"
         product = step(operation, name, (x, w), made, partial(np.tensordot, axes=1))
@@ -311,9 +312,9 @@ def _on(operation: Operation, value: Value, part: _Part, steps: list[Operation])
         at = at.ravel()[part.places]
         while at.ndim > 1 and (at == at[:1]).all():
             at = at[0]
-        cut = _taken(other, at)
+        cut = taken(other, at)
         if other.leaves:
-            steps.append(step(operation, "slice", (other,), cut, partial(_take, places=at)))
+            steps.append(step(operation, "slice", (other,), cut, partial(take, places=at)))
         other = cut
     operands = (other, part.value) if side else (part.value, other)
     result = np.asarray(operation.again([x.array for x in operands])[0])
@@ -329,8 +330,8 @@ def _kept(operation: Operation, part: _Part, steps: list[Operation]) -> _Part:
     if here.all() or math.prod(len(at) for at in along) != here.sum():
         return part
     chosen = np.arange(here.size).reshape(here.shape)[np.ix_(*along)]
-    value = _taken(part.value, chosen)
-    steps.append(step(operation, "take", (part.value,), value, partial(_take, places=chosen)))
+    value = taken(part.value, chosen)
+    steps.append(step(operation, "take", (part.value,), value, partial(take, places=chosen)))
     return _Part(value, part.places.ravel()[chosen])
 
 
@@ -346,11 +347,13 @@ def _joined(operation: Operation, result: Value, parts: Sequence[_Part]) -> Oper
     return step(operation, "join", tuple(part.value for part in parts), result, run)
 
 
-def _taken(value: Value, places: Array) -> Value:
-    elements = tuple(_take(numbers, places) for numbers in value.elements)
-    return Value(_take(value.array, places), value.data, value.leaves, elements)
+def taken(value: Value, places: Array) -> Value:
+    """Return some elements of a value."""
+    elements = tuple(take(numbers, places) for numbers in value.elements)
+    return Value(take(value.array, places), value.data, value.leaves, elements)
 
 
-def _take(array: Array, places: Array) -> Array:
+def take(array: Array, places: Array) -> Array:
+    """Return the elements of an array at places in C order, in the shape of the places."""
     found: Array = array.ravel()[places]
     return found

@@ -11,13 +11,12 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import products, role_of
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Value of data -> true where it is zero for any inputs, for those that have such elements.
 Zeros = Mapping[Value, Array]
 WEIGHTED = (Role.PRODUCT, Role.CONVOLUTION)
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on truth values
 
 
 def always_zero(program: Program) -> Zeros:

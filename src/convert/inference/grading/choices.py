@@ -67,8 +67,13 @@ def choices_as_outputs(program: Program) -> Program:
         name = operation.name.rstrip("_")
         made[name] += 1
         number = f" ({made[name]})" if made[name] > 1 else ""
-        outputs[f"{name}{number}"] = next(operand for operand in operation.operands if operand.leaves)
+        outputs[f"{name}{number}"] = _numbers(operation)[0]
     return replace(program, outputs=outputs)
+
+
+def _numbers(choice: Operation) -> list[Value]:
+    """Return the numbers that parameters are in, by which a choice is made."""
+    return [operand for operand in choice.operands if operand.leaves and operand.array.dtype.kind == "f"]
 
 
 def _is_known(operation: Operation, source: Source, forms: ValueTable[int], tolerance: float) -> bool:
@@ -128,9 +133,8 @@ def _is_alone(operation: Operation, users: Mapping[Value, Sequence[Operation]], 
     places = [result for result in operation.results if step or result.array.dtype.kind in "iu"]
     if not places or not any(_reaches(place, users, target, None) for place in places):
         return False
-    numbers = [operand for operand in operation.operands if operand.leaves and operand.array.dtype.kind == "f"]
     others = [result for result in operation.results if result not in places]
-    return not any(_reaches(value, users, target, operation) for value in (*numbers, *others))
+    return not any(_reaches(value, users, target, operation) for value in (*_numbers(operation), *others))
 
 
 def _reaches(

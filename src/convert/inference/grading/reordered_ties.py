@@ -15,7 +15,7 @@ import numpy as np
 from convert.inference.derivation import Arithmetic, Part, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import elements_of
-from convert.inference.meetings.columns import Columns, columns_of, matches
+from convert.inference.meetings.columns import Columns, columns_along, matches
 from convert.inference.meetings.sites import columns_met, products, role_of
 from convert.programs.program import Operation, Program
 
@@ -167,7 +167,5 @@ def _channels(operation: Operation, side: int) -> _Met | None:
     of_data, of_kernel = (1, 0 if operation.settings.get("transposed") else 1)
     if layout is not None:
         of_data, of_kernel = layout.lhs_spec[1], layout.rhs_spec[1]
-    channel = np.arange(data.shape[of_data]).reshape([-1 if k == of_data else 1 for k in range(data.ndim)])
-    return _Met(
-        columns_of(data, channel), [np.take(elements, k, of_kernel).ravel() for k in range(len(channel.ravel()))]
-    )
+    numbers = [np.take(elements, k, of_kernel).ravel() for k in range(data.shape[of_data])]
+    return _Met(columns_along(data, of_data), numbers)

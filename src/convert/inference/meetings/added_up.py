@@ -11,9 +11,7 @@ import numpy as np
 
 from convert.inference.meetings.rows import MAX_EXPERTS
 from convert.inference.meetings.sites import axes_of
-from convert.programs.program import Array, Operation, Program
-
-REFUSALS = (TypeError, ValueError, IndexError, RuntimeError)  # of an operation on some of its elements
+from convert.programs.program import REFUSALS, Array, Operation, Program
 
 
 class KnownRows:

@@ -62,6 +62,11 @@ def columns_of(array: Array, numbers: Array) -> Columns:
     return Columns(*column_fingerprints(array, numbers))
 
 
+def columns_along(array: Array, axis: int) -> Columns:
+    """Return what stands at each place along an axis of an array, such as its channels."""
+    return columns_of(array, np.arange(array.shape[axis]).reshape([-1 if k == axis else 1 for k in range(array.ndim)]))
+
+
 def _distinct(rows: Array) -> Array:
     """Return each row of a matrix once, if each stands there as often as every other one; otherwise all rows.
 

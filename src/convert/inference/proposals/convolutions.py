@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from convert.inference.candidates.candidate import Candidate
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
-from convert.inference.meetings.columns import columns_of, pair
+from convert.inference.meetings.columns import columns_along, pair
 from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import others, products, taps
 from convert.inference.proposals.elementwise import anywhere
@@ -33,7 +33,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     elements = context.lacking(weight)
     x = context.replay.value(operation.operands[1 - side])
     transposed, groups = bool(operation.settings.get("transposed")), int(operation.settings.get("groups", 1))
-    channels = columns_of(x, _along(x.ndim, 1, x.shape[1]))
+    channels = columns_along(x, 1)
     kernels: list[tuple[Product, Meeting, tuple[int, ...]]] = []
     for meeting in context.near_first(context.source.same_data(Role.CONVOLUTION, x, context.tolerance)):
         if meeting.operation.name != "conv_general_dilated" or len(meeting.operations) > 1:
@@ -41,7 +41,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         layout = meeting.operation.settings["dimension_numbers"]
         data, source = meeting.data[0], meeting.weight
         axis = layout.lhs_spec[1]
-        pairing = pair(channels, columns_of(data, _along(data.ndim, axis, data.shape[axis])), context.tolerance)
+        pairing = pair(channels, columns_along(data, axis), context.tolerance)
         if pairing is None or source.array.ndim != weight.array.ndim:
             continue
         stack = [source.array, np.arange(source.array.size).reshape(source.array.shape), *source.elements]
@@ -118,10 +118,6 @@ def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:
     windows = sliding_window_view(x, reach, spatial)  # type: ignore[call-overload]  # its stub takes one axis
     found: Array = windows[:, :, *(slice(None, None, step) for step in (*strides, *dilation))]
     return found
-
-
-def _along(ndim: int, axis: int, size: int) -> Array:
-    return np.arange(size).reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
 def _kernels(stack: list[Array], order: Array, groups: int, transposed: bool) -> Iterator[tuple[str, list[Array]]]:

@@ -33,7 +33,7 @@ from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
 from convert.inference.segment.segments import Failure, Level, Solution
 from convert.numerics.magnitude import relative_error
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Signatures = tuple[tuple[Any, ...], ...]  # of the choices of several solutions
@@ -48,7 +48,6 @@ PROPOSE = {
     Role.OTHER: others.any_leaf,
 }
 
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError)  # of an operation on operands that do not fit
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUNCTIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "softmax", "_softmax")  # of a product's result
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates

@@ -16,9 +16,8 @@ from convert.inference.candidates.replay import Replay
 from convert.inference.meetings.sites import Meeting, parameter_operands, role_of
 from convert.inference.search import Search
 from convert.inference.segment.segments import Given
-from convert.inference.segment.walk import REFUSALS
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import REFUSALS, Operation, Program, Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VALUES = 6  # so many values of the source's are tried at one operation

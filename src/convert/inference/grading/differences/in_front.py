@@ -24,10 +24,9 @@ from convert.inference.grading.ties import told_apart
 from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
-from convert.inference.segment.walk import REFUSALS
 from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import EXACT, fingerprint
-from convert.programs.program import Program, Value
+from convert.programs.program import REFUSALS, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FOLLOWED = 64  # so many operations behind a parameter are looked at, to tell its columns apart

@@ -34,9 +34,11 @@ def shifted_along(got: Array, want: Array) -> tuple[int, int] | None:
 
 def said_shift(got: Array, want: Array) -> str:
     """Say by how much one array is shifted against the other; empty if it is not."""
-    if (found := shifted_along(got, want)) is None:
-        return ""
-    axis, n = found
+    found = shifted_along(got, want)
+    return "" if found is None else _in_words(*found)
+
+
+def _in_words(axis: int, n: int) -> str:
     return f"index k of axis {axis} in the target is index k {'+' if n > 0 else '-'} {abs(n)} in the JAX model"
 
 
@@ -53,7 +55,7 @@ def shifted(both: Both) -> str:
         (both.theirs, repair.source[-1].results[0] if repair.source else repair.source_operands[0], repair.want),
     )
     kept = [_kept(value, array, found[0], words) for words, value, array in ends]
-    said = said_shift(repair.got, repair.want)
+    said = _in_words(*found)
     if kept[0] is None or kept[1] is None:
         return said
     return f"{said}; the target has {kept[0]}{kept[0].of(found[0], both.ours)}, and the JAX model {kept[1]}"
