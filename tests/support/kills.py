@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from support import writers
+from support import maxtext, writers
 from support.google_store import emulator, serve_google
 from support.object_store import ObjectStore, credentials, serve
 from support.paths import GOLDEN
@@ -60,7 +60,6 @@ FLAX = [
     "drafts/resnet",
     "drafts/vit",
 ]
-MAXTEXT = {"llama3": "maxtext-llama3", "llama3.1": "maxtext-llama3.1", "mistral": "maxtext-mistral"}
 _OLD_ORBAX = """\
 model: old
 title: Old
@@ -89,7 +88,7 @@ def golden_jobs() -> dict[str, Job]:
         "siglip": ("siglip", "siglip/ckpt.npz", {}),
         **{f"tabfm-{name}": ("tabfm", f"tabfm-{name}/ckpt", {}) for name in ("classification", "regression")},
         **{
-            f"maxtext/{path.name}": (MAXTEXT.get(path.name.partition("-")[0], "maxtext"), f"maxtext/{path.name}/ckpt", {})
+            f"maxtext/{path.name}": (maxtext.rules(path.name), f"maxtext/{path.name}/ckpt", {"set": maxtext.settings(path.name)})
             for path in sorted((GOLDEN / "maxtext").iterdir())
             if not path.name.startswith("gemma")
         },

@@ -27,11 +27,14 @@ rules:
   linear: "0"
 - drop: counter
   because: {reason}
+- drop: width
+  because: a number of the configuration
 """
 
 
 def _jax(leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     filled = convert.fill_pytree({"w": np.zeros((4, 3)), "counter": np.zeros((), np.int32)}, leaves)
+    assert "width" not in leaves
     return {"y": inputs["x"] @ filled["w"]}
 
 
@@ -55,9 +58,10 @@ def reference(plan: Any) -> Reference:
 
 @pytest.mark.parametrize("reason", ["the function computes nothing with it", "the state of the optimizer"])
 def test_what_was_found_unused_is_given(reason: str, tmp_path: Path) -> None:
+    """A number of the configuration is not: the function has its own, as Equinox's fields, and an array in its place is no shape."""
     rules, ckpt, out = tmp_path / "rules.yaml", tmp_path / "ckpt.npz", tmp_path / "out.safetensors"
     rules.write_text(RULES.format(reason=reason))
-    np.savez(ckpt, w=np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), counter=np.int32(7))
+    np.savez(ckpt, w=np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), counter=np.int32(7), width=3)
     convert.convert(str(rules), ckpt, out)
 
     def run() -> Any:

@@ -10,7 +10,7 @@ from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.numerics.real_numbers import as_real, in_float64
-from convert.planning.plan import GIVEN, Plan
+from convert.planning.plan import UNUSED, Plan
 from convert.references.protocol import Reference
 from convert.references.user_reference import require_inputs, require_masks, require_outputs
 from convert.verify.sides.evidence import Evidence
@@ -33,7 +33,7 @@ def jax_specs(plan: Plan) -> dict[str, Any]:
 
 def _leaves(plan: Plan) -> dict[str, str]:
     """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
-    dropped = {d.leaf for d in plan.dropped if d.reason not in GIVEN}
+    dropped = {d.leaf for d in plan.dropped if d.reason != UNUSED}
     return {name: leaf for leaf, name in leaf_names(plan).items() if leaf not in dropped}
 
 
