@@ -18,20 +18,20 @@ from convert.inference.forms.as_data import (
     parameters_as_data,
     tables_as_data,
 )
-from convert.inference.forms.biases import biases_together
-from convert.inference.forms.constant_parts import columns_apart, parts_apart, products_of_constant_columns
-from convert.inference.forms.contractions import features_times_vectors, products_by_element, sums_as_products
-from convert.inference.forms.distributed import distributed, products_of_sums
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.kernels import kernels_opened
-from convert.inference.forms.lookups import table_by_table
-from convert.inference.forms.masks import visible_sums_first
-from convert.inference.forms.offsets import field_by_field
-from convert.inference.forms.one_hot import one_hot_as_lookups
-from convert.inference.forms.stacks import parts_of_stacks, stacks_apart
-from convert.inference.forms.sums import constants_last
-from convert.inference.forms.taps import convolutions, taps_as_convolutions
-from convert.inference.forms.used_parts import products_of_joined_rows, used_parts
+from convert.inference.forms.lookups.offsets import field_by_field
+from convert.inference.forms.lookups.one_hot import one_hot_as_lookups
+from convert.inference.forms.lookups.tables import table_by_table
+from convert.inference.forms.products.contractions import features_times_vectors, products_by_element, sums_as_products
+from convert.inference.forms.products.distributed import distributed, products_of_sums
+from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
+from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
+from convert.inference.forms.sums.biases import biases_together
+from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
+from convert.inference.forms.sums.constants_last import constants_last
+from convert.inference.forms.sums.masks import visible_sums_first
+from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
 from convert.inference.recorded import recorded

@@ -15,7 +15,7 @@ from convert.inference.candidates.candidate import COMPUTE, Piece, equal, number
 from convert.inference.candidates.replay import Replay
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
-from convert.inference.forms.taken_columns import TakenParts
+from convert.inference.forms.products.taken_columns import TakenParts
 from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.meetings.sites import Meeting, role_of
 from convert.programs.fingerprint import EXACT

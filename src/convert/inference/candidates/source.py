@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.commuted import commuted
-from convert.inference.forms.joined import of_all_values, of_each_value
-from convert.inference.forms.masks import visible_sums
-from convert.inference.forms.moved_factors import moved_factors
-from convert.inference.forms.reordered import distributed, terms
-from convert.inference.forms.taken_columns import TakenParts
-from convert.inference.forms.three_factors import of_all_pairs
+from convert.inference.forms.products.commuted import commuted
+from convert.inference.forms.products.joined import of_all_values, of_each_value
+from convert.inference.forms.products.moved_factors import moved_factors
+from convert.inference.forms.products.taken_columns import TakenParts
+from convert.inference.forms.products.three_factors import of_all_pairs
+from convert.inference.forms.sums.masks import visible_sums
+from convert.inference.forms.sums.reordered import distributed, terms
 from convert.inference.meetings.added_up import KnownRows, added_up
 from convert.inference.meetings.columns import Columns
 from convert.inference.meetings.data_products import DataProducts

@@ -18,7 +18,7 @@ import numpy as np
 from convert.inference.candidates.candidate import COMPUTE, Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
-from convert.inference.forms.used_parts import MOVES
+from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
 from convert.inference.proposals.affine import NON_LINEAR, Bias, Gate, gates

@@ -16,7 +16,7 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
-from convert.inference.forms.used_parts import MOVES
+from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence

@@ -14,13 +14,11 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.lookups import step
-from convert.inference.forms.sums import MOVES
+from convert.inference.forms.elements import JOINS, LAYOUTS, step
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
-JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
-SAME_ELEMENTS = MOVES | {"convert_element_type", "_to_copy", "clone", "contiguous", "copy"}
+SAME_ELEMENTS = LAYOUTS | {"convert_element_type", "_to_copy", "clone", "contiguous", "copy"}
 TIMES, PLUS = ("mul",), ("add", "add_any")
 
 

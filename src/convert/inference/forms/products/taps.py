@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.joined import product_of, summands
-from convert.inference.forms.lookups import step
-from convert.inference.forms.reordered import SUMS
+from convert.inference.forms.elements import step
+from convert.inference.forms.products.joined import product_of, summands
+from convert.inference.forms.sums.reordered import SUMS
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 

@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.sums import MOVES, moved_by
+from convert.inference.forms.elements import LAYOUTS, moved_by
 from convert.inference.meetings.sites import VISIBLE_SUM, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))
 BY_ELEMENT = frozenset(("add", "add_any", "sub", "mul", "div", "where", "select_n", "masked_fill"))
-COPIES = MOVES | {"convert_element_type", "_to_copy", "clone", "contiguous", "copy", "stop_gradient"}
+COPIES = LAYOUTS | {"convert_element_type", "_to_copy", "clone", "contiguous", "copy", "stop_gradient"}
 
 
 @dataclass(frozen=True, eq=False)

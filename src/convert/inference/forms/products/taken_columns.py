@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from convert.inference.forms.used_parts import Matrices, matrices_of, moved
+from convert.inference.forms.elements import moved
+from convert.inference.forms.products.used_parts import Matrices, matrices_of
 from convert.programs.program import Array, Operation, Value
 
 MAX_STEPS = 24  # operations that are looked at behind a product

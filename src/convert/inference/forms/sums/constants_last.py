@@ -12,16 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.inference.forms.elements import LAYOUTS, moved_by
+from convert.programs.program import Operation, Program, Value, producers_of, times_used
 
 KINDS: dict[str, Any] = {"add": np.add, "add_any": np.add, "sub": np.add, "mul": np.multiply}
 NAMES = {np.add: "add", np.multiply: "mul"}
-MOVES = frozenset(
-    [
-        *("view", "reshape", "_unsafe_view", "expand", "unsqueeze", "squeeze", "permute", "transpose", "t"),
-        *("slice", "select", "repeat", "broadcast_in_dim", "expand_dims"),
-    ]
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +79,7 @@ class _Rewriting:
         """Yield the terms of a value of parameters or a constant; the value itself if it is no sum, or a constant one."""
         between: list[Operation] = []
         made = self._made_by.get(value)
-        while made is not None and made.name in MOVES and len(made.operands) == 1:
+        while made is not None and made.name in LAYOUTS and len(made.operands) == 1:
             between.insert(0, made)
             made = self._made_by.get(made.operands[0])
         terms = _operands(made) if made is not None and _same_kind(made, operation) else []
@@ -153,13 +148,3 @@ def _added(last: Operation, terms: Sequence[_Term]) -> Iterator[Operation]:
             again=lambda x: [join(x[0], x[1])],
         )
         total = result
-
-
-def moved_by(move: Operation, value: Value) -> Value:
-    """Return a value of parameters, or a constant, as an operation moves it."""
-
-    def run(array: Array) -> Array:
-        return np.asarray(move.again([array])[0])
-
-    elements = tuple(run(numbers.astype(np.float64)).astype(np.int64) for numbers in value.elements)
-    return Value(run(value.array), leaves=value.leaves, elements=elements)

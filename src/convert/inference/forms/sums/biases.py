@@ -12,9 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from convert.inference.forms.lookups import step
-from convert.inference.forms.reordered import SUMS
-from convert.inference.forms.used_parts import MOVES, moved, take, taken
+from convert.inference.forms.elements import MOVES, moved, step, take, taken
+from convert.inference.forms.sums.reordered import SUMS
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 MAX_TERMS = 5

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.joined import OfOne
+from convert.inference.forms.products.joined import OfOne
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 

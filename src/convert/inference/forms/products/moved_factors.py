@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.commuted import LAYOUTS, LINEAR, MAX_DEPTH, equal, run_with
+from convert.inference.forms.products.commuted import LINEAR, LINEAR_LAYOUTS, MAX_DEPTH, equal, run_with
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, users_of
 
@@ -63,7 +63,7 @@ def _in_front(value: Value, made_by: dict[Value, Operation], depth: int) -> Iter
         return
     for x in dict.fromkeys(made.data):
         if _multiplies(made, x, value):
-            if made.name not in LAYOUTS:
+            if made.name not in LINEAR_LAYOUTS:
                 yield x.array
             yield from _in_front(x, made_by, depth - 1)
 
@@ -80,7 +80,7 @@ def _behind(operation: Operation, users: dict[Value, list[Operation]]) -> Iterat
             return
         array = run_with(used, value, array)
         value = used.results[0]
-        if used.name not in LAYOUTS:
+        if used.name not in LINEAR_LAYOUTS:
             yield array
 
 

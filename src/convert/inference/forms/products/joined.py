@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.reordered import SUMS, terms
-from convert.inference.forms.used_parts import moved
+from convert.inference.forms.elements import moved
+from convert.inference.forms.sums.reordered import SUMS, terms
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.reordered import SUMS, Term
+from convert.inference.forms.sums.reordered import SUMS, Term
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import REFUSALS, Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LAYOUTS = frozenset(
+LINEAR_LAYOUTS = frozenset(
     ("transpose", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "convert_element_type", "copy", "slice")
 )
 LINEAR = frozenset(
     [
-        *LAYOUTS,
+        *LINEAR_LAYOUTS,
         "dot_general",
         "reduce_sum",
         "gather",
@@ -177,7 +177,7 @@ def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) 
         )
         if found is not None:
             todo.append((*found, depth + 1, False))
-            if made.name not in LAYOUTS:
+            if made.name not in LINEAR_LAYOUTS:
                 yield found[0].array, found[1]
 
 
@@ -217,7 +217,7 @@ def _behind(
             moved = replace(moved, array=array, alone=alone)
             fits = (k for k in range(array.ndim) if array.shape[k] == len(product.matrix))
             axes = [k for k in fits if equal(_times(array, k, product.matrix), alone)]
-            if axes and (used.name not in LAYOUTS or after.array.size > value.array.size):
+            if axes and (used.name not in LINEAR_LAYOUTS or after.array.size > value.array.size):
                 yield array, axes[0], moved.biases
         else:
             continue

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.sums import MOVES as LAYOUTS
-from convert.inference.forms.sums import moved_by
+from convert.inference.forms.elements import LAYOUTS, moved_by
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
 
-MOVES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
+COPIES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
 SUMS = ("add", "add_any", "sub")
 MOST = 3  # sums in front of one product
 
@@ -121,7 +120,7 @@ def _sum(product: Operation, made_by: dict[Value, Operation], uses: Counter[Valu
     for side, value in enumerate(product.operands):
         moves: list[Operation] = []
         made = made_by.get(value)
-        while made is not None and made.name in MOVES and len(made.operands) == 1:
+        while made is not None and made.name in COPIES and len(made.operands) == 1:
             moves.insert(0, made)
             made = made_by.get(made.operands[0])
         if made is not None and _adds_parameter(made, made_by, uses):
@@ -144,7 +143,7 @@ def _adds_parameter(operation: Operation, made_by: dict[Value, Operation], uses:
             return False
         if role_of(made) in (Role.PRODUCT, Role.CONVOLUTION) and parameter_operands(made):
             return False
-        if made.name not in MOVES or len(made.operands) != 1:
+        if made.name not in COPIES or len(made.operands) != 1:
             break
         data = made.operands[0]
     return True

@@ -13,16 +13,14 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.lookups import step
-from convert.inference.forms.sums import MOVES
-from convert.inference.forms.used_parts import elements_moved
+from convert.inference.forms.elements import LAYOUTS, elements_moved, step
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 TAKES = frozenset(
     ("slice", "select", "unbind", "unstack", "split", "split_with_sizes", "unsafe_split", "chunk", "squeeze", "gather")
 )
-LAYOUTS = MOVES | TAKES | frozenset(("clone", "contiguous", "detach", "copy", "convert_element_type", "flatten"))
+MOVED = LAYOUTS | TAKES | frozenset(("clone", "contiguous", "detach", "copy", "convert_element_type", "flatten"))
 MOST = 12  # operations between the data and the part that is taken
 
 
@@ -112,7 +110,7 @@ def _taken(take: Operation, number: int, made_by: dict[Value, Operation]) -> _Ta
             some |= len(np.unique(numbers[at])) < len(np.unique(numbers))
             spread = np.broadcast_to(np.arange(data.array.size).reshape(data.array.shape), shape).ravel()
             at, value = spread[at], data
-        elif made.name in LAYOUTS and (places := _moved(made)) is not None:
+        elif made.name in MOVED and (places := _moved(made)) is not None:
             at, value = places[made.results.index(value)][at], made.operands[0]
         else:
             break

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.forms.lookups import each_lookup, step
+from convert.inference.forms.elements import step
+from convert.inference.forms.lookups.tables import each_lookup
 from convert.programs.program import Array, Operation, Program, Value
 
 SUMS = ("add", "add_")

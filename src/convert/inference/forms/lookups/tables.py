@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import step
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
@@ -143,10 +144,3 @@ def _apart(operation: Operation, layout: _Layout) -> Iterator[Operation]:
 def _first(layout: _Layout, rank: int) -> tuple[int | slice, ...]:
     """Return the index that takes the first feature, of an array without the axis of the tables."""
     return tuple(0 if axis in layout.places else slice(None) for axis in range(rank) if axis != layout.along)
-
-
-def step(
-    like: Operation, name: str, operands: tuple[Value, ...], result: Value, run: Callable[..., Array]
-) -> Operation:
-    """Return an operation at the place of another one."""
-    return replace(like, name=name, operands=operands, results=(result,), settings={}, again=lambda x: [run(*x)])

@@ -18,28 +18,10 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.constant_parts import JOINS
-from convert.inference.forms.lookups import step
-from convert.inference.forms.sums import MOVES as LAYOUTS
+from convert.inference.forms.elements import JOINS, MOVES, moved, step, take, taken
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
 
-MOVES = LAYOUTS | frozenset(
-    [
-        *(
-            "split",
-            "split_with_sizes",
-            "unsafe_split",
-            "unsafe_split_with_sizes",
-            "chunk",
-            "unbind",
-            "narrow",
-            "flatten",
-        ),
-        *("unflatten", "clone", "contiguous", "detach", "_to_copy", "index", "index_select"),
-        *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
-    ]
-)
 MAX_PARTS = 8  # of one product
 MAX_MOVES = 6  # between values that are joined and the product
 
@@ -213,32 +195,6 @@ def _used(result: Value, users: dict[Value, list[Operation]], outputs: set[Value
     return used
 
 
-def moved(operation: Operation, value: Value) -> list[Array] | None:
-    """Return which element of a value each element of the results is made of; None where it is made of others, too."""
-    size, others = value.array.size, [x for x in operation.operands if x is not value]
-    if len(others) + 1 != len(operation.operands) or any(x.data for x in others):
-        return None
-    if role_of(operation) in (Role.SHIFT, Role.SCALE):
-        same = len(others) == 1 and operation.results[0].array.shape == value.array.shape
-        return [np.arange(size)] if same else None
-    if operation.name not in MOVES or operation.operands[0] is not value or not all(x.constant for x in others):
-        return None
-    found = elements_moved(operation)
-    repeats = found is None or any(len(np.unique(of)) != len(of) for of in found)
-    return None if repeats else found
-
-
-def elements_moved(operation: Operation) -> list[Array] | None:
-    """Return which element of the first operand each element of the results is, flattened; None where it is none."""
-    value, others = operation.operands[0], operation.operands[1:]
-    numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
-    try:
-        made = [np.asarray(out).ravel() for out in operation.again([numbers, *(x.array for x in others)])]
-    except REFUSALS:
-        return None
-    return [of.astype(int) for of in made] if all(np.isin(of, numbers).all() for of in made) else None
-
-
 def _apart(
     operation: Operation,
     matrices: Matrices,
@@ -345,15 +301,3 @@ def _joined(operation: Operation, result: Value, parts: Sequence[_Part]) -> Oper
         return whole.reshape(result.array.shape)
 
     return step(operation, "join", tuple(part.value for part in parts), result, run)
-
-
-def taken(value: Value, places: Array) -> Value:
-    """Return some elements of a value."""
-    elements = tuple(take(numbers, places) for numbers in value.elements)
-    return Value(take(value.array, places), value.data, value.leaves, elements)
-
-
-def take(array: Array, places: Array) -> Array:
-    """Return the elements of an array at places in C order, in the shape of the places."""
-    found: Array = array.ravel()[places]
-    return found

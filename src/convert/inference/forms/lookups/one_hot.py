@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.sums import MOVES, moved_by
+from convert.inference.forms.elements import LAYOUTS, moved_by
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value
 
@@ -25,7 +25,7 @@ def one_hot_as_lookups(program: Program) -> Program:
         if moved:
             now = replace(operation, operands=tuple(new.get(operand, operand) for operand in operation.operands))
         found = _lookup(now) or now
-        if found is now and moved and operation.name in MOVES and len(now.operands) == 1:
+        if found is now and moved and operation.name in LAYOUTS and len(now.operands) == 1:
             found = replace(now, results=(moved_by(operation, now.operands[0]),))
         if found is not operation:
             new.update((a, b) for a, b in zip(operation.results, found.results, strict=True) if a is not b)

@@ -1,0 +1,91 @@
+"""Which operations move, take and join elements of values, and where the elements are then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.meetings.sites import role_of
+from convert.programs.program import REFUSALS, Array, Operation, Value
+
+LAYOUTS = frozenset(
+    [
+        *("view", "reshape", "_unsafe_view", "expand", "unsqueeze", "squeeze", "permute", "transpose", "t"),
+        *("slice", "select", "repeat", "broadcast_in_dim", "expand_dims"),
+    ]
+)
+MOVES = LAYOUTS | frozenset(
+    [
+        *(
+            "split",
+            "split_with_sizes",
+            "unsafe_split",
+            "unsafe_split_with_sizes",
+            "chunk",
+            "unbind",
+            "narrow",
+            "flatten",
+        ),
+        *("unflatten", "clone", "contiguous", "detach", "_to_copy", "index", "index_select"),
+        *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
+    ]
+)
+JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
+
+
+def step(
+    like: Operation, name: str, operands: tuple[Value, ...], result: Value, run: Callable[..., Array]
+) -> Operation:
+    """Return an operation at the place of another one."""
+    return replace(like, name=name, operands=operands, results=(result,), settings={}, again=lambda x: [run(*x)])
+
+
+def moved_by(move: Operation, value: Value) -> Value:
+    """Return a value of parameters, or a constant, as an operation moves it."""
+
+    def run(array: Array) -> Array:
+        return np.asarray(move.again([array])[0])
+
+    elements = tuple(run(numbers.astype(np.float64)).astype(np.int64) for numbers in value.elements)
+    return Value(run(value.array), leaves=value.leaves, elements=elements)
+
+
+def moved(operation: Operation, value: Value) -> list[Array] | None:
+    """Return which element of a value each element of the results is made of; None where it is made of others, too."""
+    size, others = value.array.size, [x for x in operation.operands if x is not value]
+    if len(others) + 1 != len(operation.operands) or any(x.data for x in others):
+        return None
+    if role_of(operation) in (Role.SHIFT, Role.SCALE):
+        same = len(others) == 1 and operation.results[0].array.shape == value.array.shape
+        return [np.arange(size)] if same else None
+    if operation.name not in MOVES or operation.operands[0] is not value or not all(x.constant for x in others):
+        return None
+    found = elements_moved(operation)
+    repeats = found is None or any(len(np.unique(of)) != len(of) for of in found)
+    return None if repeats else found
+
+
+def elements_moved(operation: Operation) -> list[Array] | None:
+    """Return which element of the first operand each element of the results is, flattened; None where it is none."""
+    value, others = operation.operands[0], operation.operands[1:]
+    numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
+    try:
+        made = [np.asarray(out).ravel() for out in operation.again([numbers, *(x.array for x in others)])]
+    except REFUSALS:
+        return None
+    return [of.astype(int) for of in made] if all(np.isin(of, numbers).all() for of in made) else None
+
+
+def taken(value: Value, places: Array) -> Value:
+    """Return some elements of a value."""
+    elements = tuple(take(numbers, places) for numbers in value.elements)
+    return Value(take(value.array, places), value.data, value.leaves, elements)
+
+
+def take(array: Array, places: Array) -> Array:
+    """Return the elements of an array at places in C order, in the shape of the places."""
+    found: Array = array.ravel()[places]
+    return found

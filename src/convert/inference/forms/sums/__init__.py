@@ -1,0 +1,3 @@
+"""Sums and products of several terms: `reordered` takes them in other orders, `constants_last` adds constants last, `biases` adds up
+the biases of one, `constant_parts` takes apart what multiplies a constant that is joined with data, `stacks` takes parameters apart that
+stand in one, and `masks` leaves out what a softmax hides."""
