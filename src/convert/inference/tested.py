@@ -1,0 +1,126 @@
+"""What fresh weights and inputs show of a derivation: that both programs agree, or where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Difference, Proof, Tensor
+from convert.inference.forms.as_data import parameters_as_data
+from convert.inference.grading import proof, unshown, weak_proof
+from convert.inference.grading.choices import hidden_by_choice
+from convert.inference.grading.reordered_ties import reordered
+from convert.inference.grading.ties import told_apart, told_by_some
+from convert.inference.last_digits import lost_digits
+from convert.inference.meetings.sites import site_of
+from convert.inference.models import Models, Records
+from convert.inference.rounding import tolerance
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Program
+from convert.programs.rerun import can_rerun, rerun
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DRAWS = 3  # of fresh weights and inputs
+HIDDEN = "the outputs show only what it chooses, and the JAX model chooses by other numbers; what is in front of it may differ"
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """What fresh weights and inputs show of a derivation.
+
+    Attributes:
+        proof: None where it does not hold.
+        tensors: with what they tell of ties.
+        shown_by: the run of the source that shows a difference best.
+        ended: the difference; None where the outputs are equal.
+        notes: what the proof does not show.
+        again: whether other weights tell columns apart that the first ones make equal.
+        hidden: whether the outputs are equal, and the values differ that decide a choice.
+    """
+
+    proof: Proof | None
+    tensors: tuple[Tensor, ...]
+    shown_by: Program
+    ended: Difference | None = None
+    notes: tuple[str, ...] = ()
+    again: bool = False
+    hidden: bool = False
+
+
+def further(seed: int) -> range:
+    """Return the seeds of the weights and inputs that are drawn after those of the records."""
+    return range(seed + 1, seed + 1 + DRAWS)
+
+
+def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) -> Tested:
+    """Run both models with fresh weights and inputs.
+
+    Args:
+        models: the two.
+        both: the records that the tensors were derived from.
+        found: every tensor, none open.
+        seed: of the records.
+    """
+    drawn = [models.all_given(k) for k in (seed, *further(seed))]
+    source, target, (module, run, masks) = both.source, both.target, (models.module, models.run, models.masks)
+    plain = [models.runs.program(k, given) for k, given in zip(further(seed), drawn[1:], strict=True)]
+    fresh = [parameters_as_data(program, both.learned) for program in plain]
+    again = any(told_by_some(tensor, source, fresh) for tensor in found)
+    allowed = tolerance(source, target)
+    errors = [proof.error(module, run, masks, found, program) for program in fresh]
+    if (
+        max(errors) > allowed
+        and any(tensor.ties for tensor in found)
+        and all(can_rerun(target, given) for given in drawn)
+    ):
+        found = reordered(found, target, fresh, partial(_target_run, target), allowed)
+        errors = [proof.error(module, run, masks, found, program) for program in fresh]
+    evidence = Proof(DRAWS, max(errors), allowed, weak_proof.same_inputs(drawn))
+    lost = None
+    if allowed < evidence.error <= EXACT:
+        lost = lost_digits(models, both.learned, found, plain, allowed)
+    if lost is not None:
+        evidence = replace(evidence, allowed=max(lost.allowed, evidence.error))
+    elif evidence.error > allowed:
+        problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
+        last = len(target.operations) - 1
+        ended = Difference(site_of("target", last, target.operations[last]), problem, evidence.error)
+        return Tested(None, found, fresh[errors.index(evidence.error)], ended, again=again)
+    as_derived = _target_run(target, found, source)
+    hides = hidden_by_choice(source, as_derived, allowed)
+    if hides is not None:
+        ended = Difference(site_of("target", as_derived.operations.index(hides), hides), HIDDEN, shown=False)
+        return Tested(None, found, source, ended, again=again, hidden=True)
+    unseen = _unseen(target, found, [source, *fresh], as_derived, allowed)
+    losses = () if lost is None else lost.notes
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *unseen)
+    if any(tensor.ties for tensor in found):
+        outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
+        found = told_apart(found, target, fresh, outputs, slopes)
+    return Tested(evidence, found, source, None, notes, again)
+
+
+def _unseen(
+    target: Program, found: Sequence[Tensor], runs: Sequence[Program], first: Program, allowed: float
+) -> tuple[str, ...]:
+    """Return notes on what no run shows, the first of them that of the records, in which the target ran as `first`."""
+    ran = [first]
+    unseen = unshown.notes(runs[:1], ran, allowed)
+    if not unseen:  # most have nothing to show, and the first run says so
+        return ()
+    ran += [_target_run(target, found, other) for other in runs[1:] if can_rerun(target, _given(other))]
+    return unshown.notes(runs, ran, allowed)
+
+
+def _target_run(target: Program, tensors: Sequence[Tensor], source: Program) -> Program:
+    """Return a run of the target with the weights and inputs of a run of the source."""
+    weights = proof.weights(tensors, source)
+    return rerun(target, {name: weights[name] for name in target.parameters}, _given(source))
+
+
+def _given(program: Program) -> dict[str, Array]:
+    return {name: value.array for name, value in program.inputs.items()}
