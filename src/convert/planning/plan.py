@@ -24,8 +24,8 @@ from convert.planning.tokenizer.files import TokenizerFiles
 from convert.planning.tokenizer.processors import missing_processor
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
-# The reason of rules by `infer` for a leaf that the JAX function needs nonetheless, if only to fill its tree.
-UNUSED = "the function computes nothing with it"
+# Reasons of rules by `infer` for leaves that the JAX function needs nonetheless, if only to fill its tree.
+UNUSED, CONFIGURED = "the function computes nothing with it", "a number of the configuration"
 
 
 @dataclass(frozen=True)

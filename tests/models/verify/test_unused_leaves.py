@@ -34,8 +34,7 @@ rules:
 
 def _jax(leaves: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     filled = convert.fill_pytree({"w": np.zeros((4, 3)), "counter": np.zeros((), np.int32)}, leaves)
-    assert "width" not in leaves
-    return {"y": inputs["x"] @ filled["w"]}
+    return {"y": (inputs["x"] @ filled["w"]).reshape(-1, leaves["width"])}
 
 
 def _build(state: Mapping[str, torch.Tensor]) -> torch.nn.Module:
@@ -58,7 +57,7 @@ def reference(plan: Any) -> Reference:
 
 @pytest.mark.parametrize("reason", ["the function computes nothing with it", "the state of the optimizer"])
 def test_what_was_found_unused_is_given(reason: str, tmp_path: Path) -> None:
-    """A number of the configuration is not: the function has its own, as Equinox's fields, and an array in its place is no shape."""
+    """A number of the configuration as well, and as it is: with another width the function would refuse its weights."""
     rules, ckpt, out = tmp_path / "rules.yaml", tmp_path / "ckpt.npz", tmp_path / "out.safetensors"
     rules.write_text(RULES.format(reason=reason))
     np.savez(ckpt, w=np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), counter=np.int32(7), width=3)

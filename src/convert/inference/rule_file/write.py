@@ -31,9 +31,8 @@ from convert.inference.rule_file.printing.entry import axes_of_tensor, entry_of,
 from convert.inference.rule_file.proof import is_open
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.shared_keys import ASK
-from convert.planning.plan import UNUSED
+from convert.planning.plan import CONFIGURED, UNUSED
 
-CONFIGURED = "a number of the configuration"  # which the JAX function has as its own, not as an array
 NEAREST = "which module is made of it? The two programs do not show it; this is the nearest"
 NO_PATTERN = "no pattern says the paths of its leaves, or it is made of one leaf twice, or of elements of several axes"
 

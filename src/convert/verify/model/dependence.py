@@ -14,7 +14,7 @@ from convert.numerics.real_numbers import in_float64
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.sides.evidence import Evidence
-from convert.verify.sides.run_jax import as_jax, jax_weights
+from convert.verify.sides.run_jax import as_jax, changed_weights
 from convert.verify.sides.run_torch import run_torch, written_state
 from convert.writing.written import Written
 
@@ -94,7 +94,7 @@ def _changed_jax(
     """Run the JAX model with each leaf changed."""
     precision = evidence.precision
     with jax_precision(precision):
-        weights = {name: as_jax(changed(x), precision) for name, x in jax_weights(plan).items()}
+        weights = {name: as_jax(x, precision) for name, x in changed_weights(plan, changed).items()}
         values = reference.jax_side()(weights, {n: as_jax(x, precision) for n, x in evidence.inputs.items()})
     return {name: in_float64(value) for name, value in values.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.numerics.precision import jax_precision
 from convert.numerics.real_numbers import as_real, in_float64
-from convert.planning.plan import UNUSED, Plan
+from convert.planning.plan import CONFIGURED, UNUSED, Plan
 from convert.references.protocol import Reference
 from convert.references.user_reference import require_inputs, require_masks, require_outputs
 from convert.verify.sides.evidence import Evidence
@@ -23,6 +24,13 @@ def jax_weights(plan: Plan) -> dict[str, Array]:
     return {name: plan.checkpoint.read(leaf) for name, leaf in _leaves(plan).items()}
 
 
+def changed_weights(plan: Plan, changed: Callable[[Array], Array]) -> dict[str, Array]:
+    """Return them with each leaf changed that a tensor is made of: a size that the checkpoint holds would be another model's."""
+    needed = _needed(plan)
+    read = ((name, leaf, plan.checkpoint.read(leaf)) for name, leaf in _leaves(plan).items())
+    return {name: x if leaf in needed else changed(x) for name, leaf, x in read}
+
+
 def jax_specs(plan: Plan) -> dict[str, Any]:
     """Return their shapes and dtypes, for a trace."""
     import jax
@@ -33,8 +41,13 @@ def jax_specs(plan: Plan) -> dict[str, Any]:
 
 def _leaves(plan: Plan) -> dict[str, str]:
     """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
-    dropped = {d.leaf for d in plan.dropped if d.reason != UNUSED}
+    dropped = {d.leaf for d in plan.dropped} - _needed(plan)
     return {name: leaf for leaf, name in leaf_names(plan).items() if leaf not in dropped}
+
+
+def _needed(plan: Plan) -> set[str]:
+    """Return the leaves that no tensor is made of, and that the JAX function is given as they are."""
+    return {d.leaf for d in plan.dropped if d.reason in (UNUSED, CONFIGURED)}
 
 
 def leaf_names(plan: Plan) -> dict[str, str]:
