@@ -125,10 +125,50 @@ def deepseek3_671b(scanned: bool) -> dict[str, Shape]:
     return {**ends(129280, 7168), **dict(dense), **dict(sparse), **bias}
 
 
+def qwen3_next_80b(scanned: bool) -> dict[str, Shape]:
+    """48 layers: three of a gated delta rule, then one of attention; a scanned unit has the three in one leaf, and the one."""
+    width, hidden = 2048, 512
+    mixture = {
+        "mlp/routed_experts/gate/kernel": (width, 512),
+        **{f"mlp/routed_experts/{name}": (512, width, hidden) for name in ("wi_0", "wi_1")},
+        "mlp/routed_experts/wo": (512, hidden, width),
+        **mlp("mlp/shared_expert", width, hidden),
+        "mlp/shared_expert_gate/kernel": (width, 1),
+        **{f"{name}_layernorm/scale": (width,) for name in ("input", "post_attention")},
+    }
+    delta: dict[str, Shape] = {
+        "in_proj_qkvz/kernel": (width, 12288),
+        "in_proj_ba/kernel": (width, 64),
+        "conv1d/kernel": (4, 1, 8192),
+        "A_log": (32,),
+        "dt_bias": (32,),
+        "norm/rms_norm/scale": (128,),
+        "out_proj/kernel": (4096, width),
+    }
+    full: dict[str, Shape] = {
+        "query/kernel": (width, 16, 512),
+        **{f"{name}/kernel": (width, 2, 256) for name in ("key", "value")},
+        **{f"{name}_norm/scale": (256,) for name in ("query", "key")},
+        "out/kernel": (4096, width),
+    }
+    local = {**mixture, **{f"attention/{name}": shape for name, shape in delta.items()}}
+    whole = {**mixture, **{f"attention/attention/{name}": shape for name, shape in full.items()}}
+    if scanned:
+        units = {
+            **{f"local_layers/{leaf}": (shape[0], 12, 3, *shape[1:]) for leaf, shape in local.items()},
+            **{f"global_layer/{leaf}": (shape[0], 12, *shape[1:]) for leaf, shape in whole.items()},
+        }
+        return {**ends(151936, width), **{f"{PARAMS}/decoder/layers/{leaf}": shape for leaf, shape in units.items()}}
+    layers = [whole if i % 4 == 3 else local for i in range(48)]
+    each = {f"{PARAMS}/decoder/layers_{i}/{leaf}": x for i, layer in enumerate(layers) for leaf, x in layer.items()}
+    return {**ends(151936, width), **each}
+
+
 MODELS: dict[str, Callable[[bool], dict[str, Shape]]] = {
     "Qwen3-MoE 30B": qwen3_30b,
     "Qwen3-MoE 235B": qwen3_235b,
     "DeepSeek 3 671B": deepseek3_671b,
+    "Qwen 3-Next 80B": qwen3_next_80b,
 }
 
 
@@ -173,10 +213,11 @@ def main() -> None:
     for name, tree in MODELS.items():
         for layout in ("scanned", "unscanned"):
             source = NamesAndShapes(tree(layout == "scanned"))
-            plan = convert.plan_conversion("maxtext", source)
+            model = "maxtext-qwen3-next" if "Next" in name else "maxtext"  # unscanned, Qwen 3.5 has the same tree
+            plan = convert.plan_conversion(model, source)
             found: dict[str, Any] = {"leaves": len(source.leaves), "tensors": len(plan.steps)}
             for what, work in (
-                ("plan", partial(convert.plan_conversion, "maxtext", source)),
+                ("plan", partial(convert.plan_conversion, model, source)),
                 ("names and objects alone", partial(names_and_objects, plan)),
             ):
                 found[what] = seconds(work, options.rounds)

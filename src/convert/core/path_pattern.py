@@ -190,6 +190,32 @@ class Pattern:
         spelt = {one.name: one.spell(indices[one.name]) for one in self._spelt}
         return self._forms[choices] % ({**indices, **spelt} if spelt else indices)
 
+    def fill_each(
+        self,
+        indices: Mapping[str, int],
+        names: Sequence[str],
+        elements: Sequence[tuple[int, ...]],
+        choices: tuple[int, ...] = (),
+    ) -> list[str]:
+        """Return the path for each element of some indices: as `fill` with these too, in a fraction of its time.
+
+        Args:
+            indices: the others, which are the same for all.
+            names: of the indices that differ; each element has their values.
+
+        Raises:
+            KeyError: an index is missing.
+        """
+        spell = {one.name: one.spell for one in self._spelt}
+        known = {name: spell[name](k).replace("%", "%%") if name in spell else k for name, k in indices.items()}
+        form = self._form(choices).replace("%%", "%%%%") % {**known, **dict.fromkeys(names, "%s")}
+        places = [names.index(piece.name) for piece in self.pieces if isinstance(piece, Index) and piece.name in names]
+        if not places:
+            return [form % ()] * len(elements)
+        numbers = [[element[k] for element in elements] for k in places]
+        spelt = [map(spell.get(names[k], str), column) for k, column in zip(places, numbers, strict=True)]
+        return [form % texts for texts in zip(*spelt, strict=True)]
+
     @cached_property
     def _spelt(self) -> list[Index]:
         """The indices that are not written as they are."""

@@ -67,6 +67,19 @@ def test_fill_and_match_undo_each_other(case: tuple[str, dict[str, int], tuple[i
     assert pattern.match(path + "x") is None and pattern.match("x" + path) is None  # the whole path, not a part
 
 
+@given(patterns(), st.data())
+def test_fill_each_is_fill_for_each(
+    case: tuple[str, dict[str, int], tuple[int, ...], str], data: st.DataObject
+) -> None:
+    text, indices, choices, _ = case
+    pattern = parse_pattern(text + "/50%/{E:up,100%}/{k+3}")
+    indices = {**indices, "E": 1, "k": 4}
+    names = data.draw(st.lists(st.sampled_from(sorted(indices)), unique=True))
+    elements = data.draw(st.lists(st.tuples(*[st.integers(0, 1) for _ in names]), max_size=3))
+    each = [pattern.fill({**indices, **dict(zip(names, element, strict=True))}, choices) for element in elements]
+    assert pattern.fill_each(indices, names, elements, choices) == each
+
+
 @given(st.text(max_size=12))
 def test_any_text_is_a_pattern_or_a_value_error(text: str) -> None:
     try:

@@ -276,6 +276,14 @@ def test_planning_a_large_tree_is_quick() -> None:
         assert len(plan(MLP, tree).steps) == 1200
 
 
+def test_planning_many_experts_of_few_leaves_is_quick() -> None:
+    """Each expert is a name, two numbers and two objects; what its layer has is worked out once."""
+    rules = "- from: blocks/w\n  stacked: {s: 1, p: 2}\n  index_from: {i: [s, p]}\n  einsum: E...D,EDF->E...F\n  linear: m.{i}.{E}"
+    tree = zeros(**{"blocks/w": (1000, 2, 3, 5, 7)})
+    with calls_at_most(6000 * 16):
+        assert len(plan(rules, tree).steps) == 6000
+
+
 def test_a_state_dict_of_another_model_is_refused_quickly() -> None:
     """The nearest name is looked up for the findings that are shown; for thousands it would take minutes."""
     like = {f"model.layers.{i}.mlp.up.weight": TensorSpec((3, 2), "float32") for i in range(1000)}

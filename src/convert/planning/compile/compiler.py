@@ -106,11 +106,11 @@ class Compiler:
                         derived[specs] = tensors
                 made: list[Step] = []
                 for tensor in tensors:
-                    for where, step in tensor.steps(rule, role, layer, indices, names):
+                    others = [tensor.paths(rule, tied.tensor, indices) for tied in layer.tied]
+                    for step, *further in zip(tensor.steps(rule, role, layer, indices, names), *others, strict=True):
                         made.append(step)
                         yield step
-                        for tied in layer.tied:
-                            name = tied.tensor.fill(rule.resolve(where), tensor.choices)
+                        for tied, name in zip(layer.tied, further, strict=True):
                             yield replace(
                                 step, name=name, kind_name=tied.kind_name, tied=step.name, notes=(), siblings=1
                             )

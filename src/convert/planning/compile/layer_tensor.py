@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from itertools import groupby, repeat
 from typing import Any, TypeVar
 
 from convert.core.ops import Op, Take
+from convert.core.path_pattern import Pattern
 from convert.core.tensor_spec import TensorSpec
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Part, Step
@@ -18,7 +20,7 @@ from convert.planning.compile.named_leaf import NamedLeaf
 T = TypeVar("T", Part, Step)
 take = lru_cache(maxsize=4096)(Take)
 Elements = tuple[int, ...]
-Taken = tuple[tuple[Op, ...], str] | tuple[()]  # `Part.ops` and `Part.at`; nothing: those of the first
+Taken = tuple[list[tuple[Op, ...]], list[str]]  # `Part.ops` and `Part.at` for each element
 Stacked = tuple[tuple[str, int, int], ...]  # index, axis and size of each stacked axis
 
 
@@ -53,32 +55,47 @@ class LayerTensor:
         layer: TargetLayer,
         indices: Mapping[str, int],
         names: Mapping[tuple[int, ...], str | None],
-    ) -> Iterator[tuple[Mapping[str, int], Step]]:
-        """Yield each tensor with all its indices, for a layer whose leaves `names` have the shapes of the first one's."""
+    ) -> Iterator[Step]:
+        """Return each tensor, for a layer whose leaves `names` have the shapes of the first one's."""
         leaves = [names[choices] or "" for choices in self.sources]
-        axes, layers = (*indices, *self.axes), tuple(indices.values())
-        for k, elements in enumerate(self.elements):
-            where = dict(zip(axes, layers + elements, strict=True))
-            name = tensor_name(rule, role, layer, where, self.choices)
-            parts = tuple([copy(leaf, *own[k]) for leaf, (copy, own) in zip(leaves, self._parts, strict=True)])
-            yield where, self._step(name, parts, self.siblings[elements[: len(self.stacked)]])
+        named = [rule.kind.tensor_name(path, role, layer) for path in self.paths(rule, layer.path, indices)]
+        each_part = [
+            map(copy, repeat(leaf, len(named)), *own) for leaf, (copy, own) in zip(leaves, self._parts, strict=True)
+        ]
+        return map(self._step, named, zip(*each_part, strict=True), self._siblings)
+
+    def paths(self, rule: Rule, pattern: Pattern, indices: Mapping[str, int]) -> list[str]:
+        """Return the path of the target for each element, in a layer of these indices.
+
+        Numbers that are computed from several indices are those of whole layers, which have many elements each.
+        """
+        count = len(self.stacked)
+        letters, found = self.axes[count:], []
+        for numbers, same in groupby(self.elements, lambda elements: elements[:count]):
+            where = rule.resolve({**indices, **dict(zip(self.axes, numbers, strict=False))})
+            found += pattern.fill_each(where, letters, [elements[count:] for elements in same], self.choices)
+        return found
+
+    @cached_property
+    def _siblings(self) -> list[int]:
+        return [self.siblings[elements[: len(self.stacked)]] for elements in self.elements]
 
     @cached_property
     def _step(self) -> Callable[..., Step]:
         return copies(self.step, "name", "parts", "siblings")
 
     @cached_property
-    def _parts(self) -> list[tuple[Callable[..., Part], list[Taken]]]:
-        """For each part: a function that makes it for another leaf, and how it takes each of the elements."""
+    def _parts(self) -> list[tuple[Callable[..., Part], Taken | tuple[()]]]:
+        """For each part: a function that makes it for another leaf, and how it takes each of the elements; nothing: as the first."""
         if len(self.elements) == 1:
-            return [(copies(part, "leaf"), [()]) for part in self.step.parts]
+            return [(copies(part, "leaf"), ()) for part in self.step.parts]
         return [
             (copies(part, "leaf", "ops", "at"), taken(part, self.axes, self.stacked, self.elements))
             for part in self.step.parts
         ]
 
 
-def taken(part: Part, axes: Sequence[str], stacked: Stacked, every: Sequence[Elements]) -> list[Taken]:
+def taken(part: Part, axes: Sequence[str], stacked: Stacked, every: Sequence[Elements]) -> Taken:
     """Return `Part.ops` and `Part.at` for each of the elements, for a part of the first ones."""
     slots = [(n, axis, axes.index(index)) for n, (index, axis, _) in enumerate(last_first(stacked))]
     shown = [(index, "%d") for index, _, _ in stacked]
@@ -91,13 +108,11 @@ def taken(part: Part, axes: Sequence[str], stacked: Stacked, every: Sequence[Ele
     places = [axes.index(name) for name, number in shown if number == "%d"]
     text = ", ".join(map("=".join, shown))
     text = part.at.removesuffix(text % tuple([every[0][place] for place in places])).replace("%", "%%") + text
-    found: list[Taken] = []
-    ops = list(part.ops)
-    for elements in every:
-        for n, axis, place in slots:
-            ops[n] = take(axis, elements[place])
-        found.append((tuple(ops), text % tuple([elements[place] for place in places])))
-    return found
+    along = list(zip(*every, strict=True))  # for each axis: the number that each tensor takes
+    ops: list[Iterable[Op]] = [repeat(op, len(every)) for op in part.ops]
+    for n, axis, place in slots:
+        ops[n] = map(take, repeat(axis), along[place])
+    return list(zip(*ops, strict=True)), [text % numbers for numbers in zip(*[along[k] for k in places], strict=True)]
 
 
 def copies(made: T, *varied: str) -> Callable[..., T]:
