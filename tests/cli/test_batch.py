@@ -73,6 +73,15 @@ def test_nothing_starts_when_a_job_cannot(folder: Path, run: Run) -> None:
         assert "error[" in run("batch", *arguments, code=2)[1]
 
 
+def test_further_problems_of_a_job_follow_the_first_one(folder: Path, run: Run) -> None:
+    """The first, a shape that contradicts its equation, has no advice."""
+    np.savez("a.npz", **{"layer_0/w": np.zeros((3, 4, 5), np.float32), "other": np.zeros(1, np.float32)})
+    _, stderr = run("batch", "small.yaml", "a.npz", "out", code=2)
+    assert (
+        "1 problem in 1 job:" in stderr and "; 1 more: convert plan small.yaml a.npz" in stderr and "; ;" not in stderr
+    )
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_a_job_starts(folder: Path, run: Run) -> None:
     for report, problem in ((".", "is a directory"), ("absent/report.xml", "does not exist")):
         assert problem in run("batch", "small.yaml", "a.npz", "out", "--junit", report, code=2)[1]

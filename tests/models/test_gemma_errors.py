@@ -132,7 +132,7 @@ def test_settings_that_nothing_could_follow(setting: dict[str, Any], said: str, 
 
 def test_a_vocabulary_that_does_not_fit_is_named_first(tmp_path: Path) -> None:
     refused = refuse(published("3-1b", 262145), "gemma", tmp_path / "x")
-    assert refused.startswith("rules/gemma.yaml does not fit ") and "fits none of" not in refused
+    assert refused.startswith("rules/gemma.yaml (gemma3) does not fit ") and "fits none of" not in refused
 
 
 def test_rows_that_are_cut_by_hand_are_not_called_padding() -> None:

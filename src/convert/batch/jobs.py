@@ -257,9 +257,8 @@ def _below(folder: Path, text: str) -> str:
 
 def refuse(findings: Sequence[Finding], jobs: int) -> ConvertError:
     """Return the error for jobs that cannot be started."""
-    headline = (
-        f"Nothing was converted: {len(findings)} {'problem' if len(findings) == 1 else 'problems'} in {jobs} jobs:"
-    )
+    problems = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
+    headline = f"Nothing was converted: {problems} in {'1 job' if jobs == 1 else f'{jobs} jobs'}:"
     return ConvertError(*findings, headline=headline)
 
 

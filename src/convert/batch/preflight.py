@@ -86,9 +86,10 @@ def preflight(
 def _of_job(job: Job, error: ConvertError) -> Finding:
     """Return the first finding of an error at the job's line; the rest is what the command prints."""
     first, more = error.findings[0], len(error.findings) - 1
-    rest = f"; {more} more: {command(['plan', job.model, str(job.checkpoint)])}" if more else ""
-    where = {} if first.path == str(job.checkpoint) else {"problem": f"{job.checkpoint}: {first.problem}".rstrip(": ")}
-    return replace(first, rule=", ".join(filter(None, (job.at, first.rule))), fix=f"{first.fix}{rest}", **where)  # type: ignore[arg-type]
+    rest = f"{more} more: {command(['plan', job.model, str(job.checkpoint)])}" if more else ""
+    problem = first.problem if first.path == str(job.checkpoint) else f"{job.checkpoint}: {first.problem}".rstrip(": ")
+    rule, fix = ", ".join(filter(None, (job.at, first.rule))), "; ".join(filter(None, (first.fix, rest)))
+    return replace(first, rule=rule, problem=problem, fix=fix)
 
 
 def _plan(job: Job, overwrite: bool, resume: bool) -> Planned:

@@ -15,7 +15,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers.base import Step
 from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
 from convert.planning.facts.sidecar import NO_SIDECAR, Sidecar, merge_config
-from convert.planning.facts.values import truncation_note
+from convert.planning.facts.values import missing_facts
 from convert.planning.low_rank_source import Merge, in_float64, with_merges
 from convert.planning.modules.not_taken import TRANSFORMERS, with_floats
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
@@ -193,7 +193,11 @@ class Plan:
         missing: dict[str, list[str]] = {}
         filled = {key: self._fill(value, key, missing) for key, value in templates.items()}
         if missing:
-            raise PlanError(self._missing_facts(missing))
+            needed, weights = (
+                f"config.json needs {', '.join(missing)}",
+                ", or write only the weights, to a .safetensors file",
+            )
+            raise PlanError(missing_facts(self.rules, needed, list(missing), self.sizes, self.settings, weights))
         return filled
 
     def _fill(self, value: Any, key: str, missing: dict[str, list[str]]) -> Any:
@@ -221,24 +225,6 @@ class Plan:
         if isinstance(value, list):
             return [self._fill(child, key, missing) for child in value]
         return value
-
-    def _missing_facts(self, missing: Mapping[str, list[str]]) -> Finding:
-        published = "; ".join(
-            f"{version.name} has {', '.join(f'{k}={v}' for k, v in version.sizes.items())}"
-            for version in self.rules.versions
-        )
-        truncated = truncation_note(self.rules, self.sizes, self.settings)
-        settings = " ".join(f"--set {name}=..." for name in missing)
-        sidecar = f"put {self.rules.sidecar.file} next to the checkpoint, or " if self.rules.sidecar else ""
-        return Finding(
-            "fact-missing",
-            f"config.json needs {', '.join(missing)}, which the tree does not hold"
-            + (f", and this is no published size ({published})" if published else "")
-            + (f"; {truncated}" if truncated else ""),
-            rule=self.rules.path,
-            fix=f"{sidecar}give {'it' if len(missing) == 1 else 'them'} with {settings}, or write only the weights, to a .safetensors file",
-            data={"facts": list(missing)},
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""

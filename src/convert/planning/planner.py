@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack
 
 from convert.checkpoints.formats.safetensors import OF_PYTORCH
@@ -14,6 +15,7 @@ from convert.core.system.process import collector_paused
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
 from convert.planning.compile_rules import compile_rules
+from convert.planning.facts.values import asked_for_sizes
 from convert.planning.low_rank_source import with_merges
 from convert.planning.modules.sizes import compare_sizes
 from convert.planning.notes import plan_notes
@@ -62,6 +64,10 @@ def plan_match(match: RuleMatch) -> Plan:
     sized, size_findings = match.sized
     compiled, compile_findings = compile_rules(match, sized)
     findings = _unique((*match.coverage.findings, *size_findings, *compile_findings))
+    if findings and {finding.code for finding in findings} == {"size-unknown"}:
+        asked = asked_for_sizes(match.rules, match.target, sized.sizes, sized.facts, match.options.settings)
+        if asked is not None:
+            raise PlanError(asked)
     translation = Translation(compiled.steps)
     if not findings:
         leaves = with_merges(match.source, compiled.merges).leaves
@@ -136,9 +142,11 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
     of_pytorch = any(note.problem == OF_PYTORCH for note in match.source.notes)
     written = ", which PyTorch wrote (its tensors go back to JAX with --to orbax, msgpack or npz)" if of_pytorch else ""
+    rules = match.rules
+    model = f" ({rules.model})" if rules.family and rules.model != Path(rules.path).stem else ""  # chosen from several
     return PlanError(
         *findings,
-        headline=f"{match.rules.path} does not fit {match.source.display_path}{written}: {count}",
+        headline=f"{rules.path}{model} does not fit {match.source.display_path}{written}: {count}",
         hint=several_trees(match),
     )
 

@@ -56,6 +56,30 @@ def test_facts_that_config_needs_are_asked_for_by_name() -> None:
     assert config is not None and config["list"] == ["full", 1]
 
 
+FUSED = """\
+model: r-small
+family: r
+title: M
+axes: {D: {is: width}, J: {is: heads}, W: {is: width of a head}}
+facts: {heads: ask, head_width: ask, theta: ask}
+products: {heads: J, head_width: W}
+targets: {hf: {loads: H, config: {theta: $theta}}}
+"""
+
+
+def test_facts_that_give_sizes_are_asked_for_by_their_names() -> None:
+    rules, tree = "- einsum: ...D,D(J W)->...(J W)\n  from: w\n  linear: m", zeros(w=(7, 6))
+    with pytest.raises(PlanError) as refused:
+        plan(rules, tree, FUSED)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.data) == ("fact-missing", {"facts": ["heads", "head_width"]})
+    assert "r-small needs heads (heads), head_width (width of a head), which the tree does not hold" in finding.problem
+    assert finding.fix == "give them with --set heads=... --set head_width=..., and for config.json theta"
+    with pytest.raises(PlanError, match=r"^r.yaml \(r-small\) does not fit /memory: 1 problem"):
+        plan(rules, tree, FUSED, settings={"heads": 4, "head_width": 3})
+    assert plan(rules, tree, FUSED, settings={"heads": 2, "head_width": 3}).sizes["J"] == 2
+
+
 TIMES = HEAD + "facts: {use: ask, min_timescale: 1, max_timescale: 10000}\n"
 BUFFER = (
     "- from: w\n  axes: D\n  parameter: p\n- timescales: D\n  when: use\n  buffer: t.inv"  # the buffer is in line 9

@@ -9,7 +9,7 @@ from typing import Any
 from convert.core.findings import Finding
 from convert.planning.facts.settings import as_declared
 from convert.planning.facts.sidecar import Sidecar, sidecar_facts
-from convert.rules.file import ASK, RuleFile, Version
+from convert.rules.file import ASK, RuleFile, Version, references
 
 
 def published_version(rules: RuleFile, sizes: Mapping[str, int]) -> Version | None:
@@ -112,6 +112,62 @@ def solve_products(
                 )
             )
     return found, findings
+
+
+def asked_for_sizes(
+    rules: RuleFile, target: str, sizes: Mapping[str, int], facts: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Finding | None:
+    """Name the facts that the user must give, as `products` say that they are sizes which no leaf shows, with those of config.json."""
+    asked: dict[str, str] = {}
+    for product in rules.products:
+        open_letters = [x for x in (product.letter, *product.names) if x in rules.axes and x not in sizes]
+        unknown = [name for name in product.names if name in rules.facts and name not in facts]
+        asked |= dict.fromkeys(unknown, rules.axes[open_letters[0]].meaning) if open_letters else {}
+    if not asked:
+        return None
+    shown = ", ".join(f"{name} ({meaning})" for name, meaning in asked.items())
+    config = dict.fromkeys(references(rules.targets[target].config))
+    further = [name for name in config if name in rules.facts and name not in facts and name not in asked]
+    return missing_facts(
+        rules,
+        f"{rules.model} needs {shown}",
+        list(asked),
+        sizes,
+        settings,
+        f", and for config.json {', '.join(further)}" if further else "",
+    )
+
+
+def missing_facts(
+    rules: RuleFile,
+    needed: str,
+    facts: Sequence[str],
+    sizes: Mapping[str, int],
+    settings: Mapping[str, Any],
+    further: str,
+) -> Finding:
+    """Return the finding for facts that no leaf, no published size and no setting gives.
+
+    Args:
+        needed: what needs which of them.
+        facts: their names.
+        further: what else may be done, or must be given.
+    """
+    published = "; ".join(
+        f"{version.name} has {', '.join(f'{k}={v}' for k, v in version.sizes.items())}" for version in rules.versions
+    )
+    truncated = truncation_note(rules, sizes, settings)
+    options = " ".join(f"--set {name}=..." for name in facts)
+    sidecar = f"put {rules.sidecar.file} next to the checkpoint, or " if rules.sidecar else ""
+    return Finding(
+        "fact-missing",
+        f"{needed}, which the tree does not hold"
+        + (f", and this is no published size ({published})" if published else "")
+        + (f"; {truncated}" if truncated else ""),
+        rule=rules.path,
+        fix=f"{sidecar}give {'it' if len(facts) == 1 else 'them'} with {options}{further}",
+        data={"facts": list(facts)},
+    )
 
 
 def stated_places(
