@@ -129,13 +129,15 @@ FAMILIES: dict[str, Family] = {
         "causal": ("ElectraForCausalLM", {"is_decoder": True}), "untied": ("ElectraForMaskedLM", UNTIED),
         "unprojected": ("ElectraForMultipleChoice", {"summary_use_proj": False})}),
     "gemma": Family("GemmaConfig", {**DECODERS, "head_dim": 8}, ("GemmaModel", "GemmaForCausalLM"), {
-        "untied": ("GemmaForCausalLM", UNTIED), "base": ("GemmaForCausalLM", {"rope_theta": 50000.0, "hidden_act": "gelu"})}),
+        "untied": ("GemmaForCausalLM", UNTIED), "base": ("GemmaForCausalLM", {"rope_theta": 50000.0, "hidden_act": "gelu"}),
+        "biased": ("GemmaForCausalLM", {"attention_bias": True})}),
     "gpt2": Family("GPT2Config", {"vocab_size": V, "n_positions": 19, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 1, "eos_token_id": 2}, ("GPT2Model", "GPT2LMHeadModel"), {
         "untied": ("GPT2LMHeadModel", UNTIED), "cross": ("GPT2LMHeadModel", {"add_cross_attention": True})}),
     "gpt_neo": Family("GPTNeoConfig", {"vocab_size": V, "hidden_size": 12, "num_layers": 2, "num_heads": 3, "intermediate_size": 20, "max_position_embeddings": 19, "window_size": 4, "attention_types": [[["global", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2}, ("GPTNeoModel", "GPTNeoForCausalLM"), {
         "untied": ("GPTNeoForCausalLM", UNTIED)}),
     "gptj": Family("GPTJConfig", {"vocab_size": V, "n_positions": 19, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}, ("GPTJModel", "GPTJForCausalLM")),
-    "llama": Family("LlamaConfig", {**DECODERS, "rope_theta": 500000.0, "tie_word_embeddings": True}, ("LlamaModel", "LlamaForCausalLM")),
+    "llama": Family("LlamaConfig", {**DECODERS, "rope_theta": 500000.0, "tie_word_embeddings": True}, ("LlamaModel", "LlamaForCausalLM"), {
+        "biased": ("LlamaForCausalLM", {"attention_bias": True}), "biased-headless": ("LlamaModel", {"attention_bias": True})}),
     "longt5": Family("LongT5Config", {**T5S, "local_radius": 3, "global_block_size": 4, "encoder_attention_type": "local"}, ("LongT5Model", "LongT5ForConditionalGeneration"), {
         "global": ("LongT5ForConditionalGeneration", {"encoder_attention_type": "transient-global", "feed_forward_proj": "gated-gelu", **UNTIED})}),
     "marian": Family("MarianConfig", {**BARTS, "pad_token_id": V - 1, "eos_token_id": 0, "decoder_vocab_size": V}, ("MarianModel", "MarianMTModel")),

@@ -71,6 +71,7 @@ def test_keys_that_only_the_pytorch_class_reads_do_not_change_what_it_computes(
 
 EXPLAINED = {  # tensors that `from_flax=True` does not give, which docs/models/flax-transformers.md explains
     "llama.LlamaForCausalLM": "lm_head",
+    "llama.biased": "lm_head",
     "whisper.untied": "proj_out",
     "resnet.basic": "encoder.stages",
     "dinov2.Dinov2ForImageClassification": "lambda1",

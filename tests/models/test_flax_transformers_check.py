@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flax import serialization
+from safetensors.torch import load_file, save_file
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import convert
@@ -23,7 +24,9 @@ from convert.verify.recording.record import record
 from convert.verify.report.report import Verdict
 from convert.verify.run import check
 from convert.verify.sides.run_jax import jax_weights
+from convert.writing.written import open_written
 from faults.catalogue import one_thread
+from support import flax_families
 from support.goldens import checkpoint, golden_io, relative_error
 
 pytestmark = pytest.mark.slow
@@ -77,6 +80,42 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert all(m.float64 is not None for m in model.measures)
     assert max(m.float64.relative for m in model.measures if m.float64 is not None) < 1e-13
     assert max(m.difference.relative for m in model.measures) < 5e-6
+
+
+@pytest.mark.parametrize(
+    ("case", "output"),
+    [("llama.biased", "logits"), ("llama.biased-headless", "last_hidden_state"), ("gemma.biased", "logits")],
+)
+def test_biases_of_the_attention(case: str, output: str, tmp_path: Path) -> None:
+    """`attention_bias: true`: the plain JAX model is what the Flax class recorded, and the check names a bias that is lost or exchanged."""
+    source = flax_families.write(case, tmp_path / "source")
+    convert.convert("flax-transformers", source, tmp_path / "out")
+    reference = load_reference(convert.plan_conversion("flax-transformers", source), None)
+    assert not isinstance(reference, str)
+    inputs = {name: jax.numpy.asarray(x) for name, x in flax_families.values(case, "in").items()}
+    with jax.default_matmul_precision("highest"), jax.disable_jit():
+        got = reference.jax_side()(flax_families.leaves(case), inputs)
+    assert relative_error(got[output], flax_families.values(case, "out")[output]) < 3e-6
+    with one_thread():
+        assert [level.verdict for level in check(tmp_path / "out", source).levels] == [Verdict.PASSED] * 4
+    file = tmp_path / "out" / "model.safetensors"
+    right, metadata = load_file(file), dict(open_written(file).metadata)
+    prefix = "layers.1.self_attn." if output != "logits" else "model.layers.1.self_attn."
+    exchanged = {f"{prefix}{one}_proj.bias": right[f"{prefix}{other}_proj.bias"] for one, other in ("kv", "vk")}
+    for wrong in ({f"{prefix}o_proj.bias": right[f"{prefix}o_proj.bias"] * 0}, exchanged):
+        save_file({**right, **wrong}, file, metadata=metadata)
+        with one_thread():
+            said = " ".join(map(str, check(file.parent, source).levels[1].findings))
+        assert all(name in said for name in wrong)
+
+
+@pytest.mark.parametrize(
+    ("case", "stated"), [("llama.biased", False), ("llama.LlamaModel", True), ("gemma.biased", None)]
+)
+def test_a_switch_for_biases_that_the_tree_contradicts(case: str, stated: bool | None, tmp_path: Path) -> None:
+    source = flax_families.write(case, tmp_path / "source", attention_bias=stated)
+    with pytest.raises(convert.PlanError, match="attention_bias in the config.json of the checkpoint: expected"):
+        convert.plan_conversion("flax-transformers", source)
 
 
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:

@@ -25,15 +25,8 @@ from convert.references.variants import (
     rope_fix,
 )
 
-MODELS = (
-    "llama_lm",
-    "llama_model",
-    "mistral_lm",
-    "mistral_model",
-    "gemma_flax",
-    "gemma_flax_untied",
-    "gemma_flax_model",
-)
+BIASED = ("llama_lm", "llama_model", "gemma_flax", "gemma_flax_untied", "gemma_flax_model")  # or without biases
+MODELS = (*BIASED, *(f"{model}_biased" for model in BIASED), "mistral_lm", "mistral_model")
 TABLE = "embed_tokens.weight"
 _Array = np.ndarray[Any, Any]
 _Turn = Callable[[_Array], _Array]
@@ -48,7 +41,7 @@ def reference(plan: Plan) -> Reference:
     """
     require_model(plan, MODELS)
     family, sizes = plan.rules.model.partition("_")[0], plan.sizes
-    headless = plan.rules.model.endswith("_model")
+    headless = plan.rules.model.removesuffix("_biased").endswith("_model")
     gemma = family == "gemma"
     window = int(require_fact(plan, "sliding_window")) if family == "mistral" else None
     model = equations.Decoder(

@@ -70,9 +70,9 @@ MODELS: dict[str, tuple[Published, ...]] = {
     **dict.fromkeys(("gpt2_lm", "gpt2_lm_untied", "gpt2_model"), _GPT2),
     **dict.fromkeys(("t5_tied", "t5_untied", "t5_model", "t5_encoder"), _T5),
     "whisper": _WHISPER,
-    **dict.fromkeys(("llama_lm", "llama_model"), _LLAMA_FLAX),
+    **dict.fromkeys((f"llama_{of}{biased}" for of in ("lm", "model") for biased in ("", "_biased")), _LLAMA_FLAX),
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
     **dict.fromkeys((f"dinov2_{of}{without}" for of in ("classifier", "model") for without in ("", "_unmasked")), _DINOV2),
-    **dict.fromkeys(("gemma_flax", "gemma_flax_untied", "gemma_flax_model"), _GEMMA_FLAX),
+    **dict.fromkeys((f"gemma_flax{of}{biased}" for of in ("", "_untied", "_model") for biased in ("", "_biased")), _GEMMA_FLAX),
     **dict.fromkeys(("flax_transformers", "flax_diffusers"), ()),  # their only fact, epsilon, is that of each module
 }  # fmt: skip

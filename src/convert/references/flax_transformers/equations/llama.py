@@ -52,7 +52,8 @@ def run(model: Decoder, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Orde
     root = "model/" if "model/norm/weight" in w else ""
 
     def dense(name: str, x: Any) -> Any:
-        y = values[model.prefix + name] = x @ w[f"{root}{name.replace('.', '/')}/kernel"]
+        leaf = f"{root}{name.replace('.', '/')}"
+        y = values[model.prefix + name] = x @ w[f"{leaf}/kernel"] + w.get(f"{leaf}/bias", 0)  # attention_bias
         return y
 
     def norm(name: str, x: Any) -> Any:
