@@ -168,6 +168,18 @@ def test_the_tree_names_the_model_where_it_can() -> None:
         convert.plan_conversion("maxtext", maxtext.checkpoint("qwen3.5-unscanned"))
 
 
+def test_parameters_of_deepseek_4_alone_are_refused_with_what_they_lack() -> None:
+    """The parameters alone, below `base` or nothing: no rule was said to match any leaf, or the settings of GPT-OSS were blamed."""
+    leaves = convert.open_source(maxtext.checkpoint("deepseek4")).leaves
+    for root in ("", "base/"):
+        tree = {root + name.removeprefix("params/params/"): np.zeros(leaf.spec.shape, np.float32) for name, leaf in leaves.items() if name.startswith("params/")}  # fmt: skip
+        for settings in ({}, maxtext.settings("deepseek4")):
+            with pytest.raises(convert.PlanError, match=r"^rules/maxtext-deepseek4.yaml does not fit") as refused:
+                convert.plan_conversion("maxtext", MemorySource(tree), settings=settings)
+            assert refused.value.code == "layer-type-unknown" and "MoeBlock_0/tid2eid" in str(refused.value)
+            assert "%" in refused.value.hint and refused.value.hint.count(" matches ") == 4
+
+
 def test_a_text_model_leaves_the_tower_out_with_the_reason() -> None:
     assert not any("vision" in drop.leaf for drop in maxtext_plan("gemma3-vision").dropped)
     ckpt, said = maxtext.checkpoint("gemma3-vision"), maxtext.settings("gemma3-vision")

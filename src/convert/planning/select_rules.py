@@ -19,6 +19,7 @@ from convert.planning.planner import misfit_error, plan_match, several_trees
 from convert.planning.rule_match import RuleMatch, check_options, match_rules
 from convert.rules.file import RuleFile
 
+CLOSEST = 4  # rule files of which an error says how many of the leaves they match
 SAME_MODEL = 0.5  # share of the leaves that rules match which are of the same model
 
 
@@ -200,9 +201,8 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         )
     if isinstance(error, OptionError) or nearest.coverage.fits:
         return error  # the model is recognized; the problem is another
-    percent = {
-        m.rules.model: round(100 * m.coverage.fraction) for m in outcome.matches if m is nearest or m.coverage.fraction
-    }
+    others = [match for match in outcome.matches if match is not nearest and match.coverage.fraction]
+    percent = {m.rules.model: round(100 * m.coverage.fraction) for m in (nearest, *others[: CLOSEST - 1])}
     shares = ", ".join(f"{model} matches {share} %" for model, share in percent.items())
     return error.with_hint(
         f"{nearest.rules.model} is the closest of {nearest.rules.family or nearest.rules.model}: {shares} of the leaves"

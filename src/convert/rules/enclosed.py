@@ -28,6 +28,10 @@ def below(rules: RuleFile, key: str) -> RuleFile:
         for rule in rules.rules
         if rule.kind.drop_reason is not None and all(path.text.startswith("/") for path in rule.sources.values())
     ]
+    types = {
+        name: replace(one, leaves={word: pattern(path) for word, path in one.leaves.items()})
+        for name, one in rules.layer_types.items()
+    }
     variants = [
         replace(
             one,
@@ -40,6 +44,7 @@ def below(rules: RuleFile, key: str) -> RuleFile:
         rules,
         root=tuple(f"{key}/{root}" if root else key for root in rules.root),
         rules=(*map(moved, rules.rules), *at_the_top),
+        layer_types=types,
         path_variants=tuple(variants),
         copies=tuple(
             replace(one, within=tuple(f"{key}/{place}" if place else key for place in one.within))

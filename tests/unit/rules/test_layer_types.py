@@ -84,6 +84,36 @@ def test_a_type_that_no_layer_has_is_no_gap() -> None:
     assert plan.facts["kinds"] == ["loop", "loop"]
 
 
+OUTSIDE = HEAD.replace("axes:", "root: [net, '']\naxes:", 1)
+OUTSIDE = OUTSIDE.replace("b.{i}/loop/**", "/state/b.{i}/ids").replace("b.{i}/look/**", "/state/b.{i}/bias")
+OF_STATE = """\
+- from: /state/b.{i}/ids
+  layer_type: loop
+  parameter: ids.{i}
+- from: /state/b.{i}/bias
+  layer_type: look
+  parameter: bias.{i}
+- from: b.{i}/w
+  parameter: w.{i}
+"""
+
+
+@pytest.mark.parametrize("root", ["net/", ""])
+def test_leaves_outside_the_root_tell_the_type(root: str) -> None:
+    """DeepSeek 4's experts of each token lie beside the parameters of its train state, and not below their root."""
+    leaves = {f"state/b.{i}/{leaf}": np.ones(3, np.float32) for i, leaf in enumerate(("ids", "bias", "bias"))}
+    leaves |= {f"{root}b.{i}/w": np.ones(3, np.float32) for i in range(3)}
+    rules = rule_file(OF_STATE, OUTSIDE)
+    plan = make_plan(rules, MemorySource(leaves))
+    assert plan.facts["kinds"] == ["loop", "look", "look"]
+    assert {step.name for step in plan.steps} == {"ids.0", "bias.1", "bias.2", "w.0", "w.1", "w.2"}
+    below = make_plan(rules, MemorySource({f"saved/{name}": x for name, x in leaves.items()}))
+    assert (below.facts["kinds"], len(below.steps)) == (["loop", "look", "look"], 6)
+    with pytest.raises(PlanError) as refused:
+        make_plan(rules, MemorySource({name: x for name, x in leaves.items() if name != "state/b.1/bias"}))
+    assert refused.value.code == "layer-type-unknown" and "{i} = 1" in refused.value.findings[0].problem
+
+
 @pytest.mark.parametrize(
     ("change", "code", "place", "got"),
     [
