@@ -17,7 +17,7 @@ from convert.peft.plan import plan_adapter
 from convert.planning.plan import Plan
 from convert.reversing.source import ReversedSource
 from models.test_reverse_models import GOLDENS
-from support import flax_families
+from support import flax_families, gemma_drawn, gemma_towers, keras_hub, owl_vit, tips, videoprism, vit
 from support.goldens import relative_error
 from support.memory_source import MemorySource, run
 
@@ -76,6 +76,27 @@ def test_a_flax_class_of_transformers_finds_its_adapters(case: str, tmp_path: Pa
     """Its rule file drops the leaves that no other rule matches."""
     ckpt = flax_families.write(case, tmp_path / "source")
     test_a_family_finds_its_adapters("flax_transformers", case, ckpt, {}, tmp_path)
+
+
+WRITTEN = [  # the families whose goldens the tests write
+    *(("gemma", case, gemma_drawn.write, gemma_drawn.settings(case)) for case in gemma_drawn.CASES),
+    *(("gemma", case, gemma_towers.write, gemma_towers.settings(case)) for case in ("gemma4-31b", "gemma4-e2b")),
+    *(("videoprism", case, videoprism.write, videoprism.SET) for case in videoprism.CASES),
+    *(("tips", case, tips.write, {}) for case in tips.ALL.names),
+    *(("owl-vit", case, owl_vit.write, owl_vit.settings(case)) for case in owl_vit.CASES),
+    *(("vit-jax", case, vit.write, vit.settings(case)) for case in vit.CASES),
+    *(("keras-hub", case, keras_hub.checkpoint, keras_hub.settings(case)) for case in keras_hub.CASES),
+    *(("flax-transformers", case, flax_families.write, {}) for case in ("llama.biased", "gemma.biased")),
+]
+
+
+@pytest.mark.parametrize(("model", "case", "write", "said"), WRITTEN)
+def test_every_other_family_finds_its_adapters(
+    model: str, case: str, write: Callable[[str, Path], Path], said: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    test_a_family_finds_its_adapters(model, case, write(case, folder), said, tmp_path)
 
 
 def beside(source: Source, arrays: Tree) -> MemorySource:

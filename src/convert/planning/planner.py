@@ -143,7 +143,8 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     of_pytorch = any(note.problem == OF_PYTORCH for note in match.source.notes)
     written = ", which PyTorch wrote (its tensors go back to JAX with --to orbax, msgpack or npz)" if of_pytorch else ""
     rules = match.rules
-    model = f" ({rules.model})" if rules.family and rules.model != Path(rules.path).stem else ""  # chosen from several
+    chosen = rules.family and rules.model.replace("_", "-") != Path(rules.path).stem  # from several in a file
+    model = f" ({rules.model})" if chosen else ""
     return PlanError(
         *findings,
         headline=f"{rules.path}{model} does not fit {match.source.display_path}{written}: {count}",
