@@ -144,6 +144,7 @@ def _vector() -> Path:
 
 SMALL = ("norm-rope", "rope-norm", "positions", "experts", "states", "heads", "map", "cell")
 STEPS = ("space", "peephole", "masked", "sloping", "distant", "grouped", "coded", "scaled")
+CHOICES = ("quantised", "stepped")
 OWN = {
     "conv-net": OwnModel(
         rules=lambda: (EXAMPLES / "conv-net" / "rules.yaml").read_text(),
@@ -227,7 +228,7 @@ OWN = {
             reference="support.small_models:reference",
             adapter=lambda: importlib.import_module("support.small_models"),
         )
-        for name in (*SMALL, *STEPS)
+        for name in (*SMALL, *STEPS, *CHOICES)
     },
     "small-decoder": OwnModel(
         rules=lambda: importlib.import_module("support.small_decoder").RULES,

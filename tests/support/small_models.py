@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from convert.references.protocol import Reference
+from support.choice_models import CHOICE_MODELS
 from support.memory_source import MemorySource
 from support.small_model import BATCH, HEAD, HEADS, STEPS, WIDTH, Small, Weights
 from support.step_models import STEP_MODELS
@@ -369,6 +370,7 @@ MODELS: Mapping[str, Small] = {
     "map": Small(MAP_RULES, MAP_SHAPES, _map, Map, ("image",), MAP_AXES),
     "cell": Small(CELL_RULES, CELL_SHAPES, _cell, Cell),
     **STEP_MODELS,
+    **CHOICE_MODELS,
 }  # fmt: skip
 
 

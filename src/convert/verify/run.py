@@ -230,13 +230,15 @@ def _model_levels(
         try:
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
                 report = _model_level(level, comparison, reference, evidence, weights)
+                chosen: tuple[JudgedFact, ...] = ()
                 if level == "model":
                     report = _with_dependence(report, comparison, reference, evidence)
+                    report, chosen = _with_choices(report, comparison, reference, evidence)
                 if level == "model" and report.verdict is Verdict.PASSED:
                     inputs, device = evidence.inputs, options.device
                     facts = with_measured(facts, comparison.written, reference, inputs, device=device)
                     report = with_facts(report, facts)
-                    unseen = (*(leaf.fact for leaf in dropped), *_unseen(comparison, reference, evidence))
+                    unseen = (*(leaf.fact for leaf in dropped), *_unseen(comparison, reference, evidence), *chosen)
                     facts = replace(facts, unseen=unseen)
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
@@ -267,6 +269,22 @@ def _with_dependence(
     if not (reasons := list(independent(plan, written, reference, evidence, device))):
         return report
     return replace(report, verdict=Verdict.INCONCLUSIVE, reason="; ".join(reasons))
+
+
+def _with_choices(
+    report: LevelReport, comparison: Comparison, reference: Reference, evidence: Evidence
+) -> tuple[LevelReport, tuple[JudgedFact, ...]]:
+    """Return the level with what it says of the numbers that a user's models choose by, and the choices that are not compared."""
+    if comparison.factory is None or report.verdict is not Verdict.PASSED:
+        return report, ()
+    from convert.verify.model.choices import check_choices
+
+    plan, written, device = comparison.plan, comparison.written, comparison.options.device
+    found = check_choices(plan, written, reference, evidence, report.measures, device)
+    if found.finding is None:
+        return report, found.facts
+    diagnosis = found.diagnosis.to_dict() if found.diagnosis is not None else None
+    return replace(report, verdict=Verdict.FAILED, findings=(found.finding,), diagnosis=diagnosis), ()
 
 
 def _dropped(comparison: Comparison, reference: Reference | str, evidence: Evidence | None) -> tuple[ReadLeaf, ...]:

@@ -10,6 +10,7 @@ from faults.expected import Fault
 from faults.planted.backends import BACKENDS
 from faults.planted.cde import CDE
 from faults.planted.cells import CELL_FAULTS
+from faults.planted.choices import CHOICE_FAULTS
 from faults.planted.conv import CONV
 from faults.planted.decoder import DECODER
 from faults.planted.encoder_decoder import ENCODER_DECODER
@@ -60,4 +61,5 @@ FAULTS: tuple[Fault, ...] = (
     *SMALL_FAULTS,
     *SERIES_FAULTS,
     *STEP_FAULTS,
+    *CHOICE_FAULTS,
 )

@@ -170,6 +170,25 @@ def test_a_choice_that_hides_nothing() -> None:
     assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
 
 
+@pytest.mark.parametrize("limit", [0.25, 0.2501])
+def test_another_limit(limit: float) -> None:
+    """The number that is compared is the same."""
+
+    class Opens(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return torch.where(self.a(x) > limit, self.b(x), -1)
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.where(x @ w["a"] > 0.25, x @ w["b"], -1)
+
+    found = derive(function, Opens(), {"a": (D, D), "b": (D, D)}, floats(ROWS, D))
+    assert (found.complete and found.proof is not None) is (limit == 0.25)
+
+
 def test_inputs_that_only_choose() -> None:
     """Tokens are no values that parameters are in."""
     net = torch.nn.Sequential(torch.nn.Embedding(7, D), torch.nn.Linear(D, D, bias=False))

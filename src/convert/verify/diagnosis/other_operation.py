@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.layers.activations import NUMPY_ACTIVATIONS
 from convert.numerics.compare import difference
-from convert.references.protocol import Reference, observe
+from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation
 from convert.verify.diagnosis.site import Site
-from convert.verify.sides.run_torch import boundaries_of
+from convert.verify.sides.records import NOT_RECORDED, record_source, record_target, too_large
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +22,8 @@ if TYPE_CHECKING:
     from convert.programs.rewrites.rewrite import Goal, Rewrite
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LARGEST = 2**30  # bytes of both records, as far as they can be told before
-VALUES = 50  # values of a run for each boundary, about
 FINEST, COARSEST = 1e-13, 1e-6  # relative errors up to which values inside the models may count as equal
 SHARE = 1e-2  # of the error at the boundary: what a value inside may differ by and still be equal
-USER_FAILS = (
-    AttributeError,
-    AssertionError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -67,14 +54,11 @@ def other_operation(site: Site, reference: Reference, names: Sequence[str]) -> O
     evidence = site.evidence
     if reference.jax is None or not evidence.is_live or evidence.float64_values is None:
         return OtherOperation()
-    if (size := _size(site)) > LARGEST:
-        return OtherOperation(
-            known=f"the two are not compared operation by operation: their records would take about {size / 2**30:.1f} GiB, "
-            f"and at most {LARGEST / 2**30:.0f} GiB are kept; check a smaller model of the same code, or shorter inputs"
-        )
+    if why := too_large(site.module, evidence):
+        return OtherOperation(known=f"the two are not compared operation by operation: {why}")
     try:
         source, target = _records(site, reference, names)
-    except (*USER_FAILS, ConvertError):  # code that cannot be recorded
+    except NOT_RECORDED:
         return OtherOperation()
     idle = _idle(target, reference)
     told = OtherOperation()
@@ -139,39 +123,19 @@ def moved_norm(site: Site, reference: Reference, names: Sequence[str]) -> Explan
     """Return what restores an output where a norm at the site is on the wrong side of RoPE: its own value shows only that RoPE is missing."""
     from convert.programs.rewrites.positions.norm_order import norm_order
 
-    if reference.jax is None or not site.evidence.is_live or _size(site) > LARGEST:
+    if reference.jax is None or not site.evidence.is_live or too_large(site.module, site.evidence):
         return None
     try:
         source, target = _records(site, reference, names)
-    except (*USER_FAILS, ConvertError):
+    except NOT_RECORDED:
         return None
     goals = [_goal(site, source, name) for name in reference.outputs if name in source.outputs]
     return next((found for goal in goals if (found := _explained(norm_order(target, goal))) is not None), None)
 
 
-def _size(site: Site) -> int:
-    """Return about how many bytes the records take."""
-    weights = sum(value.numel() for value in site.module.state_dict().values())
-    values = sum(np.size(value) for value in site.evidence.native_values.values())
-    return 8 * int(3 * weights + VALUES * values)
-
-
 def _records(site: Site, reference: Reference, names: Sequence[str]) -> tuple[Program, Program]:
-    from convert.numerics.precision import jax_precision
-    from convert.programs.record_jax import record_jax
-    from convert.programs.record_torch import record_torch
-    from convert.verify.sides.run_jax import jax_weights
-
-    inputs = site.evidence.inputs
-    with jax_precision(site.evidence.precision):
-        source = record_jax(reference.jax_side(), jax_weights(site.plan), inputs)
-
-    def run(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
-        with observe(module, boundaries_of(reference, module, names)) as values:
-            outputs = reference.run(module, tensors)
-        return {**values, **outputs}
-
-    return source, record_torch(site.module, run, inputs)
+    source = record_source(site.plan, reference, site.evidence)
+    return source, record_target(reference, site.module, site.evidence, names)
 
 
 def _goals(site: Site, reference: Reference, source: Program, target: Program) -> Iterator[str]:
@@ -276,16 +240,33 @@ def _both(one: Rewrite, other: Explanation) -> Explanation:
 
 
 def _compared(site: Site, source: Program, target: Program, name: str) -> OtherOperation:
+    return departs(site.module, source, target, name, _goal(site, source, name).error, site.enough)
+
+
+def departs(
+    module: torch.nn.Module,
+    source: Program,
+    target: Program,
+    name: str,
+    error: Callable[[Array], float],
+    enough: float,
+) -> OtherOperation:
+    """Search for the operation at which an output of the target departs from the JAX model's.
+
+    Args:
+        module: of the target.
+        error: of a value as this output.
+        enough: the error up to which the outputs are equal.
+    """
     from convert.programs.divergence.search import diverge
     from convert.programs.divergence.wording import named
 
-    error = _goal(site, source, name).error
     before = error(target.outputs[name].array)
     tolerance = min(max(SHARE * before, FINEST), COARSEST)
-    found = diverge(source, target, name, error, min(site.enough, SHARE * before), tolerance)
+    found = diverge(source, target, name, error, min(enough, SHARE * before), tolerance)
     if found is None:
         return OtherOperation()
-    training = [path for path, module in site.module.named_modules() if module.training]
+    training = [path for path, module in module.named_modules() if module.training]
     said = named(found, source, target, NUMPY_ACTIVATIONS, training)
     if not found.proven:
         return OtherOperation(known=said.problem, partly=bool(found.repairs))

@@ -13,9 +13,9 @@ from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again, values_again
+from convert.verify.sides.records import USER_FAILS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Fill = Callable[[tuple[int, ...]], Array]

@@ -16,10 +16,10 @@ from convert.numerics.compare import epsilon
 from convert.planning.plan import Plan
 from convert.references.protocol import INPUT
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial
 from convert.verify.mistakes.catalogue import group_mistakes, known_mistakes
 from convert.verify.mistakes.named import in_words, mistake_in
+from convert.verify.sides.records import USER_FAILS
 from convert.verify.sides.replay import Replay
 from convert.writing.execute import computed
 

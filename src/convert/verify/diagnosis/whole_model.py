@@ -20,7 +20,6 @@ from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import expected
 from convert.references.protocol import INPUT, Reference
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site, Trial, holder_of
 from convert.verify.diagnosis.weight_trials import CONVERT_AGAIN, OTHER_VALUE, OTHER_VALUES, differs
 from convert.verify.mistakes.catalogue import own_mistakes
@@ -31,6 +30,7 @@ from convert.verify.mistakes.layouts import (
     stacked_axis_mistakes,
 )
 from convert.verify.mistakes.orders_of_parts import order_mistakes
+from convert.verify.sides.records import USER_FAILS
 from convert.verify.sides.replay import Replay
 from convert.verify.sides.run_torch import input_tensors, observed
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from convert.verify.diagnosis.other_operation import LARGEST, other_operation
+from convert.verify.diagnosis.other_operation import other_operation
+from convert.verify.sides.records import LARGEST
 
 
 def test_the_limit_is_named() -> None:

@@ -13,9 +13,9 @@ from convert.programs.divergence.naming.operands import LARGEST
 from convert.programs.where import model_line, stack
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again
+from convert.verify.sides.records import USER_FAILS
 
 CHOICES = (torch.topk, torch.Tensor.topk)
 MOST = 16  # values that a choice may take in a trial

@@ -12,9 +12,9 @@ import torch
 from convert.numerics.lift_torch import tensors_in
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again
+from convert.verify.sides.records import USER_FAILS
 
 IN_PLACE, LEFT_OUT = "module called in the place of another", "module left out"
 MOST_RUNS = 12

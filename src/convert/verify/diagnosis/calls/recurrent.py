@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from convert.programs.rewrites.recurrences.direction import REVERSED
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.compare import Explanation, Search
-from convert.verify.diagnosis.other_operation import USER_FAILS
 from convert.verify.diagnosis.site import Site
 from convert.verify.diagnosis.whole_model import run_again
+from convert.verify.sides.records import USER_FAILS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EXCHANGED = "states exchanged"
