@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,6 +108,7 @@ def check(
     from convert.rules import library
     from convert.verify.report.report import LEVELS
     from convert.verify.run import check as run
+    from convert.verify.stopped import or_stopped
 
     rules = Path(model) if model and library.is_path(model) else None
     _refuse_report_paths((out, recorded, rules), source, (junit, html, sarif))
@@ -153,12 +155,17 @@ def check(
         if as_json:
             output.data_json(aborted.to_dict())
         raise
-    _write(report, junit, html, sarif)
     if as_json:
         output.data_json(report.to_dict())
     else:
-        output.data_lines(lines(report))
+        output.data_lines(or_stopped(lambda: list(lines(report)), partial(_in_brief, report), "the report"))
+    _write(report, junit, html, sarif)
     raise typer.Exit(report.exit_code)
+
+
+def _in_brief(report: Report, why: str) -> list[str]:
+    """Return the verdicts, where the report cannot be written."""
+    return [*(f"{level.level}: {level.verdict}" for level in report.levels), why, report.verdict]
 
 
 def _aborted(

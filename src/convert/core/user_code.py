@@ -115,6 +115,11 @@ def exit_of_user_code(error: BaseException) -> UserCodeError | None:
     return _failed(error, frames, "")
 
 
+def is_of_user_code(error: BaseException) -> bool:
+    """Whether an error passed through code that belongs neither to this package nor to an installed one."""
+    return bool(_frames(error))
+
+
 def _failed(error: BaseException, frames: Sequence[traceback.FrameSummary], path: str) -> UserCodeError:
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

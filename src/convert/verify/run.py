@@ -6,7 +6,7 @@ source leaf and each written tensor once: weights and layers are compared in one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
@@ -43,12 +43,15 @@ from convert.verify.recording.file import load_recording
 from convert.verify.recording.match import evidence_of, recording_defaults
 from convert.verify.recording.source import RecordedSource, with_written_leaves
 from convert.verify.recording.weights import check_recorded_weights
-from convert.verify.report.facts import JudgedFact
+from convert.verify.report.facts import JudgedFact, Status
 from convert.verify.report.report import LevelReport, Report, Verdict
 from convert.verify.sides.evidence import Evidence
 from convert.verify.sides.target_code import with_target_errors
+from convert.verify.stopped import REPORT, Remaining
 from convert.verify.weights.level import WeightsPass
 from convert.writing.written import open_written
+
+DROPPED = "the search for dropped leaves that the JAX model reads"
 
 
 def check(
@@ -125,8 +128,14 @@ def check(
         else:
             levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
-    others = (*of_layers(facts.unread, models_agree=agree), *of_names(plan), *facts.unseen)
-    judged = (*known(constants=facts.constants, models_agree=agree), *trusted(others, tuple(options.trust)))
+    remaining = Remaining()
+
+    def judgement() -> tuple[JudgedFact, ...]:
+        others = (*of_layers(facts.unread, models_agree=agree), *of_names(plan), *facts.unseen)
+        return (*known(constants=facts.constants, models_agree=agree), *trusted(others, tuple(options.trust)))
+
+    judged = remaining("the judgement of facts", judgement, ())
+    judged += tuple(_not_tested(what, why) for what, why in remaining.errors.items())
     if "model" in options.require:
         levels = tuple(not_proven(level, judged) for level in levels)
     return Report(
@@ -149,8 +158,11 @@ def _run_levels(comparison: Comparison) -> Iterator[LevelReport | Facts]:
     facts = Facts()
     with _weights_pass(comparison) as weights_pass:
         if "coverage" in options.levels or options.runs_models:
-            coverage = check_coverage(
-                comparison.plan, comparison.written, comparison.target, factory=comparison.factory
+            coverage = _kept(
+                "coverage",
+                lambda: check_coverage(
+                    comparison.plan, comparison.written, comparison.target, factory=comparison.factory
+                ),
             )
             if "coverage" in options.levels:
                 yield coverage
@@ -178,17 +190,35 @@ def _leaf_levels(comparison: Comparison, weights: WeightsPass | None) -> Iterato
         if "layers" in levels:
             if not comparison.from_recording:
                 missing()  # imports the frameworks
-            layers = pool.submit(_layers_level, comparison, weights)
+            layers = pool.submit(_kept, "layers", partial(_layers_level, comparison, weights))
             facts = pool.submit(check_facts, plan, written, comparison.target, training=comparison.options.training)
         if weights is not None:
-            yield weights.report()
+            yield _kept("weights", weights.report)
         elif "weights" in levels:
-            yield check_recorded_weights(plan, written)
+            yield _kept("weights", lambda: check_recorded_weights(plan, written))
         if "layers" in levels:
-            found = facts.result()
+            remaining = Remaining()
+            found = remaining("the comparison of facts", facts.result, Facts())
             found = replace(found, findings=(*comparison.contradicted, *found.findings))
-            yield with_facts(layers.result(), found)
+            yield with_facts(_left_open(layers.result(), remaining), found)
             yield found
+
+
+def _kept(level: str, run: Callable[[], LevelReport]) -> LevelReport:
+    """Return the outcome of a level; inconclusive where an error of this package ends it: those of the other levels stand."""
+    remaining = Remaining()
+    ended = LevelReport(level, Verdict.INCONCLUSIVE)
+    return _left_open(remaining(f"the {level} level", run, ended), remaining)
+
+
+def _left_open(level: LevelReport, remaining: Remaining) -> LevelReport:
+    """Return the level with the errors that ended a part of it; what passed otherwise is inconclusive."""
+    if not remaining.errors:
+        return level
+    undecided = level.verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE)
+    reason = "; ".join(filter(None, (level.reason, *remaining.errors.values()))) if undecided else level.reason
+    verdict = Verdict.INCONCLUSIVE if undecided else level.verdict
+    return replace(level, verdict=verdict, reason=reason, notes=(*level.notes, *remaining.notes))
 
 
 def _layers_level(comparison: Comparison, weights: WeightsPass | None) -> LevelReport:
@@ -211,6 +241,7 @@ def _model_levels(
     """Run the levels that need both models; without them, each is skipped or inconclusive, with the reason."""
     options, reference = comparison.options, comparison.reference
     requested = [*(["model"] if "model" in options.levels else []), *(["backends"] if options.backends else [])]
+    remaining = Remaining()
     try:
         if isinstance(reference, str):
             raise _unavailable(reference)
@@ -220,26 +251,21 @@ def _model_levels(
                 "the file does not hold the tensors of the model" if tensors else "the files of the directory are wrong"
             )
             raise _unavailable(f"{what}; see coverage")
-        evidence = _evidence(comparison, reference)
+        evidence = remaining("the run of the JAX model", partial(_evidence, comparison, reference), None)
     except (UserCodeError, UnavailableError) as error:
         dropped = _dropped(comparison, reference, None) if isinstance(error, UserCodeError) else ()
         yield from (with_read_leaves(_stopped(level, error), dropped) for level in requested)
         return
-    dropped = _dropped(comparison, reference, evidence)
+    if evidence is None:
+        yield from (_left_open(LevelReport(level, Verdict.INCONCLUSIVE), remaining) for level in requested)
+        return
+    dropped = remaining(DROPPED, lambda: _dropped(comparison, reference, evidence), ())
     for level in requested:
         try:
             with user_code_errors(comparison.factory, REFERENCE_OPTION):
-                report = _model_level(level, comparison, reference, evidence, weights)
-                chosen: tuple[JudgedFact, ...] = ()
+                report = _kept(level, lambda: _model_level(level, comparison, reference, evidence, weights))  # noqa: B023
                 if level == "model":
-                    report = _with_dependence(report, comparison, reference, evidence)
-                    report, chosen = _with_choices(report, comparison, reference, evidence)
-                if level == "model" and report.verdict is Verdict.PASSED:
-                    inputs, device = evidence.inputs, options.device
-                    facts = with_measured(facts, comparison.written, reference, inputs, device=device)
-                    report = with_facts(report, facts)
-                    unseen = (*(leaf.fact for leaf in dropped), *_unseen(comparison, reference, evidence), *chosen)
-                    facts = replace(facts, unseen=unseen)
+                    report, facts = _with_the_rest(report, comparison, reference, evidence, facts, dropped, remaining)
         except (UserCodeError, UnavailableError) as error:
             report = _stopped(level, error)
         if level == "model":
@@ -248,6 +274,41 @@ def _model_levels(
             report = with_facts(report, Facts(comparison.contradicted))
         yield report
     yield replace(facts, findings=(), notes=())
+
+
+def _with_the_rest(
+    report: LevelReport,
+    comparison: Comparison,
+    reference: Reference,
+    evidence: Evidence,
+    facts: Facts,
+    dropped: tuple[ReadLeaf, ...],
+    remaining: Remaining,
+) -> tuple[LevelReport, Facts]:
+    """Return the model level, where it passed, with what its outputs do not show; and the facts that are known of it.
+
+    What an error of this package ends is not verified.
+    """
+
+    def tried(what: str, test: Callable[[], LevelReport]) -> LevelReport:
+        return remaining(what, test, report) if report.verdict is Verdict.PASSED else report
+
+    chosen: list[JudgedFact] = []
+    report = tried("the test of whether outputs depend on weights", lambda: _with_dependence(report, comparison, reference, evidence))  # fmt: skip
+    report = tried("the comparison of choices", lambda: _with_choices(report, comparison, reference, evidence, chosen))
+    if report.verdict is Verdict.PASSED:
+        written, inputs, device = comparison.written, evidence.inputs, comparison.options.device
+        measured = partial(with_measured, facts, written, reference, inputs, device=device)
+        facts = remaining("the comparison of activations", measured, facts)
+        report = with_facts(report, facts)
+        seen = remaining("the search for what inputs do not show", lambda: _unseen(comparison, reference, evidence), ())
+        open_ = (_not_tested(what, why) for what, why in remaining.errors.items())
+        facts = replace(facts, unseen=(*(leaf.fact for leaf in dropped), *seen, *chosen, *open_))
+    return replace(report, notes=(*report.notes, *remaining.notes)), facts
+
+
+def _not_tested(what: str, why: str) -> JudgedFact:
+    return JudgedFact(what, "not run to its end", "this package", Status.UNVERIFIED, next=f"{why}; {REPORT}")
 
 
 def _unseen(comparison: Comparison, reference: Reference, evidence: Evidence) -> tuple[JudgedFact, ...]:
@@ -262,7 +323,7 @@ def _with_dependence(
 ) -> LevelReport:
     """Return the level as inconclusive where the outputs of the user's reference do not depend on the weights."""
     plan, written, device = comparison.plan, comparison.written, comparison.options.device
-    if comparison.factory is None or report.verdict is not Verdict.PASSED:
+    if comparison.factory is None:
         return report
     from convert.verify.model.dependence import independent
 
@@ -272,19 +333,24 @@ def _with_dependence(
 
 
 def _with_choices(
-    report: LevelReport, comparison: Comparison, reference: Reference, evidence: Evidence
-) -> tuple[LevelReport, tuple[JudgedFact, ...]]:
-    """Return the level with what it says of the numbers that a user's models choose by, and the choices that are not compared."""
-    if comparison.factory is None or report.verdict is not Verdict.PASSED:
-        return report, ()
+    report: LevelReport,
+    comparison: Comparison,
+    reference: Reference,
+    evidence: Evidence,
+    not_compared: list[JudgedFact],
+) -> LevelReport:
+    """Return the level with what it says of the numbers that a user's models choose by; add the choices that are not compared."""
+    if comparison.factory is None:
+        return report
     from convert.verify.model.choices import check_choices
 
     plan, written, device = comparison.plan, comparison.written, comparison.options.device
     found = check_choices(plan, written, reference, evidence, report.measures, device)
+    not_compared += found.facts
     if found.finding is None:
-        return report, found.facts
+        return report
     diagnosis = found.diagnosis.to_dict() if found.diagnosis is not None else None
-    return replace(report, verdict=Verdict.FAILED, findings=(found.finding,), diagnosis=diagnosis), ()
+    return replace(report, verdict=Verdict.FAILED, findings=(found.finding,), diagnosis=diagnosis)
 
 
 def _dropped(comparison: Comparison, reference: Reference | str, evidence: Evidence | None) -> tuple[ReadLeaf, ...]:

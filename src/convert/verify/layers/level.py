@@ -27,7 +27,7 @@ from convert.verify.layers.representatives import IsEqual, Representatives
 from convert.verify.layers.samples import make_sample, read_layer, rule_of, unstack
 from convert.verify.mistakes.named import in_words, mistake_in
 from convert.verify.report.report import LevelReport, Measure, Verdict
-from convert.verify.stopped import or_stopped
+from convert.verify.stopped import Remaining, or_stopped
 from convert.writing.transfer import Work, default_jobs, used_leaves
 from convert.writing.written import Written
 
@@ -200,14 +200,18 @@ class _LayerRuns:
             represented += len(names)
             if not measure.passed:
                 next(failed for failed in self._failed.values() if measure.name in failed).extend(names)
-        activations = measure_activations(self._plan)
+        remaining = Remaining()
+        activations = remaining("the comparison of activations", lambda: [*measure_activations(self._plan)], [])
         failed = [(self._worst[key], names) for key, names in self._failed.items()]
         findings = [*self._findings, *(_differs(measure, names, self._mistake(measure)) for measure, names in failed)]
         findings += [_differs(measure, [measure.name], None) for measure in activations if not measure.passed]
         verdict = Verdict.FAILED if findings else Verdict.PASSED if self._compared else Verdict.SKIPPED
         reason = "" if self._compared else COMPLEX if self._complex else NOTHING_TO_RUN
+        if verdict is Verdict.PASSED and remaining.errors:
+            verdict, reason = Verdict.INCONCLUSIVE, "; ".join(remaining.errors.values())
         measures = (*self._worst.values(), *activations)
-        return LevelReport("layers", verdict, reason, tuple(findings), measures, self._notes(represented))
+        notes = (*self._notes(represented), *remaining.notes)
+        return LevelReport("layers", verdict, reason, tuple(findings), measures, notes)
 
     def _mistake(self, measure: Measure) -> Mistake | str | None:
         """Return the known mistake with which the file's tensor is made of its leaves; as text, why the search for it ended early."""

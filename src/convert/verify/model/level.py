@@ -22,7 +22,7 @@ from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.verify.sides.second_call import second_call
-from convert.verify.stopped import REPORT, or_stopped
+from convert.verify.stopped import REPORT, Remaining, or_stopped
 from convert.writing.written import Written
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Above what the shapes of the weights show, `reduction` and `depth` may be larger by these factors: sums over positions, iterations.
 REDUCTION, DEPTH = 16, 256
+SECOND_CALL = "the second call"
 MOST_CASTS = 3  # that a finding lists
 
 
@@ -70,7 +71,10 @@ def check_model(
     wrong = {measure.name for measure in measures if is_other_function(measure)}
     wrong |= {found.path for found in missing if found.path in exact and found.path not in evidence.samples}
     first = next((name for name in names if name in wrong), None)
-    nothing = proves_nothing() if first is not None and proves_nothing is not None else ""
+    remaining = Remaining()
+    nothing = ""
+    if first is not None and proves_nothing is not None:
+        nothing = remaining("the run with other weights", proves_nothing, "")
     if first is not None and not nothing:
         bounds = {m.name: m.tolerance if m.float64 is None else m.float64_tolerance for m in measures}
         bound = bounds.get(first)
@@ -89,7 +93,11 @@ def check_model(
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
     notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
-    rounding = partial(_rounding, reference, evidence, state, device)
+
+    def rounding(measure: Measure) -> str:
+        casts = partial(_rounding, reference, evidence, state, device, measure)
+        return remaining("the search for casts", casts, "")
+
     findings = [*missing, *differences(measures, evidence.precision, built, state, rounding)]
     if not findings and (changed := built.finding(state)) is not None:
         findings.append(changed)
@@ -97,9 +105,11 @@ def check_model(
         limits = {
             m.name: m.tolerance.value for m in measures if m.tolerance is not None and m.name in reference.outputs
         }
-        kept = second_call(reference, native.module, evidence, drifted, limits, device)
+        again = partial(second_call, reference, native.module, evidence, drifted, limits, device)
+        kept = remaining(SECOND_CALL, again, None)
         findings += [] if kept is None else [kept]
     reasons = list(inconclusive(measures, reference.outputs, evidence))
+    reasons += [why for what, why in remaining.errors.items() if what == SECOND_CALL]
     if nothing:
         findings, reasons = [], [nothing]
     verdict = Verdict.FAILED if findings else Verdict.INCONCLUSIVE if reasons else Verdict.PASSED
@@ -110,7 +120,7 @@ def check_model(
         "; ".join(reasons) if undecided else "",
         tuple(findings),
         tuple(measures),
-        tuple(notes if undecided else [*notes, *reasons]),
+        (*notes, *remaining.notes, *(() if undecided else reasons)),
         time.monotonic() - started,
         diagnosis.to_dict() if diagnosis else None,
     )

@@ -22,7 +22,7 @@ from convert.numerics.special_values import count_special_values
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import ANOTHER_CONSTANT, NOT_IN_SOURCE, NOT_SCALED
 from convert.verify.report.report import LevelReport, Verdict
-from convert.verify.stopped import REPORT, or_stopped
+from convert.verify.stopped import REPORT, Remaining, or_stopped
 from convert.verify.weights.causes import FIX
 from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.diagnose import diagnose
@@ -118,28 +118,38 @@ class WeightsPass:
         tensors = list(self._tensors.values())
         wrong = {t.step.name: count for t in tensors if (count := sum(t.wrong.values()))}
         special = [note for t in tensors if t.step.name not in wrong for note in t.special_notes()]
-        untied = compare_tied(plan, written)
+        remaining = Remaining()
+        untied = remaining("the comparison of tied weights", lambda: compare_tied(plan, written), {})
         wrong = {name: count for name, count in wrong.items() if name not in untied}
         findings = [
             *untied.values(),
             *or_stopped(lambda: diagnose(plan, written, wrong), lambda why: _not_named(plan, wrong, why)),
             *(t.narrow for t in tensors if t.narrow is not None),
-            *compare_computed(plan, written),
+            *remaining("the comparison of computed tensors", lambda: [*compare_computed(plan, written)], []),
         ]
         if tensors and len(tensors) < len(plan.steps):
             findings.append(_incomplete(plan, set(self._tensors)))
-        provenance, doubts = check_provenance(plan, written, combine(self._digests), equal=not findings)
+        provenance, doubts = remaining(
+            "the comparison of digests",
+            lambda: check_provenance(plan, written, combine(self._digests), equal=not findings),
+            ([], []),
+        )
+        verdict = Verdict.FAILED if findings or provenance else Verdict.PASSED if tensors else Verdict.SKIPPED
+        reason = "" if tensors else "no tensor of the file has the name, shape and dtype of the plan; see coverage"
+        if verdict is Verdict.PASSED and remaining.errors:
+            verdict, reason = Verdict.INCONCLUSIVE, "; ".join(remaining.errors.values())
         return LevelReport(
             "weights",
-            Verdict.FAILED if findings or provenance else Verdict.PASSED if tensors else Verdict.SKIPPED,
-            "" if tensors else "no tensor of the file has the name, shape and dtype of the plan; see coverage",
+            verdict,
+            reason,
             (*provenance, *findings),
             notes=(
                 f"{len(tensors)} of {len(plan.steps)} tensors compared bit for bit",
                 *doubts,
                 *([WAY_BACK] if findings and "source_digest" not in written.metadata else []),
                 *special,
-                *twin_notes(plan),
+                *remaining("the search for other trees", lambda: [*twin_notes(plan)], []),
+                *remaining.notes,
             ),
             seconds=self._seconds + time.monotonic() - started,
         )
