@@ -173,6 +173,7 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
         values.get("format", TORCH),
         tuple(values.get("same_tree", ())),
         values.get("files", STEMS[0]),
+        differs=tuple(values.get("differs", ())),
         shared={name: tuple(others) for name, others in values.get("shared", {}).items()},
     )
 

@@ -13,6 +13,7 @@ from convert.cli.infer_text import summary
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.write import write_rules
+from convert.rules.parse import parse_rules
 from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH, derive, floats, grades, sources
 
@@ -59,6 +60,8 @@ def test_in_front_behind_and_beside_a_difference() -> None:
     text = write_rules(found, model_of_module(Trunk(), "Model")).text
     assert "# derived up to the difference: dot_general" in text and "# found behind the difference: " in text
     assert "# derived: " not in text and "ask" not in text
+    (note,) = parse_rules(text).targets["torch"].differs
+    assert note.startswith("the two programs differ at test_up_to_the_difference.py:") and "sigmoid" in note
 
 
 def test_a_small_fault_in_front_leaves_nothing_behind_it_derived() -> None:

@@ -53,7 +53,8 @@ def to_dict(plan: Plan, result: Result, plan_seconds: float) -> dict[str, Any]:
 
 
 def _notes(plan: Plan, result: Result) -> tuple[Any, ...]:
-    return (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else ()))
+    of_code = plan.rules.targets[plan.target].differs
+    return (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else of_code))
 
 
 def print_summary(plan: Plan, result: Result) -> None:

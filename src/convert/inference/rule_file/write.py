@@ -13,7 +13,7 @@ from convert.core.path_pattern import escape_path, parse_pattern
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
-from convert.inference.derivation import Derivation, Grade
+from convert.inference.derivation import Derivation, Difference, Grade
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
@@ -168,7 +168,7 @@ def write_rules(
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
     texts = []
     for of, lacks in (([*entries, *questions], unwritten), ([*decided, *drops], {*unwritten, *doubtful})):
-        rest = _targets(target, _shared(target, derivation, tied, lacks))
+        rest = _targets(target, _shared(target, derivation, tied, lacks), derivation.differences)
         texts.append("\n".join([*head, *rest, "", "rules:", "\n\n".join(rule_texts(of)), ""]))
     sure = [entry for k, entry in enumerate(entries) if k not in guesses]
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
@@ -179,12 +179,22 @@ def write_rules(
     )
 
 
-def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]]) -> list[str]:
+def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]], differences: Sequence[Difference]) -> list[str]:
     said = f"loads: {json.dumps(target.loads)}"
     if shared:
         names = ", ".join(f"{name}: [{', '.join(others)}]" for name, others in shared.items())
         said += f", shared: {{{names}}}"
-    return ["", "targets:", f"  torch: {{{said}}}"]
+    if not differences:
+        return ["", "targets:", f"  torch: {{{said}}}"]
+    differs = (f"    {json.dumps(_in_words(one), ensure_ascii=False)}," for one in differences)
+    return ["", "targets:", f"  torch: {{{said}, differs: [", *differs, "  ]}"]
+
+
+def _in_words(one: Difference) -> str:
+    """Return a difference as a note of the plan."""
+    place = one.site.where or one.site.module or one.site.operation
+    differ = "differ" if one.shown else "may differ"
+    return f"the two programs {differ} at {place}: {one.brief or one.problem}; correct that and derive the rules again"
 
 
 def _shared(

@@ -156,6 +156,10 @@ TARGET = Record(
             MapOf(ListOf(Scalar(str, "the name of a module or tensor"))),
             "Mapping of a module or tensor to its other names in the state_dict, as of one layer that stands in several places. The output has the tensors under each name. A table that is tied to a head has `tied` in its rule. Default: each has one name.",
         ),
+        "differs": Key(
+            ListOf(TEXT, or_one=True),
+            "What this target's code computes otherwise than the source's: notes of the plan, the summary and the model card. Default: nothing is known.",
+        ),
         "same_tree": Key(
             ListOf(Scalar(str, "the name of a class"), or_one=True),
             "Classes of other models that may have the same tree; `architectures` in the sidecar says which one a checkpoint is. Default: none.",
