@@ -8,7 +8,7 @@ import linecache
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,12 @@ from typing import Any
 
 from convert.core.errors import ConvertError, UserCodeError
 from convert.core.findings import Finding
+from convert.core.similarity import closest_match
 from convert.core.system.signals import SignalExit
 
 REFERENCE_OPTION = "--reference "  # the option that names the two models of a check; prefix of `path` in findings
+ANY = 1e-5  # similarity of two names of which nearly nothing is the same
+NEAREST = 5  # names of leaves in place of one that is missing
 MAX_TEXT = 500  # characters of an exception's text; those of JAX and torch can fill pages
 OF_THE_PROGRAM = (KeyboardInterrupt, GeneratorExit, SignalExit)  # what ends this program, or closes a generator of it
 PACKAGES = ("site-packages", "dist-packages")
@@ -79,7 +82,7 @@ def signature_error(function: Callable[..., Any], arguments: Sequence[str] = ())
 
 
 @contextmanager
-def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
+def user_code_errors(factory: str | None, option: str = "", leaves: Collection[str] = ()) -> Iterator[None]:
     """Report errors that the user's code raises as `UserCodeError`, with file and line.
 
     Not changed are errors of this package, a package that is not installed (which may be a reason to skip), and errors
@@ -88,6 +91,7 @@ def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
     Args:
         factory: ``module:function`` of the user; None if the code is part of this package: then nothing is changed.
         option: the option that named it, with a space at its end; the path of the finding begins with it.
+        leaves: names by which the code is given leaves; an error about another name lists the nearest.
 
     Raises:
         UserCodeError: the user's code raised an error or tried to exit the program (any other `BaseException`).
@@ -105,7 +109,7 @@ def user_code_errors(factory: str | None, option: str = "") -> Iterator[None]:
         frames = _frames(error, factory) if factory is not None else []
         if factory is None or (not frames and isinstance(error, Exception)):
             raise
-        raise _failed(error, frames, f"{option}{factory}") from error
+        raise _failed(error, frames, f"{option}{factory}", leaves) from error
 
 
 def exit_of_user_code(error: BaseException) -> UserCodeError | None:
@@ -120,16 +124,32 @@ def is_of_user_code(error: BaseException) -> bool:
     return bool(_frames(error))
 
 
-def _failed(error: BaseException, frames: Sequence[traceback.FrameSummary], path: str) -> UserCodeError:
+def _failed(
+    error: BaseException, frames: Sequence[traceback.FrameSummary], path: str, leaves: Collection[str] = ()
+) -> UserCodeError:
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
     where = f" ({_place(frames[-1])})" if frames else ""  # a builtin, such as sys.exit, has no frame
     problem = f"{type(error).__name__}{f': {text}' if text else ''}{where}"
     fix = "correct your code there, or the code that it calls, and try again"
+    expected = got = ""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and leaves:
+        name = error.args[0]
+        expected, got = f"the name of a leaf that the code is given ({_nearest(name, leaves)})", repr(name)
     return UserCodeError(
-        Finding("user-code-failed", problem, path=path, fix=fix),
+        Finding("user-code-failed", problem, path=path, expected=expected, got=got, fix=fix),
         tuple(f"{_place(frame)}{f': {frame.line}' if frame.line else ''}" for frame in frames),
     )
+
+
+def _nearest(name: str, leaves: Collection[str]) -> str:
+    """Return the names of leaves that are nearest to a name, the nearest first."""
+    left, near = list(leaves), list[str]()
+    while len(near) < NEAREST and (found := closest_match(name, left, ANY)) is not None:
+        left.remove(found)
+        near.append(found)
+    more = f" and {len(left)} more" if left else ""
+    return f"{', '.join(near)}{more}"
 
 
 def _frames(error: BaseException, factory: str = "") -> list[traceback.FrameSummary]:

@@ -380,7 +380,7 @@ def _evidence(comparison: Comparison, reference: Reference) -> Evidence:
     """
     options = comparison.options
     try:
-        from convert.verify.sides.run_jax import live_evidence
+        from convert.verify.sides.run_jax import jax_leaves, live_evidence
 
         if comparison.recorded is not None:
             import torch  # noqa: F401 - without it the level is skipped
@@ -388,7 +388,7 @@ def _evidence(comparison: Comparison, reference: Reference) -> Evidence:
             return comparison.recorded
         if reference.jax is None:
             raise _unavailable("the reference has no JAX model; give a recording with --recorded")
-        with user_code_errors(comparison.factory, REFERENCE_OPTION):
+        with user_code_errors(comparison.factory, REFERENCE_OPTION, jax_leaves(comparison.plan)):
             return live_evidence(
                 comparison.plan, reference, precision=options.precision or "float32", seed=options.seed or 0
             )

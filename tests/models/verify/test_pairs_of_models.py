@@ -109,6 +109,27 @@ def test_constant_outputs_prove_nothing(factor: str, verdict: str, code: int, fo
     assert level["verdict"] == verdict and ("all numbers of the outputs are the same" in level["reason"]) == bool(code)
 
 
+def test_what_the_rules_say_of_the_target_is_a_note(folder: Path, run: Run) -> None:
+    """As `convert infer` writes where the two programs differ."""
+    Path("rules.yaml").write_text(RULES.replace('Model"}', 'Model", differs: [it rounds]}'))
+    _, said = run("./rules.yaml", "ckpt.npz", "out.safetensors")
+    assert "note: it rounds" in said
+    out, said = run("plan", "./rules.yaml", "ckpt.npz")
+    assert "note: it rounds" in out + said
+
+
+def test_a_leaf_that_the_jax_model_is_not_given_is_named_with_the_nearest(folder: Path, run: Run) -> None:
+    model = REFERENCE.replace("FORWARD", "def forward(self, x): return self.head(x)")
+    model = model.replace("CALL", "return self.block(self.stem(x))").replace(
+        'weights["head/kernel"]', 'weights["head/kernal"]'
+    )
+    Path("my_pair.py").write_text(model)
+    said = checked(run, code=2)["model"]["reason"]
+    assert "expected the name of a leaf that the code is given (head/kernel, stem/kernel), got 'head/kernal'" in said
+    _, said = run("infer", "ckpt.npz", "mine.yaml", "--reference", "my_pair:reference", code=2)
+    assert "expected the name of a leaf that the code is given (head/kernel, stem/kernel), got 'head/kernal'" in said
+
+
 def checked(run: Run, code: int) -> dict[str, Any]:
     """Convert and check; the levels by name."""
     run("./rules.yaml", "ckpt.npz", "out.safetensors")

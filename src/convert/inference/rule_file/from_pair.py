@@ -96,7 +96,7 @@ def infer_rules(
     def function(weights: Arrays, inputs: Arrays) -> Arrays:
         return pair.function({**weights, **numbers}, inputs)
 
-    with user_code_errors(pair.code, option):
+    with user_code_errors(pair.code, option, leaves):
         found = infer(
             function if numbers else pair.function,
             pair.module,

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def jax_weights(plan: Plan) -> dict[str, Array]:
     """Return the checkpoint's leaves as a reference's `jax` takes them: by name, without flax nnx's ``/value``."""
-    return {name: plan.checkpoint.read(leaf) for name, leaf in _leaves(plan).items()}
+    return {name: plan.checkpoint.read(leaf) for name, leaf in jax_leaves(plan).items()}
 
 
 def changed_weights(plan: Plan, changed: Callable[[Array], Array]) -> dict[str, Array]:
@@ -35,11 +35,11 @@ def jax_specs(plan: Plan) -> dict[str, Any]:
     """Return their shapes and dtypes, for a trace."""
     import jax
 
-    specs = {name: plan.checkpoint.leaves[leaf].spec for name, leaf in _leaves(plan).items()}
+    specs = {name: plan.checkpoint.leaves[leaf].spec for name, leaf in jax_leaves(plan).items()}
     return {name: jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype)) for name, spec in specs.items()}
 
 
-def _leaves(plan: Plan) -> dict[str, str]:
+def jax_leaves(plan: Plan) -> dict[str, str]:
     """Return the names of the leaves as a reference's `jax` takes them -> their names in the checkpoint."""
     dropped = {d.leaf for d in plan.dropped} - _needed(plan)
     return {name: leaf for leaf, name in leaf_names(plan).items() if leaf not in dropped}
