@@ -4,6 +4,7 @@ A folder holds each family of kinds: the class (what it declares), `compile` (ho
 from the declaration), `probe` (both sides of a check), `mistakes` (known wrong conversions) and `draft` (a rule from a tree).
 The modules next to the folders serve all kinds, in the order of their imports:
 
+- `leaf_sums`: leaves that are added up.
 - `activations`, `shared_keys`, `weight_keys`: names of activations, keys that several kinds have, keys that describe a weight.
 - `low_rank`: weights that the source keeps as a product of two; `target`: where the tensors of a rule go.
 - `declaration`: what a kind declares; `draft`: the lines of a drafted rule; `probe`: both sides of a check of one layer.

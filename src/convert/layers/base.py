@@ -33,7 +33,7 @@ class Rule:
         at: its position in the rule file.
         kind_name: key of its kind in `convert.layers.KINDS`.
         kind: the kind of layer, with the values of its keys.
-        sources: role -> pattern of the leaves.
+        sources: role -> pattern of the leaves; each leaf of a sum has a role (`convert.layers.leaf_sums`), until the plan adds them up.
         stacked: index name -> axis of the leaf that enumerates it.
         targets: target name (None: all targets) -> layer.
         optional: whether some or all of its leaves may be absent.

@@ -36,6 +36,7 @@ class Declaration(ABC):
     )
     unit_axes: ClassVar[bool] = False  # whether the `axes` of a target may leave out axes of size 1
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
+    adds: ClassVar[bool] = False  # whether `from` may be a sum of leaves
     indexed: ClassVar[bool] = False  # of a kind without leaves: whether its target may have indices and alternatives
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind

@@ -206,7 +206,8 @@ class DraftContext(Protocol):
 
 def plain(text: str) -> str:
     """A YAML scalar that reads as this text."""
-    safe = re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./{},*\\~-]*", text) and isinstance(parse_scalar(text), str)
+    word = r"[A-Za-z0-9_./][A-Za-z0-9_./{},*\\~-]*"
+    safe = re.fullmatch(rf"{word}( \+ {word})*", text) and isinstance(parse_scalar(text), str)
     return text if safe and text != ASK else json.dumps(text)
 
 

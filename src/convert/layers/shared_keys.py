@@ -11,6 +11,7 @@ from convert.core.fields import FLAG, INTEGER, Choice, Key, ListOf, MapOf, Recor
 from convert.core.path_pattern import parse_pattern
 from convert.core.tensor_spec import SAFETENSORS_TAGS
 from convert.core.yaml_nodes import YamlNode
+from convert.layers.leaf_sums import SUM
 
 ASK = "ask"  # the value of a key, or of a fact, that the rule file leaves open
 
@@ -230,7 +231,11 @@ SHARED: Mapping[str, Key] = {
         "Dtype of these tensors in the output, regardless of --dtype. Default: that of --dtype, or of the source.",
     ),
 }
-BIAS = Key(PATTERN, "Path of the leaf of the bias. Default: no bias.")
+BIAS = Key(
+    SUM,
+    "Path of the leaf of the bias; or a sum of leaves that the source adds, such as x/bias + h/bias, where the target has one bias. Default: no bias.",
+)
+FROM_SUM = "; or a sum of leaves that the source adds, such as x/bias + h/bias"
 KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
 AXES = Key(
     KEPT_AXES,

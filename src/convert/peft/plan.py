@@ -106,7 +106,9 @@ class AdapterPlan:
         """The plan of these tensors alone, to which no other leaf goes."""
         used = {part.leaf for step in self.steps for part in step.parts}
         rules = {part.leaf: step.rule for step in self.plan.steps for part in step.parts}
-        rules |= {merge.base: rules[name] for name, merge in self.plan.merges.items() if merge.base and name in rules}
+        rules |= {
+            leaf: rules[name] for name, merge in self.plan.merges.items() if name in rules for leaf in merge.leaves
+        }
         leaves = self.plan.checkpoint.leaves
         rest = [Dropped(name, leaves[name].spec, "no part of the adapter", rules[name]) for name in leaves if name not in used and name in rules]  # fmt: skip
         dropped = [drop for drop in self.plan.dropped if drop.leaf not in used]
@@ -145,7 +147,7 @@ def plan_adapter(plan: Plan) -> AdapterPlan:
     Raises:
         PlanError: the tree has no LoRA pair, or one has no place in PEFT's format.
     """
-    made = {name: merge for name, merge in plan.merges.items() if merge.adapter}
+    made = {name: merge for name, merge in plan.merges.items() if isinstance(merge, Merge) and merge.adapter}
     if not made or plan.translated:
         problem = "the tree has no LoRA pair that an adapter could hold" if not made else f"the tensors of {plan.target!r} are not laid out for torch"  # fmt: skip
         fix = "leave out --adapter peft" if not made else "give a PyTorch target with --to"

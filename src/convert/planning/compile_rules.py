@@ -16,8 +16,9 @@ from convert.layers.transforms import weight_normalization, weight_transforms
 from convert.planning.adapters.attach import Adapters
 from convert.planning.adapters.scale import read_scaling
 from convert.planning.compile.compiler import Compiler
-from convert.planning.low_rank_source import Merge, with_merges
-from convert.planning.merge_leaves import merge_low_rank
+from convert.planning.low_rank_source import with_merges
+from convert.planning.merge_leaves import merge_leaves
+from convert.planning.merged_leaf import MergedLeaf
 from convert.planning.outputs import join
 from convert.planning.rule_match import RuleMatch, Sized
 from convert.planning.target_formats.base import LayerFacts, TargetFormat
@@ -34,7 +35,7 @@ class CompiledPlan:
         notes: remarks for the user.
     """
 
-    merges: Mapping[str, Merge]
+    merges: Mapping[str, MergedLeaf]
     steps: tuple[Step, ...]
     layers: tuple[Mapping[str, Any], ...]
     notes: tuple[str, ...]
@@ -50,7 +51,7 @@ def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Fi
     if pairs:
         scaling = read_scaling(match.source, pairs, match.adapter_settings)
         adapters = None if match.without_adapters else Adapters(pairs, scaling)
-    coverage, merges, findings = merge_low_rank(
+    coverage, merges, findings = merge_leaves(
         sized.coverage, match.source, sized.sizes, sized.facts, sized.variants, adapters
     )
     source = with_merges(match.source, merges)

@@ -1,4 +1,4 @@
-"""A view of a checkpoint with merged leaves: the product of a low-rank pair, or a weight with such a product added.
+"""A view of a checkpoint with merged leaves: the product of a low-rank pair, a weight with such a product added, or a sum of leaves.
 
 The steps of a plan read merged leaves like others. Their names list the leaves that they are computed from.
 """
@@ -30,6 +30,7 @@ from convert.checkpoints.chunks import (
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.layers.low_rank import Product
+from convert.planning.merged_leaf import MergedLeaf
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of the result that are summed at a time, so that they stay in a cache
@@ -70,7 +71,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Merge:
+class Merge(MergedLeaf):
     """``base + scale * A B``, or the product alone.
 
     Attributes:
@@ -115,6 +116,17 @@ class Merge:
         return f"{'+ ' if self.base else ''}{factor}{of}"
 
     @property
+    def in_pieces(self) -> str | None:
+        return self.base
+
+    @property
+    def whole(self) -> tuple[str, str]:
+        return self.first, self.second
+
+    def in_float64(self) -> Merge:
+        return replace(self, spec=replace(self.spec, dtype="float64"))
+
+    @property
     def pair_forms(self) -> tuple[Form, Form]:
         """The axes of A and B."""
         return self.forms or (Form(self.product.first, self.stacked), Form(self.product.second, self.stacked))
@@ -132,6 +144,10 @@ class Merge:
         out = np.empty(self.spec.shape, self.spec.dtype)
         self.fill(out, (0,) * out.ndim, a, b, kept, base, scale)
         return out
+
+    def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
+        a, b = whole
+        self.fill(out, origin, a, b, kept)
 
     def fill(
         self,
@@ -182,32 +198,32 @@ class HoldsMerged(ABC):
     """A source that can read the result of a merge, but not the leaves that it is computed from."""
 
     @abstractmethod
-    def read_merged(self, merge: Merge) -> Array:
+    def read_merged(self, merge: MergedLeaf) -> Array:
         """Read the result of a merge."""
 
 
-def with_merges(checkpoint: Source, merges: Mapping[str, Merge]) -> Source:
+def with_merges(checkpoint: Source, merges: Mapping[str, MergedLeaf]) -> Source:
     """Return a view of the checkpoint with merged leaves; the checkpoint itself if nothing is merged."""
     return LowRankSource(checkpoint, merges) if merges else checkpoint
 
 
-def in_float64(merges: Mapping[str, Merge]) -> dict[str, Merge]:
+def in_float64(merges: Mapping[str, MergedLeaf]) -> dict[str, MergedLeaf]:
     """Return the merges with results in float64."""
-    return {name: replace(merge, spec=replace(merge.spec, dtype="float64")) for name, merge in merges.items()}
+    return {name: merge.in_float64() for name, merge in merges.items()}
 
 
 class LowRankSource(Source):
-    """A view of a checkpoint in which one leaf replaces each low-rank pair and the weight that the pair is added to.
+    """A view of a checkpoint in which one leaf replaces several: a low-rank pair and the weight that it is added to, or the leaves of a sum.
 
     A merged leaf stands where the first of its leaves stood.
     """
 
-    def __init__(self, stored: Source, merges: Mapping[str, Merge]) -> None:
+    def __init__(self, stored: Source, merges: Mapping[str, MergedLeaf]) -> None:
         self._inner, self._merges = stored, merges
         self.path, self.format, self.absent = stored.path, stored.format, stored.absent
         self.notes, self.given_path, self.adapter = stored.notes, stored.given_path, stored.adapter
-        gone = {name for merge in merges.values() for name in (merge.first, merge.second, merge.base)}
-        at = {merge.base or merge.first: merge for merge in merges.values()}
+        gone = {name for merge in merges.values() for name in merge.leaves}
+        at = {merge.leaves[0]: merge for merge in merges.values()}
         self.leaves = {
             name if name not in at else at[name].name: leaf if name not in at else Leaf((at[name].name,), at[name].spec)
             for name, leaf in stored.leaves.items()
@@ -228,31 +244,38 @@ class LowRankSource(Source):
             return self._made(self._merges[name], meter)
         return self._inner.pieces(name, chunk, meter)
 
-    def _made(self, merge: Merge, meter: Meter | None) -> Iterator[Piece]:
-        """Yield the pieces of a merged leaf, computed from the pieces of its base."""
-        with AT_ONCE_BUDGET.reserve(sum(self._inner.leaves[leaf].spec.nbytes for leaf in (merge.first, merge.second))):
-            a, b = (self._inner.read(leaf) for leaf in (merge.first, merge.second))
-            yield from self._filled(merge, a, b, meter or Meter())
+    def _made(self, merge: MergedLeaf, meter: Meter | None) -> Iterator[Piece]:
+        """Yield the pieces of a merged leaf, computed from the pieces of one of its leaves, where one is read in pieces."""
+        with AT_ONCE_BUDGET.reserve(sum(self._inner.leaves[leaf].spec.nbytes for leaf in merge.whole)):
+            whole = [self._inner.read(leaf) for leaf in merge.whole]
+            yield from self._filled(merge, whole, meter or Meter())
 
-    def _filled(self, merge: Merge, a: Array, b: Array, meter: Meter) -> Iterator[Piece]:
-        if merge.base is None:
+    def _filled(self, merge: MergedLeaf, whole: Sequence[Array], meter: Meter) -> Iterator[Piece]:
+        if merge.in_pieces is None:
             for tile in tiles(merge.spec.shape, numpy_dtype(merge.spec.dtype).itemsize):
-                out = np.empty(tile.shape, merge.spec.dtype)
-                started = time.perf_counter()
-                merge.fill(out, tile.origin, a, b, None)
-                meter.add("transform", time.perf_counter() - started)
-                yield tile.origin, out
+                yield tile.origin, _filled_piece(merge, tile.origin, tile.shape, whole, None, meter)
             return
-        grid = self._inner.chunks(merge.base)
+        grid = self._inner.chunks(merge.in_pieces)
         for chunk in grid if grid.in_order else (full_box(grid.shape),):
             if grid.in_order:
-                pieces = self._inner.pieces(merge.base, chunk, meter)
+                pieces = self._inner.pieces(merge.in_pieces, chunk, meter)
             else:
-                nbytes = self._inner.leaves[merge.base].spec.nbytes
-                pieces = read_at_once(chunk.origin, partial(self._inner.read, merge.base), nbytes, meter)
+                nbytes = self._inner.leaves[merge.in_pieces].spec.nbytes
+                pieces = read_at_once(chunk.origin, partial(self._inner.read, merge.in_pieces), nbytes, meter)
             for origin, kept in pieces:
-                out = np.empty(kept.shape, merge.spec.dtype)
-                started = time.perf_counter()
-                merge.fill(out, origin, a, b, kept)
-                meter.add("transform", time.perf_counter() - started)
-                yield origin, out
+                yield origin, _filled_piece(merge, origin, kept.shape, whole, kept, meter)
+
+
+def _filled_piece(
+    merge: MergedLeaf,
+    origin: tuple[int, ...],
+    shape: tuple[int, ...],
+    whole: Sequence[Array],
+    kept: Array | None,
+    meter: Meter,
+) -> Array:
+    out = np.empty(shape, merge.spec.dtype)
+    started = time.perf_counter()
+    merge.fill_piece(out, origin, whole, kept)
+    meter.add("transform", time.perf_counter() - started)
+    return out

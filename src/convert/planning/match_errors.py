@@ -18,6 +18,7 @@ from convert.core.yaml_nodes import Position
 from convert.layers import Numbering, Rule
 from convert.layers.base import Matched
 from convert.layers.embedding.embedding import TIES
+from convert.layers.leaf_sums import role_of_sum, sums_of
 from convert.layers.shared_keys import shown_part
 from convert.planning.adapters.names import HalfPair, half_pairs
 from convert.rules.file import LayerTypes, RuleFile
@@ -257,16 +258,18 @@ def _missing_of_role(
 ) -> Iterator[Finding]:
     rule, pattern = found.rule, found.rule.sources[role]
     if not found.leaves[role] and (missing or not expects_some):
-        near = closest_match(facts.full(pattern), facts.unclaimed, 0.5)
+        near, of = closest_match(facts.full(pattern), facts.unclaimed, 0.5), role_of_sum(role)
         instead = f" or {facts.full(rule.absent_if)}" if rule.absent_if else ""
         verb, rest = (
             ("write", "`optional: true` only if the leaf may be absent")
             if role == rule.lead
-            else ("remove", f"`{role}:` only if the layer has none")
+            else ("remove", f"`{of}:` only if the layer has none")
         )
+        if of in sums_of([*rule.sources]):
+            verb, rest = "take", "the path out of the sum only if the source does not add it"
         yield Finding(
             "leaf-missing",
-            f"{facts.full(pattern)}{instead} ({rule.kind_name}, {role})",
+            f"{facts.full(pattern)}{instead} ({rule.kind_name}, {of})",
             rule=rule.at.line_only,
             expected="a leaf with this path",
             got=f"none{_dropped_there(facts, pattern)}",

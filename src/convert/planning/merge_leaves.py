@@ -1,9 +1,10 @@
-"""Merge the leaves of each low-rank pair, and of the weight that it is added to, into one leaf."""
+"""Merge the leaves of each low-rank pair, and of the weight that it is added to, into one leaf; and the leaves of each sum."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from convert.checkpoints.source import Source
@@ -11,42 +12,46 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers import Rule
 from convert.layers.base import Matched, MatchKey
-from convert.layers.leaves import MisfitError
+from convert.layers.leaf_sums import PLUS, sums_of
+from convert.layers.leaves import MisfitError, shape_mismatch
 from convert.layers.low_rank import Pair
 from convert.planning.adapters.attach import Adapters
 from convert.planning.low_rank_source import Merge
 from convert.planning.match import Coverage
+from convert.planning.merged_leaf import MergedLeaf, Sum
 
 
-def merge_low_rank(
+def merge_leaves(
     coverage: Coverage,
     source: Source,
     sizes: Mapping[str, int],
     facts: Mapping[str, Any],
     variants: Mapping[str, str],
     adapters: Adapters | None,
-) -> tuple[Coverage, dict[str, Merge], list[Finding]]:
-    """Merge every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings.
+) -> tuple[Coverage, dict[str, MergedLeaf], list[Finding]]:
+    """Merge every sum and every low-rank pair: return the coverage of the merged leaves, the merges by leaf name, and findings.
 
     Args:
         variants: name of a choice -> variant.
         adapters: pairs that no rule names.
     """
-    merges: dict[str, Merge] = {}
+    merges: dict[str, MergedLeaf] = {}
     matched: list[Matched] = []
     findings: list[Finding] = []
-    for found in coverage.matched:
+    for stored in coverage.matched:
+        try:
+            variant = variants.get(stored.rule.choice or "")
+            added = {} if adapters is None else adapters.of_rule(stored, source, variant)
+            found, sums = _with_sums(stored, source)
+        except MisfitError as misfit:
+            findings.append(misfit.finding)
+            continue
+        merges |= {one.name: one for one in sums}
+        if added:
+            merges |= {merge.name: merge for of_role in added.values() for merge in of_role.values()}
+            matched.append(_with_adapters(found, added))
+            continue
         pair = found.rule.kind.pair
-        if adapters is not None:
-            try:
-                added = adapters.of_rule(found, source, variants.get(found.rule.choice or ""))
-            except MisfitError as misfit:
-                findings.append(misfit.finding)
-                continue
-            if added:
-                merges |= {merge.name: merge for of_role in added.values() for merge in of_role.values()}
-                matched.append(_with_adapters(found, added))
-                continue
         if pair is None:
             matched.append(found)
             continue
@@ -65,6 +70,48 @@ def merge_low_rank(
     if not merges and not findings:
         return coverage, {}, []
     return replace(coverage, matched=tuple(matched)), merges, findings
+
+
+def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[Sum]]:
+    """Return the leaves of a rule with the sums in place of their terms, and the sums.
+
+    Raises:
+        MisfitError: the leaves of a sum have different shapes, or are no floating-point numbers.
+    """
+    of_rule = sums_of([*found.rule.sources])
+    if not of_rule:
+        return found, []
+    leaves, made = dict(found.leaves), list[Sum]()
+    for role, terms in of_rule.items():
+        listed = [leaves.pop(term, {}) for term in terms]
+        whole = [key for key in listed[0] if all(key in of_role for of_role in listed)]  # match.cover reports others
+        sums = {key: _sum(found.rule, [of_role[key] for of_role in listed], source) for key in whole}
+        leaves[role] = {key: one.name for key, one in sums.items()}
+        made += sums.values()
+    order = {role: pattern for role, pattern in found.rule.sources.items() if PLUS not in role}
+    return Matched(replace(found.rule, sources=order), {role: leaves[role] for role in order if role in leaves}), made
+
+
+def _sum(rule: Rule, leaves: Sequence[str], source: Source) -> Sum:
+    specs = [source.leaves[leaf].spec for leaf in leaves]
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if not is_float(spec.dtype) or spec.shape != specs[0].shape:
+            floats = is_float(spec.dtype)
+            raise shape_mismatch(
+                rule,
+                leaf,
+                problem="the rule adds leaves up, element by element",
+                expected=f"the shape of {leaves[0]}: {specs[0]}" if floats else "floating-point numbers",
+                got=str(spec),
+                fix="correct the paths of the sum",
+            )
+    dtype = reduce(_wider, (spec.dtype for spec in specs))
+    return Sum(tuple(leaves), TensorSpec(specs[0].shape, "float64" if dtype == "float64" else "float32"), dtype)
+
+
+def _wider(one: str, two: str) -> str:
+    """Return the dtype of two that holds the values of both; float32 where neither does."""
+    return one if widens(two, one) else two if widens(one, two) else "float32"
 
 
 def _with_adapters(found: Matched, added: Mapping[str, Mapping[MatchKey, Merge]]) -> Matched:

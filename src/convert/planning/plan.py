@@ -16,7 +16,8 @@ from convert.layers.base import Step
 from convert.planning.ambiguity import ShapeAmbiguity, shape_ambiguities
 from convert.planning.facts.sidecar import NO_SIDECAR, Sidecar, merge_config
 from convert.planning.facts.values import missing_facts
-from convert.planning.low_rank_source import Merge, in_float64, with_merges
+from convert.planning.low_rank_source import in_float64, with_merges
+from convert.planning.merged_leaf import MergedLeaf
 from convert.planning.modules.not_taken import TRANSFORMERS, with_floats
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
 from convert.planning.target_formats.registry import format_of
@@ -45,7 +46,7 @@ class Plan:
     Attributes:
         rules: the rule file.
         checkpoint: the source that the user named, opened.
-        merges: leaves that are computed from several of the checkpoint's (low-rank pairs), by name.
+        merges: leaves that are computed from several of the checkpoint's (low-rank pairs, sums), by name.
         target: name of the target.
         version: name of the published size with the sizes of this tree; None if there is none.
         root: prefix of the tree under which the rules apply.
@@ -79,7 +80,7 @@ class Plan:
     dtype: str | None
     settings: Mapping[str, Any]
     notes: tuple[str, ...]
-    merges: Mapping[str, Merge] = field(default_factory=dict, repr=False)
+    merges: Mapping[str, MergedLeaf] = field(default_factory=dict, repr=False)
     confirmed: frozenset[str] = field(default=frozenset(), repr=False)
     written_config: Mapping[str, Any] | None = field(default=None, repr=False)
     sidecar: Sidecar = field(default=NO_SIDECAR, repr=False)

@@ -21,6 +21,7 @@ from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
+from convert.planning.merged_leaf import MergedLeaf, Sum
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
 from convert.reversing.left_out import HEAD, left_out
@@ -208,9 +209,7 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             f"the tensor is a sum or product of several leaves ({merge.name}); it does not tell them apart",
             rule=user.rule.line_only,
             path=user.name,
-            fix="give the tensors of a conversion with --adapter base, and --adapter base again"
-            if merge.adapter
-            else "keep the pair, and convert the weight that it is added to alone",
+            fix=_of_merge(merge),
         )
     for step in plan.steps:
         for part in step.parts:
@@ -219,6 +218,15 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec, like)) is not None:
                 fix = "" if why == _FOLDED else _OTHER_FACTOR
                 yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
+
+
+def _of_merge(merge: MergedLeaf) -> str:
+    """Say what to do where a tensor is computed from several leaves."""
+    if merge.adapter:
+        return "give the tensors of a conversion with --adapter base, and --adapter base again"
+    if isinstance(merge, Sum):
+        return "keep the leaves apart in the target"
+    return "keep the pair, and convert the weight that it is added to alone"
 
 
 _FOLDED = "the normalisation is folded into the weight, and the tensor does not hold the weight without it"

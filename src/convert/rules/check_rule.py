@@ -9,6 +9,7 @@ from convert.core.path_pattern import Pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import LayerKind
+from convert.layers.leaf_sums import role_of_sum
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.transforms.concatenated import check_concatenated
 from convert.layers.transforms.rope import check_rope
@@ -230,6 +231,7 @@ _KEYS = {SECOND: "times", PLUS_FIRST: "plus: from", PLUS_SECOND: "plus: times"}
 
 def _key_of(role: str, kind: LayerKind, node: YamlNode) -> tuple[str, YamlNode]:
     """Return the key of a rule that gives the path of the leaves of this role, and the path."""
+    role = role_of_sum(role)
     if role in (PLUS_FIRST, PLUS_SECOND):
         return _KEYS[role], node.value["plus"].value["from" if role == PLUS_FIRST else "times"]
     if role in (V, BIAS_U):

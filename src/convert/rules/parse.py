@@ -14,6 +14,7 @@ from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import YamlNode, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
+from convert.layers.leaf_sums import by_role
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
@@ -357,12 +358,21 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     """Return the patterns of a rule's leaves by role."""
     if kind is Drop:
         return {"weight": values[word]}
-    sources = dict(layer.patterns(values["from"])) if "from" in values else {}
+    paths = _paths(values.get("from", ()))
+    sources = dict(layer.patterns(paths[0])) if paths else {}
+    sources |= by_role("weight", paths) if len(paths) > 1 else {}
     if "times" in values:
         sources[SECOND] = values["times"]
     if "plus" in values:
         sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
-    return sources | {role: values[key] for key, role in kind.leaf_keys.items() if key in values}
+    for key, role in kind.leaf_keys.items():
+        sources |= by_role(role, _paths(values.get(key, ())))
+    return sources
+
+
+def _paths(value: Pattern | tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+    """Return the path of a leaf, or those of the leaves that are added up."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 _Layers = Mapping[str | None, tuple[TargetLayer, ...]]

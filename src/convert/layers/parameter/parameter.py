@@ -90,6 +90,7 @@ class Parameter(LayerKind):
         TENSOR_TARGET.description,
     )
     splits: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Parameter:

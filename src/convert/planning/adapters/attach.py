@@ -16,6 +16,7 @@ from convert.planning.adapters.forms import pair_form
 from convert.planning.adapters.names import NamedPair
 from convert.planning.adapters.scale import ALPHA, ORBAX_FILE, PEFT_FILE, Scaling
 from convert.planning.low_rank_source import Merge
+from convert.planning.merged_leaf import MergedLeaf
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ def adapter_alone(source: Source) -> Finding:
     )
 
 
-def merged_note(merges: Mapping[str, Merge]) -> Iterator[str]:
+def merged_note(merges: Mapping[str, MergedLeaf]) -> Iterator[str]:
     """Say how many pairs are merged, and with which factor."""
-    made = [merge for merge in merges.values() if merge.adapter]
+    made = [merge for merge in merges.values() if isinstance(merge, Merge) and merge.adapter]
     if made:
         reasons = Counter(f"times {merge.scale:g} ({merge.adapter})" for merge in made)
         each = "; ".join(text if len(reasons) == 1 else f"{count} {text}" for text, count in reasons.items())

@@ -27,7 +27,7 @@ from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, t
 from convert.planning.compile.named_leaf import NamedLeaf, check_names, read_leaf
 from convert.planning.compile.pieces import Piece, in_columns, row_by_row, rule_of_part, rules_of_rows
 from convert.planning.compile.weight_norm import Folding, check_bias
-from convert.planning.low_rank_source import Merge
+from convert.planning.merged_leaf import MergedLeaf
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Compiler:
     facts: Mapping[str, Any] = field(default_factory=dict)
     set_by_hand: Collection[str] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    merges: Mapping[str, Merge] = field(default_factory=dict)
+    merges: Mapping[str, MergedLeaf] = field(default_factory=dict)
     custom_cells: bool = False
     varying: frozenset[str] = frozenset()
 

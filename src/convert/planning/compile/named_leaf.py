@@ -12,6 +12,7 @@ from convert.core.ops import Op
 from convert.core.path_pattern import Index
 from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Matched, MatchKey, Rule
+from convert.layers.leaf_sums import role_of_sum
 from convert.layers.leaves import MisfitError, shape_mismatch, unstacked
 from convert.layers.target import TargetLayer
 from convert.planning.constraints import Constraint, SumConstraint
@@ -73,7 +74,7 @@ class NamedLeaf:
 
 
 def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str | None) -> NamedLeaf:
-    """Name the axes of a leaf.
+    """Name the axes of a leaf; the leaves of a sum have those of the sum.
 
     Raises:
         MisfitError: its shape contradicts the rule.
@@ -81,7 +82,7 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
     stacked, own = unstacked(rule, name, spec)
     try:
         second = rule.normalized is not None and role in rule.normalized.paths
-        letters = None if second else rule.kind.letters(role, own, variant)
+        letters = None if second else rule.kind.letters(role_of_sum(role), own, variant)
     except ValueError as error:
         apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
         raise MisfitError(
@@ -136,7 +137,7 @@ def constraints(
             if not every and (spec is last or spec in seen):
                 continue
             seen.add(last := spec)
-            if matched.rule.kind.shared(role, spec.shape):
+            if matched.rule.kind.shared(role_of_sum(role), spec.shape):
                 continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)
             text = f"{spec} as {leaf.axes or 'stored'}"
@@ -146,7 +147,7 @@ def constraints(
                 if index in counted:  # places need not stack as many: 26 layers in units of 6
                     continue
                 yield Constraint(index, size, where, name, text)
-            implied = [*matched.rule.kind.implied_sizes(role, leaf.own_shape)]
+            implied = [*matched.rule.kind.implied_sizes(role_of_sum(role), leaf.own_shape)]
             for letter, size, held in implied:
                 yield Constraint(letter, size, where, name, f"{spec} as {held}")
             axes = dict(zip(leaf.letters or "", leaf.own_shape, strict=False)) | {x: size for x, size, _ in implied}

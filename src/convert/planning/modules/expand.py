@@ -15,6 +15,7 @@ from convert.core.findings import Finding
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.similarity import did_you_mean
 from convert.layers import Rule, TargetLayer
+from convert.layers.leaf_sums import role_of_sum
 from convert.planning.facts.sidecar import read_sidecar
 from convert.planning.modules.differences import (
     BIAS,
@@ -237,7 +238,7 @@ def _roles(rule: Rule, one: Found, paths: set[Name], listed: ModuleList) -> set[
     has_bias = one.module.bias
     tied = f"{'.'.join(one.name)}.{BIAS}" in listed.tied
     if BIAS in roles and (has_bias is False or ((has_bias is None or tied) and leaf_of(rule.sources[BIAS], one.path) not in paths)):  # fmt: skip
-        roles.discard(BIAS)
+        roles -= {role for role in roles if role_of_sum(role) == BIAS}
     return roles
 
 

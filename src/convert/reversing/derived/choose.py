@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
+from convert.layers.leaf_sums import PLUS, sums_of
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
 from convert.planning.facts.values import published_version
@@ -291,16 +292,16 @@ def _other_parts(rules: RuleFile, target: str, j: int, k: int) -> bool:
 def _lost(rules: RuleFile, target: str) -> Iterator[Finding]:
     """Find the rules whose tensors are computed from several leaves, which they do not tell apart."""
     for rule in rules.rules:
-        layer, why = rule.layer(target), ""
-        if layer is not None and rule.kind.pair is not None:
+        layer, why, path = rule.layer(target), "", str(rule.path)
+        if layer is not None and (terms := next(iter(sums_of([*rule.sources]).values()), ())):
+            path = PLUS.join(str(rule.sources[term]) for term in terms)
+        if layer is not None and (rule.kind.pair is not None or terms):
             why = "a sum or product of several leaves; it does not tell them apart"
         elif layer is not None and rule.normalized is not None and not kept(rule, layer):
             why = "the weight with its normalisation folded into it; it does not hold the weight without it"
         if why:
             fix = "keep the leaves apart in the target, or leave this rule out"
-            yield Finding(
-                "not-reversible", f"the tensor is {why}", rule=rule.at.line_only, path=str(rule.path), fix=fix
-            )
+            yield Finding("not-reversible", f"the tensor is {why}", rule=rule.at.line_only, path=path, fix=fix)
 
 
 def _stated_layers(rules: RuleFile) -> dict[str, int]:

@@ -11,7 +11,8 @@ from convert.core.fields import (
     Record,
 )
 from convert.layers import KINDS
-from convert.layers.shared_keys import CONCATENATED, PATTERN, SHARED
+from convert.layers.leaf_sums import SUM
+from convert.layers.shared_keys import CONCATENATED, FROM_SUM, PATTERN, SHARED
 from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
@@ -34,7 +35,10 @@ def rule_record(word: str) -> Record:
     if kind.from_key == "none":
         shared = {}
     elif kind.from_key == "required":
-        shared["from"] = Key(SHARED["from"].field, SHARED["from"].doc, required=True, example="layers_{i}/dense/kernel")
+        field, doc = SHARED["from"].field, SHARED["from"].doc
+        if kind.adds:
+            field, doc = SUM, f"{doc.removesuffix('.')}{FROM_SUM}."
+        shared["from"] = Key(field, doc, required=True, example="layers_{i}/dense/kernel")
     if kind.target is not None and "concatenated" in kind.target.keys:
         shared["concatenated"] = CONCATENATED
     return Record({word: _target_keys(word), **kind.keys, **shared}, f"a `{word}` rule", kind.hints)

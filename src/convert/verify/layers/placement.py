@@ -10,9 +10,11 @@ from convert.core.ops import Slice, Take
 from convert.core.path_pattern import Match, Pattern
 from convert.layers import Rule
 from convert.layers.base import Part, Step
+from convert.layers.leaf_sums import sums_of
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.planning.adapters.names import find_pairs
 from convert.planning.low_rank_source import Merge
+from convert.planning.merged_leaf import MergedLeaf
 from convert.planning.plan import Plan
 
 
@@ -30,11 +32,12 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     layer = rule.layer(plan.target)
     pattern = rule.sources[step.role]
     merge = plan.merges.get(part.leaf)
-    match = _match(pattern, plan.root, part.leaf if merge is None else merge.base or merge.first)
+    match = _match(pattern, plan.root, part.leaf if merge is None else merge.leaves[0])
     if layer is None or match is None:
         return finding("it takes a leaf that the rule does not name", pattern.text, part.leaf)
-    if merge is not None and (stranger := _leaf_of_another_layer(plan, rule, merge, match)):
-        return finding("the leaves of a low-rank pair belong to different layers", f"leaves of {part.leaf}", stranger)
+    if merge is not None and (stranger := _leaf_of_another_layer(plan, step.role, rule, merge, match)):
+        what = "low-rank pair" if isinstance(merge, Merge) else "sum"
+        return finding(f"the leaves of a {what} belong to different layers", f"leaves of {part.leaf}", stranger)
     axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)
     axes += part.taken
@@ -99,13 +102,17 @@ def _elements(elements: Mapping[str, int]) -> str:
     return f" at {', '.join(f'{name}={index}' for name, index in elements.items())}" if elements else ""
 
 
-def _leaf_of_another_layer(plan: Plan, rule: Rule, merge: Merge, match: Match) -> str:
-    """Return a leaf of a low-rank pair whose name has other indices than the weight's; empty where there is none."""
-    if merge.adapter:  # the names of the pair say which weight it belongs to
+def _leaf_of_another_layer(plan: Plan, role: str, rule: Rule, merge: MergedLeaf, match: Match) -> str:
+    """Return a leaf of a low-rank pair, or of a sum, whose name has other indices than the first; empty where there is none."""
+    if merge.adapter and isinstance(merge, Merge):  # the names of the pair say which weight it belongs to
         pair = find_pairs([merge.first, merge.second, merge.base or ""]).get(merge.base or "")
         return "" if pair is not None and (pair.first, pair.second) == (merge.first, merge.second) else merge.first
     declared = next(other for other in plan.rules.rules if other.at == rule.at).sources
-    roles = {PLUS_FIRST: merge.first, PLUS_SECOND: merge.second} if PLUS_FIRST in declared else {SECOND: merge.second}
+    if not isinstance(merge, Merge):
+        roles = dict(zip(sums_of([*declared])[role], merge.leaves, strict=True))
+    else:
+        added = PLUS_FIRST in declared
+        roles = {PLUS_FIRST: merge.first, PLUS_SECOND: merge.second} if added else {SECOND: merge.second}
     strangers = (
         leaf
         for role, leaf in roles.items()

@@ -13,6 +13,7 @@ from convert.core.weight_norm_ops import operand_leaves
 from convert.layers.base import Part, ProbeSample, Rule, Step
 from convert.layers.probe import LowRankPair
 from convert.layers.transforms.concatenated import in_source_order
+from convert.planning.low_rank_source import Merge
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -110,7 +111,7 @@ def _in_source_order(plan: Plan, part: Part, written: Array) -> Array:
 def _pair(plan: Plan, part: Part) -> LowRankPair | None:
     """Read the leaves that the plan merges into the leaf of a part, as they are stored."""
     merge = plan.merges.get(part.leaf)
-    if merge is None:
+    if not isinstance(merge, Merge):
         return None
     taken = {op.axis: op.index for op in part.ops[: len(merge.stacked)] if isinstance(op, Take)}
     elements = [taken[axis] for axis in merge.stacked]

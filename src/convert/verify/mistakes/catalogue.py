@@ -22,6 +22,7 @@ from convert.verify.mistakes.integers import integer_mistakes
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 from convert.verify.mistakes.orders_of_parts import order_mistakes
+from convert.verify.mistakes.sums import sum_mistakes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_IN_SOURCE = "bias that the source does not add"
@@ -45,9 +46,10 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 
 
 def own_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
-    """Yield the mistakes of the kind of layer, those with a low-rank pair, and those with a weight of integers."""
+    """Yield the mistakes of the kind of layer, those with a low-rank pair or a sum of leaves, and those with a weight of integers."""
     yield from group_mistakes(step, plan)
     yield from pair_mistakes(step, plan)
+    yield from sum_mistakes(step, plan)
     yield from integer_mistakes(step, plan)
     if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
         yield from _of_kind(step, plan)

@@ -12,7 +12,7 @@ from convert.core.ops import Deinterleave, Interleave, Op, Reorder, apply
 from convert.core.path_index import path_template
 from convert.core.tensor_spec import numpy_dtype
 from convert.core.value_ops import Cast, Multiply
-from convert.layers.base import Step
+from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble
 from convert.planning.low_rank_source import Form, Merge
@@ -25,7 +25,7 @@ OTHER_SCALE = "another scale of a pair"
 
 def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Yield mistakes with the pairs that the plan merges into the leaves of a tensor."""
-    merges = [plan.merges.get(part.leaf) for part in step.parts]
+    merges = [_merge_of(part, plan) for part in step.parts]
     first = next((merge for merge in merges if merge is not None), None)
     if first is None:
         return
@@ -96,11 +96,16 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
             yield symmetric(OTHER_SCALE, gives, right, merged(1.0, scale))
 
 
+def _merge_of(part: Part, plan: Plan) -> Merge | None:
+    merge = plan.merges.get(part.leaf)
+    return merge if isinstance(merge, Merge) else None
+
+
 def _made(step: Step, plan: Plan, leaf: Callable[[Merge], Array]) -> Array:
     """Compute the tensor with other values of its merged leaves."""
     made = []
     for part in step.parts:
-        merge = plan.merges.get(part.leaf)
+        merge = _merge_of(part, plan)
         made.append(apply(part.ops, plan.source.read(part.leaf) if merge is None else leaf(merge)))
     return assemble(step.parts, made)
 
@@ -117,7 +122,7 @@ def _in_bfloat16(step: Step, plan: Plan) -> Callable[[], Array]:
 
 def _exchanged(step: Step, plan: Plan) -> Callable[[], Array] | None:
     """Return what computes the tensor with A in place of B, where the sizes allow it: turned, unless the shapes are the same."""
-    merges = [merge for part in step.parts if (merge := plan.merges.get(part.leaf)) is not None]
+    merges = [merge for part in step.parts if (merge := _merge_of(part, plan)) is not None]
     leaves = plan.checkpoint.leaves
     if any(math.prod(leaves[merge.first].spec.shape) != math.prod(leaves[merge.second].spec.shape) for merge in merges):
         return None
@@ -162,7 +167,7 @@ def _moved_alone(step: Step, plan: Plan, left_out: tuple[Op, ...]) -> Callable[[
     def make() -> Array:
         made = []
         for part in step.parts:
-            merge = plan.merges.get(part.leaf)
+            merge = _merge_of(part, plan)
             if merge is None:
                 made.append(apply(part.ops, plan.source.read(part.leaf)))
                 continue
@@ -177,7 +182,8 @@ def _moved_alone(step: Step, plan: Plan, left_out: tuple[Op, ...]) -> Callable[[
 
 def _of_other_layers(merge: Merge, plan: Plan) -> Iterator[Merge]:
     """Yield the merges of the same weight in the layers before and after."""
-    names = [other for other in plan.merges.values() if other.base and path_template(other.base) == path_template(merge.base or "")]  # fmt: skip
+    pairs = (other for other in plan.merges.values() if isinstance(other, Merge))
+    names = [other for other in pairs if other.base and path_template(other.base) == path_template(merge.base or "")]  # fmt: skip
     shapes = plan.checkpoint.leaves
     for k, other in enumerate(names):
         if other.base == merge.base:

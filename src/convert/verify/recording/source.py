@@ -31,7 +31,8 @@ from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.value_ops import Add, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.layers.base import Part, Step
-from convert.planning.low_rank_source import HoldsMerged, Merge
+from convert.planning.low_rank_source import HoldsMerged
+from convert.planning.merged_leaf import MergedLeaf
 from convert.planning.plan import Plan
 from convert.verify.recording.file import Recording
 from convert.writing.transfer import used_leaves
@@ -94,7 +95,7 @@ class RecordedSource(Source, HoldsMerged):
             fix="record again with a larger --max-size, or give the checkpoint with --from",
         )
 
-    def read_merged(self, merge: Merge) -> Array:
+    def read_merged(self, merge: MergedLeaf) -> Array:
         """Return the written tensor: it is the result of the merge, whose leaves are unknown."""
         return self.read(merge.name)
 

@@ -15,7 +15,7 @@ from convert.verify.sides.run_jax import leaf_names
 
 def with_adapters(reference: Reference, plan: Plan) -> Reference:
     """Return the reference whose JAX side adds the products of the LoRA pairs, in the precision of the run, with `jnp.einsum`."""
-    merges = [merge for merge in plan.merges.values() if merge.adapter]
+    merges = [merge for merge in plan.merges.values() if isinstance(merge, Merge) and merge.adapter]
     if not merges or reference.jax is None:
         return reference
 

@@ -1,0 +1,119 @@
+"""Leaves of a view of a checkpoint that are computed from several leaves of the checkpoint."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from convert.core.tensor_spec import TensorSpec
+from convert.layers.leaf_sums import PLUS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class MergedLeaf(ABC):
+    """A leaf that is computed from several. Its pieces are computed from those of one of them, and the others whole.
+
+    Attributes:
+        spec: shape and dtype of the result, float32 or wider.
+        dtype: dtype in which it is written by default.
+        adapter: of a LoRA pair that no rule names: why its factor is that, for people; else empty.
+    """
+
+    spec: TensorSpec
+    dtype: str
+    adapter: str = ""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name in the view, which lists the leaves."""
+
+    @property
+    @abstractmethod
+    def arithmetic(self) -> str:
+        """What is computed, for people."""
+
+    @property
+    @abstractmethod
+    def in_pieces(self) -> str | None:
+        """The leaf that is read in pieces; None: all are read at once."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> tuple[str, ...]:
+        """The leaves that are read at once, for all pieces."""
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """All of them, that which is read in pieces first."""
+        return (*([] if self.in_pieces is None else [self.in_pieces]), *self.whole)
+
+    @abstractmethod
+    def in_float64(self) -> Self:
+        """Return the same with the result in float64."""
+
+    @abstractmethod
+    def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
+        """Compute a piece of the result.
+
+        Args:
+            out: the piece.
+            origin: its first element.
+            whole: the leaves that are read at once.
+            kept: the same piece of the leaf `in_pieces`.
+        """
+
+    def make(self, read: Callable[[str], Array]) -> Array:
+        """Compute the result from the leaves; the bits are the same on every machine."""
+        out = np.empty(self.spec.shape, self.spec.dtype)
+        kept = None if self.in_pieces is None else read(self.in_pieces)
+        self.fill_piece(out, (0,) * out.ndim, [read(leaf) for leaf in self.whole], kept)
+        return out
+
+
+@dataclass(frozen=True)
+class Sum(MergedLeaf):
+    """Leaves of one shape, added up in their order in float64, and rounded once.
+
+    Attributes:
+        terms: the leaves, in the order of the rule.
+        spec: of the sum, in float32, or in float64 where a leaf has it.
+        dtype: the widest of theirs, in which the sum is written by default.
+    """
+
+    terms: tuple[str, ...]
+    spec: TensorSpec
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """``x/bias + h/bias``."""
+        return PLUS.join(self.terms)
+
+    @property
+    def arithmetic(self) -> str:
+        return f"the sum of {len(self.terms)} leaves, added up in float64"
+
+    @property
+    def in_pieces(self) -> str:
+        return self.terms[0]
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        return self.terms[1:]
+
+    def in_float64(self) -> Sum:
+        return replace(self, spec=replace(self.spec, dtype="float64"))
+
+    def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
+        assert kept is not None, "the first leaf is read in pieces"
+        here = tuple(slice(start, start + size) for start, size in zip(origin, out.shape, strict=True))
+        total = kept.astype(np.float64)
+        for leaf in whole:
+            total += leaf[here].astype(np.float64)
+        out[...] = total

@@ -1,0 +1,43 @@
+"""Mistakes with a sum of leaves: one of them left out, added twice, or subtracted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from convert.core.ops import apply
+from convert.layers.base import Step
+from convert.layers.mistake import Mistake, symmetric
+from convert.layers.step_tensor import assemble
+from convert.planning.merged_leaf import Sum
+from convert.planning.plan import Plan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FACTORS = {  # mistake -> what the leaf is multiplied by, and what that gives
+    "leaf of a sum left out": (0.0, "the sum without {}"),
+    "leaf of a sum added twice": (2.0, "the sum with {} added twice"),
+    "leaf of a sum subtracted": (-1.0, "the sum with {} subtracted"),
+}
+
+
+def sum_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
+    """Yield mistakes with the leaves that the plan adds up for a tensor."""
+    first = next((merge for part in step.parts if isinstance(merge := plan.merges.get(part.leaf), Sum)), None)
+    for k, leaf in enumerate(first.terms if first is not None else ()):
+        for name, (factor, gives) in FACTORS.items():
+            yield symmetric(name, gives.format(leaf), "the sum", _made(step, plan, k, factor))
+
+
+def _made(step: Step, plan: Plan, k: int, factor: float) -> Callable[[], Array]:
+    """Return what computes the tensor with the k-th leaf of each sum multiplied by a factor."""
+
+    def leaf_of(name: str) -> Array:
+        merge = plan.merges.get(name)
+        if not isinstance(merge, Sum):
+            return plan.source.read(name)
+        scaled = merge.terms[k]
+        return merge.make(lambda leaf: plan.checkpoint.read(leaf) * np.float64(factor if leaf == scaled else 1))
+
+    return lambda: assemble(step.parts, [apply(part.ops, leaf_of(part.leaf)) for part in step.parts])
