@@ -163,6 +163,7 @@ class Part:
         evidence: why it is believed.
         values: of a computed part, with the weights of `Derivation.weights`; or the module's own numbers.
         low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
+        terms: of a computed part that is a sum of leaves: each leaf, with the position in it for each of `elements`.
     """
 
     elements: Array
@@ -175,6 +176,7 @@ class Part:
     leaves: tuple[str, ...] = ()
     values: Array | None = None
     low_rank: LowRank | None = None
+    terms: tuple[tuple[str, Array], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as JSON values; positions as [first, step, count]."""

@@ -25,6 +25,7 @@ from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, p
 from convert.programs.program import Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+ROUNDING = 1e-12  # relative and absolute: a sum in another order
 
 
 class Source:
@@ -92,7 +93,7 @@ class Source:
         self.data_products = DataProducts(program)
         self._scaled = _Fingerprints([[array] for array in _scaled_by_numbers(program)], repeated)
         self._rows = _Fingerprints([product.rows for product, _ in self.products], repeated)
-        self._columns: dict[Role, tuple[Array, Array]] = {}
+        self._columns: dict[tuple[Role, bool], tuple[Array, Array]] = {}
         self._vectors: dict[Role, Rows] = {}
         self._rows_of_values = KnownRows(partial(_float_values, program))
         self._added_rows = KnownRows(partial(added_up, program))
@@ -157,16 +158,29 @@ class Source:
         """Return the meetings of this role with the same data."""
         return [self.meetings[role][k] for k in self._data[role].find([data], tolerance)]
 
-    def same_columns(self, role: Role, columns: Columns, tolerance: float) -> list[Meeting]:
-        """Return the meetings of this role that may have one of these columns, in order: those of plain leaves."""
-        if role not in self._columns:
-            plain = [k for k, meeting in enumerate(self.meetings[role]) if len(meeting.weight.elements) == 1]
+    def is_sum(self, value: Value) -> bool:
+        """Whether a value of parameters is a sum of elements of several leaves."""
+        whole = all(of.shape == value.array.shape and (of >= 0).all() for of in value.elements)
+        if len(value.elements) < 2 or not whole:
+            return False
+        made = sum(self.theta[of] for of in value.elements)
+        return bool(np.allclose(made, value.array, rtol=ROUNDING, atol=ROUNDING))
+
+    def same_columns(self, role: Role, columns: Columns, tolerance: float, *, sums: bool = False) -> list[Meeting]:
+        """Return the meetings of this role that may have one of these columns, in order: those of plain leaves.
+
+        Args:
+            sums: those of sums of leaves instead, by the columns that the first leaf meets.
+        """
+        if (role, sums) not in self._columns:
+            every = enumerate(meeting.weight for meeting in self.meetings[role])
+            plain = [k for k, of in every if (self.is_sum(of) if sums else len(of.elements) == 1)]
             met = [self.meetings[role][k] for k in plain]
-            sums = [meeting.columns(meeting.weight.elements[0]).sums[1] for meeting in met]
-            keys = np.concatenate([np.zeros(0), *sums])
+            first = [meeting.columns(meeting.weight.elements[0]).sums[1] for meeting in met]
+            keys = np.concatenate([np.zeros(0), *first])
             order = np.argsort(keys, kind="stable")
-            self._columns[role] = keys[order], np.repeat(plain, [len(x) for x in sums]).astype(int)[order]
-        keys, owners = self._columns[role]
+            self._columns[role, sums] = keys[order], np.repeat(plain, [len(x) for x in first]).astype(int)[order]
+        keys, owners = self._columns[role, sums]
         slack = tolerance * columns.scales[1]
         with np.errstate(all="ignore"):
             low = np.searchsorted(keys, columns.sums[1] - slack, "left")

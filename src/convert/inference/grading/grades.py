@@ -163,8 +163,11 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             return
         leaves = tuple(sorted(piece.meeting.weight.leaves))
         contracted = _summed(piece.meeting)
-        values = piece.values[order]
-        yield Part(elements, "", piece.places[order], piece.arithmetic, evidence, 1.0, contracted, leaves, values)
+        whole = Part(
+            elements, "", piece.places[order], piece.arithmetic, evidence, 1.0, contracted, leaves, piece.values[order]
+        )
+        added = _added_up(source, piece)
+        yield from [whole] if added is None else _by_leaves(source, whole, added[:, order])
         return
     owner = np.searchsorted(source.starts, numbers, "right") - 1
     for k in dict.fromkeys(owner.tolist()):
@@ -178,6 +181,33 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             evidence,
             piece.factor,
             _contracted(source, piece, leaf),
+        )
+
+
+def _added_up(source: Source, piece: Piece) -> Array | None:
+    """Return the numbers of the elements that are added up to each computed value, a row for each term; None where it is no such sum."""
+    assert piece.meeting is not None and piece.places is not None
+    weight, places = piece.meeting.weight, piece.places
+    if not source.is_sum(weight) or places.max(initial=-1) >= weight.array.size:
+        return None
+    its_own = np.array_equal(weight.array.ravel()[places], piece.values)
+    return np.stack([of.ravel()[places] for of in weight.elements]) if its_own else None
+
+
+def _by_leaves(source: Source, whole: Part, numbers: Array) -> Iterable[Part]:
+    """Yield the parts of a sum that add elements of the same leaves, in the order of the tensor."""
+    assert whole.values is not None
+    owners = np.searchsorted(source.starts, numbers, "right") - 1
+    for of in dict.fromkeys(map(tuple, owners.T.tolist())):
+        here = np.equal(owners.T, of).all(1)
+        terms = tuple((source.names[k], row[here] - source.starts[k]) for k, row in zip(of, numbers, strict=True))
+        yield replace(
+            whole,
+            elements=whole.elements[here],
+            positions=whole.positions[here],
+            leaves=tuple(sorted({leaf for leaf, _ in terms})),
+            values=whole.values[here],
+            terms=terms,
         )
 
 

@@ -6,7 +6,7 @@ Each element is paired by the data that it meets, so that no axis is guessed and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,13 +193,24 @@ def _by_rows(context: Context, operation: Operation, side: int, x: Array, role: 
 
 
 def anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role) -> Iterator[Candidate]:
-    """Yield what each element's own column meets, wherever in the source it is: biases and scales of fused layers."""
+    """Yield what each element's own column meets, wherever in the source it is: biases and scales of fused layers, and sums of biases."""
     if len(elements) != 1:
         return
     target = columns_met([x], elements[0])
+    plain = context.source.same_columns(role, target, context.tolerance)
+    yield from _anywhere(context, target, plain, role)
+    sums = context.source.same_columns(role, target, context.tolerance, sums=True) if role is Role.SHIFT else []
+    if sums:  # other gates may have one bias
+        yield from _anywhere(context, target, [*sums, *plain], role, "sums")
+
+
+def _anywhere(
+    context: Context, target: Columns, meetings: Sequence[Meeting], role: Role, *kind: str
+) -> Iterator[Candidate]:
+    """Yield what each element meets in the first of these meetings that has its column."""
     chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
     found: list[Meeting] = []
-    for meeting in context.source.same_columns(role, target, context.tolerance):
+    for meeting in meetings:
         columns = meeting.columns(meeting.weight.elements[0])
         one, two = matches(target, columns, context.tolerance)
         if not context.free(columns.numbers[two], target.numbers[one]):  # the rest of the leaf may be another layer's
@@ -215,11 +226,12 @@ def anywhere(context: Context, elements: tuple[Array, ...], x: Array, role: Role
             rest = target.numbers[chosen < 0]
             pieces = context.pieces(rest, np.full(len(rest), -1), np.zeros(len(rest)), Arithmetic.CONSTANT, None, 0.0)
             pieces += _owned(context, target.numbers, chosen, owner, found)
-            yield Candidate(pieces, "columns of the data; zeros where the source adds nothing", ("partly", role))
+            by = "columns of the data; zeros where the source adds nothing"
+            yield Candidate(pieces, by, ("partly", role, *kind))
         return
     if len(np.unique(chosen)) == len(chosen) or context.level > 1:
         yield Candidate(
-            _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role)
+            _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role, *kind)
         )
 
 
@@ -228,8 +240,12 @@ def _owned(context: Context, target: Array, chosen: Array, owner: Array, found: 
     for k, meeting in enumerate(found):
         here = owner == k
         if here.any():
-            values = context.source.theta[chosen[here]]
-            pieces += context.pieces(target[here], chosen[here], values, Arithmetic.SAME, meeting)
+            first, *others = meeting.weight.elements
+            values, way, places = context.source.theta[chosen[here]], Arithmetic.SAME, None
+            if others:
+                places = _first(first, chosen[here])
+                values, way = meeting.weight.array.ravel()[places], Arithmetic.COMPUTED
+            pieces += context.pieces(target[here], chosen[here], values, way, meeting, places=places)
     return pieces
 
 

@@ -25,6 +25,7 @@ from convert.inference.rule_file.joining.taken import other_parts, parts_of, wit
 from convert.inference.rule_file.layers.modules import describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
+from convert.inference.rule_file.leaf_sums import with_sums
 from convert.inference.rule_file.printing.buffers import describe_buffers
 from convert.inference.rule_file.printing.constants import Neighbour
 from convert.inference.rule_file.printing.entry import axes_of_tensor, entry_of, tied_head
@@ -90,7 +91,7 @@ def write_rules(
         refused: modules, as `WrittenRules.modules` has them, whose rule makes something else, and tensors that no rule makes; and what is wrong.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
-    layers = describe_layers(derivation, target)
+    layers = describe_layers(with_sums(derivation), target)
     letters = Letters()
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question

@@ -172,7 +172,8 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
         if operation.name not in SUMS or not operation.results[0].data or operation.results[0] in inner:
             continue
         values = list(summands(operation.results[0], made_by, uses))
-        kernels = [made for made in map(made_by.__getitem__, values) if _summed_axes(made, 1) and _is_kernel(made)]
+        every = summands(operation.results[0], made_by, uses, shared=True)  # one that its bias meets apart, too
+        kernels = [made for made in map(made_by.__getitem__, every) if _summed_axes(made, 1) and _is_kernel(made)]
         if 1 < len(kernels) <= MAX_VALUES and len(set(map(_form, kernels))) == 1:
             yield _convolution_of_all(kernels, places[kernels[0]])
         behind = [product_of(value, made_by) for value in values]
@@ -189,15 +190,20 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
 
 
 def summands(
-    value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True
+    value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True, *, shared: bool = False
 ) -> Iterator[Value]:
-    """Yield the terms of a sum."""
+    """Yield the terms of a sum.
+
+    Args:
+        first: whether the value is the sum itself, which others may use.
+        shared: whether terms that others use are among them.
+    """
     made = made_by.get(value)
-    if made is None or (uses[value] > 1 and not first):
+    if made is None or (uses[value] > 1 and not first and (made.name in SUMS or not shared)):
         return
     if made.name in SUMS:
         for operand in made.operands:
-            yield from summands(operand, made_by, uses, False)
+            yield from summands(operand, made_by, uses, False, shared=shared)
     else:
         yield value
 

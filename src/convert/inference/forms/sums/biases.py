@@ -16,7 +16,7 @@ from convert.inference.forms.elements import MOVES, moved, step, take, taken
 from convert.inference.forms.sums.reordered import SUMS
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
-MAX_TERMS = 5
+MAX_TERMS = 8
 
 
 @dataclass(frozen=True, eq=False)

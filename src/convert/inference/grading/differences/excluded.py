@@ -21,7 +21,7 @@ from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
 from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -106,7 +106,7 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
 
 
 def _is_in_a_layer(repair: Repair, target: Program) -> bool:
-    """Whether other weights of a layer in front of a value give what it lacks.
+    """Whether other weights of a layer in front of a value give what it lacks, or the bias of another term of the sum that it goes into.
 
     A bias has one number for each column, or for all. A matrix has a multiple of what it multiplies: ``x + x W`` is ``x (W + 1)``.
     """
@@ -121,10 +121,30 @@ def _is_in_a_layer(repair: Repair, target: Program) -> bool:
         return False
     axes = range(lacking.ndim)
     by_column = any((np.ptp(lacking, tuple(j for j in axes if j != k)) <= slack).all() for k in axes)
+    made_by = producers_of(target.operations)
     return any(
         _is_multiple(lacking, made.data[0].array, slack) if role_of(made) is Role.PRODUCT else by_column
-        for made in _layers_of_sum(value, producers_of(target.operations))
-    )
+        for made in _layers_of_sum(value, made_by)
+    ) or (by_column and _other_term_has_bias(value, target, made_by))
+
+
+def _other_term_has_bias(value: Value, target: Program, made_by: Mapping[Value, Operation]) -> bool:
+    """Whether a parameter is added to another term of a sum that a value goes into, and to nothing else: ``x + (y + b)`` is ``(x + b) + y``."""
+    users, uses = users_of(target.operations), times_used(target)
+    for _ in range(DEPTH):
+        user = users[value][0] if uses[value] == 1 and users.get(value) else None
+        if user is None or (role_of(user) is not Role.SHIFT and user.name not in MOVES):
+            return False
+        todo = [x for x in user.data if x is not value]
+        while todo:
+            made = made_by.get(term := todo.pop())
+            if made is None or uses[term] != 1 or (role_of(made) is not Role.SHIFT and made.name not in MOVES):
+                continue
+            if any(operand.of_parameters for operand in made.operands):
+                return True
+            todo += made.data
+        value = user.results[0]
+    return False
 
 
 def _is_multiple(array: Array, other: Array, slack: float) -> bool:

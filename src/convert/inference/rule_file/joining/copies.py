@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from convert.inference.rule_file.layers.rule import LayerRule, Source
+from convert.inference.rule_file.leaf_sums import terms_of
 
 TAKEN = "another rule has its leaf, and makes another layout of it"
 
@@ -32,7 +33,8 @@ def with_copies(layers: Sequence[LayerRule]) -> tuple[list[LayerRule], dict[str,
     taken: set[Hashable] = set()
     lost: dict[str, str] = {}
     for layer in found:
-        leaves = {_elements(source) for _, of in layer.sources for source in of} if not layer.leaves else set()
+        sources = (source for _, of in layer.sources for source in of)
+        leaves = set[Hashable]() if layer.leaves else {one for source in sources for one in _elements(source)}
         if leaves & taken:
             lost |= dict.fromkeys((layer.module, *layer.also), TAKEN)
         taken |= leaves
@@ -62,7 +64,8 @@ def _with_heads(table: LayerRule, heads: Sequence[LayerRule]) -> LayerRule:
     return replace(table, target_keys=(*table.target_keys, ("tied", tied)), grade=grade)
 
 
-def _elements(source: Source) -> Hashable:
-    """Return which elements of a leaf these are."""
+def _elements(source: Source) -> Iterator[Hashable]:
+    """Yield which elements of a leaf these are, or of each leaf of a sum."""
     axes = sorted((axis.of, axis.start, axis.size) for axis in source.layout.axes)
-    return source.leaf, source.layout.fixed, tuple(axes)
+    for leaf in terms_of(source.leaf):
+        yield leaf, source.layout.fixed, tuple(axes)

@@ -21,6 +21,7 @@ from convert.inference.rule_file.joining.patterns import (
 )
 from convert.inference.rule_file.layers.layout import Axis
 from convert.inference.rule_file.layers.rule import COLUMNS, CONVOLUTIONS, NORMS, TAPS, LayerRule, Source
+from convert.inference.rule_file.leaf_sums import common_path, terms_of
 
 NAMES = {"from": "weight", "bias": "bias"}  # of a layer's tensors
 
@@ -119,7 +120,8 @@ def _as_parameters(rule: PatternRule) -> list[PatternRule]:
     for (key, of), (_, path) in zip(layer.sources, rule.sources, strict=True):
         taps = ((TAPS, str(len(of[0].layout.shape) - 2)),) if kernel and key == "from" else ()
         alone = replace(layer, kind_name="parameter", sources=(("from", of),), keys=(), target_keys=taps, geometry=())
-        leaves = frozenset(leaf for leaf in rule.leaves if parse_pattern(path).match(leaf))
+        patterns = [parse_pattern(one) for one in terms_of(path)]
+        leaves = frozenset(leaf for leaf in rule.leaves if any(pattern.match(leaf) for pattern in patterns))
         module = f"{rule.module}.{NAMES[key]}"
         found.append(replace(rule, layer=alone, module=module, sources=(("from", path),), leaves=leaves))
     return found
@@ -221,7 +223,7 @@ def _join_alternatives(group: Sequence[PatternRule]) -> list[PatternRule]:
     found: list[PatternRule] = []
     for family in _families(group):
         module = common_pattern([rule.module for rule in family])
-        sources = [(key, common_pattern([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
+        sources = [(key, common_path([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
         written = tuple((key, text) for key, text in sources if text is not None)
         if len(family) == 1 or module is None or len(written) < len(sources):
             found += family
@@ -261,7 +263,7 @@ def _as_one(group: Sequence[PatternRule]) -> PatternRule | None:
     sources = [[text for _, text in of] for of in zip(*(rule.sources for rule in group), strict=True)]
     start, words, _ = apart(modules)
     inside = "{" in start or (group[0].layer.kind_name in NORMS and not any("." in word for word in words))
-    found = [common_pattern(texts, nested=True) for texts in (modules, *sources)]
+    found = [common_pattern(modules, nested=True), *(common_path(texts, nested=True) for texts in sources)]
     patterns = [text for text in found if text is not None]
     if not inside or len(patterns) < len(found):
         return None

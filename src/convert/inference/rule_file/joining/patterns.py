@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from convert.core.path_pattern import escape_path, parse_pattern
-from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.layers.layout import Layout
 from convert.inference.rule_file.layers.rule import LayerRule, Source
+from convert.inference.rule_file.leaf_sums import common_path, escaped, terms_of
 
 NUMBER = re.compile(r"[0-9]+")
 INDICES = "ijklmnpqstuv"
@@ -120,7 +120,7 @@ def _numbers(text: str) -> Numbers:
 
 def leaves_of(layer: LayerRule) -> Sequence[str]:
     """Return the leaves that a layer is made of."""
-    return layer.leaves or [source.leaf for source in _each_source(layer)]
+    return layer.leaves or [leaf for source in _each_source(layer) for leaf in terms_of(source.leaf)]
 
 
 def _each_source(layer: LayerRule) -> list[Source]:
@@ -166,7 +166,7 @@ def _narrow(members: Sequence[LayerRule], letters: IndexLetters, leaves: Collect
 def _matches_others(rule: PatternRule, leaves: Collection[str]) -> bool:
     """Whether a pattern of a rule matches leaves that the rule does not describe."""
     below = "/**" if rule.layer.leaves else ""  # a rule for the leaves below a path
-    patterns = [parse_pattern(text + below) for _, text in rule.sources if "{" in text]
+    patterns = [parse_pattern(one + below) for _, text in rule.sources for one in terms_of(text) if "{" in one]
     return any(pattern.match(leaf) for pattern in patterns for leaf in leaves if leaf not in rule.leaves)
 
 
@@ -242,10 +242,10 @@ def _with_indices(
             values = [_written(tuple(_value(member, slot) for member in members), indices | digits) for slot in slots]
             if not _can_be_written(values, indices):
                 return None
-            texts.append(_filled(escape_path(source.leaf), values))
+            texts.append(_filled(escaped(source.leaf), values))
             at += 1
         written = [text for text in texts if text is not None]
-        joined = common_pattern(written) or common_pattern(written, nested=True) if None not in texts else None
+        joined = common_path(written) or common_path(written, nested=True) if None not in texts else None
         last = "" if joined is None else joined[joined.rfind("{") :].partition("}")[0]
         if joined is None or (len(of) > 1 and "," in last and last in str(texts[0])):
             return None  # the last alternatives of a fused target are its parts, and not a list of numbers

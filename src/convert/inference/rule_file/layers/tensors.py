@@ -42,6 +42,7 @@ from convert.inference.rule_file.layers.rule import (
     Source,
 )
 from convert.inference.rule_file.layers.sources import Shapes, is_divided, is_part_of_leaf, matrix, sources_of
+from convert.inference.rule_file.leaf_sums import are_alike
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
@@ -194,13 +195,15 @@ def _has_bias_apart(
 ) -> bool:
     """Whether the bias has a rule of its own.
 
-    Its leaf may have axes of size 1 behind its numbers, as it is added along another axis than the last; or that axis alone, where the
-    kernel is a vector. Or the weight has a part of the
+    One part of it may be a sum of leaves, and another one a leaf. Its leaf may have axes of size 1 behind its numbers, as it is added
+    along another axis than the last; or that axis alone, where the kernel is a vector. Or the weight has a part of the
     inputs of a leaf, and another module has the rest; or the bias of a convolution has a part of its leaf, and the kernel a whole one.
     """
     bias = tensors.get("bias")
     apart = module.kind_name == "linear" and "bias" in group and "weight" in tensors
     if apart and is_part_of_leaf(tensors["weight"], leaves, inputs=True):
+        return True
+    if bias is not None and "weight" in tensors and not are_alike(part.leaf for part in bias.parts if part.leaf):
         return True
     if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
         return False
@@ -293,6 +296,7 @@ def _in_one_rule(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sour
         raise
     shapes = {source.layout.leaf_shape for _, of in sources[:1] for source in of}
     unequal = kind in CONVOLUTIONS and len(shapes) > 1
+    unequal = unequal or not are_alike(source.leaf for _, of in sources[:1] for source in of)
     return sources if _are_alike(sources) and not unequal else None
 
 
