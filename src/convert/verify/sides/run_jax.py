@@ -27,7 +27,7 @@ def jax_weights(plan: Plan) -> dict[str, Array]:
 def changed_weights(plan: Plan, changed: Callable[[Array], Array]) -> dict[str, Array]:
     """Return them with each leaf changed that a tensor is made of: a size that the checkpoint holds would be another model's."""
     needed = _needed(plan)
-    read = ((name, leaf, plan.checkpoint.read(leaf)) for name, leaf in _leaves(plan).items())
+    read = ((name, leaf, plan.checkpoint.read(leaf)) for name, leaf in jax_leaves(plan).items())
     return {name: x if leaf in needed else changed(x) for name, leaf, x in read}
 
 
