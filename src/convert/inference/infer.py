@@ -112,6 +112,8 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
     both = models.record(seed)
     search = both.search()
     solved = search.solve()
+    if not solved and (other := both.search_what_shows(search)) is not None and other.solve():
+        search, solved = other, True
     ended = None if solved else where_it_ended(search)
     if not solved:
         resume(search)

@@ -19,6 +19,7 @@ from convert.inference.forms.as_data import (
     tables_as_data,
 )
 from convert.inference.forms.experts_apart import experts_apart
+from convert.inference.forms.hidden.shown import hidden_elements, shown_alone
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import one_hot_as_lookups
@@ -70,6 +71,20 @@ class Records:
     def search(self) -> Search:
         """Return the search for the target's parameters."""
         return _search(self.source, self.target, repeated=bool(self.learned))
+
+    def search_what_shows(self, ended: Search) -> Search | None:
+        """Return the search in which only those elements of the values count that an output depends on.
+
+        Args:
+            ended: the search in which all count; None if each does where it ended.
+        """
+        hidden = hidden_elements(ended.target)
+        begin = ended.segments[-1].solution.end if ended.segments else 0
+        if not any(x in hidden for op in ended.target.operations[begin : ended.failure.index + 1] for x in op.operands):
+            return None
+        source, target = ended.source.program, ended.target
+        own = Source(shown_alone(source, hidden_elements(source)), repeated=bool(self.learned))
+        return Search(own, shown_alone(target, hidden))
 
 
 @dataclass(frozen=True, eq=False)

@@ -138,7 +138,7 @@ class Context:
             level = [result for user in users for result in user.results if result not in made]
             made.update(level)
         others = (x for user in products for x in user.operands if x not in made and not x.of_parameters)
-        return any(x.array.size and np.ptp(x.array) > 0 for x in others)
+        return any(x.array.size and x.array.min() != x.array.max() for x in others)
 
     def is_weighed(self, operation: Operation) -> bool:
         """Whether the rows that a product gives are multiplied by a number of data each, before anything else but a bias: they are those of an expert."""

@@ -12,6 +12,7 @@ import numpy as np
 from convert.inference.grading.differences.given import give
 from convert.inference.search import Search
 from convert.inference.segment.segments import LEVELS, Level, Segment, Solution
+from convert.numerics.magnitude import magnitudes
 from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -123,8 +124,8 @@ def _converged(search: Search, chosen: list[Solution], at: int, used: Array, las
     for solution in before:
         for value, array in solution.values.items():
             if last.get(value, -1) >= at:
-                scale = np.abs(array).max(initial=0)
-                if not np.allclose(search.replay.value(value), array, rtol=0, atol=SAME * scale, equal_nan=True):
+                size = magnitudes(array) if array.dtype.kind == "f" else 0
+                if not np.allclose(search.replay.value(value), array, rtol=0, atol=SAME * size, equal_nan=True):
                     return False
     read = {
         name for operation in search.target.operations[at:] for value in operation.operands for name in value.leaves

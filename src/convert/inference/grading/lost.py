@@ -11,6 +11,7 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.inference.recorded import drawn
+from convert.numerics.magnitude import magnitudes
 from convert.programs.program import Program, TakenOut, Value
 from convert.programs.run_checks import REPEATABLE
 
@@ -85,7 +86,7 @@ def _changed(program: Program) -> int | None:
     for k, operation in enumerate(program.operations):
         again = operation.again([operand.array for operand in operation.operands])
         for value, array in zip(operation.results, again, strict=True):
-            size = np.abs(value.array).max(initial=0) if value.array.dtype.kind in "fc" else 0
+            size = magnitudes(value.array) if value.array.dtype.kind in "fc" else 0
             if not np.allclose(value.array, array, rtol=0, atol=REPEATABLE * size, equal_nan=True):
                 return k
     return None
