@@ -25,6 +25,7 @@ from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import one_hot_as_lookups
 from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.products.contractions import features_times_vectors, products_by_element, sums_as_products
+from convert.inference.forms.products.distances import distances, distances_as_products
 from convert.inference.forms.products.distributed import distributed, products_of_sums
 from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
@@ -158,6 +159,7 @@ class Forms:
         columns: products of data that has columns of constants are taken apart.
         stacks: parameters in a stack, each for the same data, are taken apart.
         taps: sums of shifted data times the taps of a kernel are convolutions, too.
+        distances: sums of squared differences have a product.
     """
 
     apart: bool = False
@@ -166,6 +168,7 @@ class Forms:
     columns: bool = False
     stacks: bool = False
     taps: bool = False
+    distances: bool = False
 
 
 # Form -> what both programs have as many of where neither needs it.
@@ -176,12 +179,14 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
     "columns": products_of_constant_columns,
     "stacks": parts_of_stacks,
     "taps": convolutions,
+    "distances": distances,
 }
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
     program = experts_apart(program)
+    program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program
     program = stacks_apart(program, keep=keep) if forms.stacks else program
     program = taps_as_convolutions(program) if forms.taps and keep else program

@@ -106,14 +106,14 @@ def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operatio
     if times is None or times.name != "mul" or len(set(times.operands)) != 2 or not times.results[0].data:
         return []  # squares are those of a norm, or of a variance
     shape = times.results[0].array.shape
-    axes = _axes(total, len(shape))
-    kept = [_kept(x, shape, made_by) for x in times.operands]
+    axes = summed_axes(total, len(shape))
+    kept = [axes_kept(x, shape, made_by) for x in times.operands]
     if not axes or not all(set(axes) <= set(of) for of in kept) or total.results[0].array.dtype.kind != "f":
         return []
     batch = tuple(k for k in range(len(shape)) if k not in axes and all(k in of for of in kept))
     steps, operands = [], []
     for x, of in zip(times.operands, kept, strict=True):
-        step = _without_repeats(times, x, len(shape), of)
+        step = without_repeats(times, x, len(shape), of)
         steps.append(step)
         operands.append(step.results[0])
     (result,) = total.results
@@ -147,11 +147,11 @@ def _outer(
     if not data.data or len(weight.elements) != 1 or weight.leaves <= buffers:
         return []
     shape = times.results[0].array.shape
-    of_data, of_weight = _kept(data, shape, made_by), _kept(weight, shape, made_by)
+    of_data, of_weight = axes_kept(data, shape, made_by), axes_kept(weight, shape, made_by)
     if not of_weight or set(of_data) & set(of_weight):
         return []
-    rows = _reshaped(_without_repeats(times, data, len(shape), of_data), (*(shape[k] for k in of_data), 1))
-    vector = _reshaped(_without_repeats(times, weight, len(shape), of_weight), (1, *(shape[k] for k in of_weight)))
+    rows = reshaped(without_repeats(times, data, len(shape), of_data), (*(shape[k] for k in of_data), 1))
+    vector = reshaped(without_repeats(times, weight, len(shape), of_weight), (1, *(shape[k] for k in of_weight)))
     (result,) = times.results
     order = np.argsort([*of_data, *of_weight])
     once = [n if k in (*of_data, *of_weight) else 1 for k, n in enumerate(shape)]
@@ -173,7 +173,7 @@ def _outer(
     return [rows, vector, made, replace(times, name="expand", operands=(product,), settings={}, again=placed)]
 
 
-def _reshaped(step: Operation, shape: tuple[int, ...]) -> Operation:
+def reshaped(step: Operation, shape: tuple[int, ...]) -> Operation:
     """Return a layout operation whose result has another shape."""
     (made,) = step.results
     elements = tuple(numbers.reshape(shape) for numbers in made.elements)
@@ -181,12 +181,12 @@ def _reshaped(step: Operation, shape: tuple[int, ...]) -> Operation:
     return replace(step, results=(short,), again=lambda x: [step.again(x)[0].reshape(shape)])
 
 
-def _axes(total: Operation, rank: int) -> tuple[int, ...]:
+def summed_axes(total: Operation, rank: int) -> tuple[int, ...]:
     said = total.settings.get("axes", total.settings.get("dim"))
     return tuple(range(rank)) if said is None else tuple(sorted(int(k) % rank for k in np.ravel(said)))
 
 
-def _kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -> list[int]:
+def axes_kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -> list[int]:
     """Return the axes of the product along which a value is not repeated."""
     array = value.elements[0] if value.elements else value.array
     made = made_by.get(value)
@@ -199,7 +199,7 @@ def _kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -
     ]
 
 
-def _without_repeats(like: Operation, value: Value, rank: int, kept: Sequence[int]) -> Operation:
+def without_repeats(like: Operation, value: Value, rank: int, kept: Sequence[int]) -> Operation:
     """Return the operation that gives a value with one place along each axis along which it is repeated, and all axes."""
     first = rank - value.array.ndim
     index = (None,) * first + tuple(slice(None) if first + k in kept else slice(1) for k in range(value.array.ndim))
