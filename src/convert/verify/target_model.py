@@ -184,6 +184,8 @@ def _kind(module: torch.nn.Module) -> str:
     """Return the kind of rule that makes a module's tensors; empty if its type does not tell."""
     from torch import nn
 
+    from convert.layers import torch_modules
+
     known: tuple[tuple[str, tuple[type, ...]], ...] = (
         ("attention", (nn.MultiheadAttention,)),
         ("linear", (nn.Linear,)),
@@ -195,7 +197,7 @@ def _kind(module: torch.nn.Module) -> str:
         ("group_norm", (nn.GroupNorm,)),
         ("batch_norm", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)),
         ("instance_norm", (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)),
-        ("gru", (nn.GRU, nn.GRUCell)),
+        ("gru", (nn.GRU, nn.GRUCell, torch_modules.GRU)),
         ("lstm", (nn.LSTM, nn.LSTMCell)),
         ("rnn", (nn.RNN, nn.RNNCell)),
     )
@@ -249,6 +251,8 @@ def _facts(module: torch.nn.Module, kind: str) -> Mapping[str, Any]:
         return _geometry(module)
     if kind == "rnn":
         return {"activation": module.nonlinearity}
+    if kind == "gru":
+        return {"reset": getattr(module, "reset", "after")}
     if not kind.endswith("_norm"):
         return {}
     part = _with_values(module)

@@ -99,6 +99,7 @@ def derived(cell: str, from_zeros: bool, module: torch.nn.Module | None = None) 
 QUICK = ("flax.nnx.SimpleCell", "equinox.nn.LSTMCell(use_bias=False)")
 CELLS = [
     "flax.linen.GRUCell", "flax.linen.MGUCell", "flax.linen.LSTMCell", "flax.linen.SimpleCell", "flax.linen.SimpleCell(activation_fn=relu)",
+    "flax.linen.SimpleCell(residual=True)", "flax.nnx.SimpleCell(residual=True)",
     "flax.nnx.GRUCell", "flax.nnx.OptimizedLSTMCell", "flax.nnx.SimpleCell",
     "equinox.nn.GRUCell", "equinox.nn.GRUCell(use_bias=False)", "equinox.nn.LSTMCell(use_bias=False)",
     "haiku.VanillaRNN", "haiku.VanillaRNN(double_bias=False)",

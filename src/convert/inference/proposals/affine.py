@@ -6,7 +6,7 @@ value has, for each of its elements, which row and which column of a product it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import free_axes, parameter_operands, role_of
 from convert.programs import jax_elements
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import Operation, Program, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ADDITIONS = ("add", "add_any")
@@ -42,6 +42,7 @@ class Term:
         side: position of the parameters among its operands.
         beside: of a parameter: the products among the terms that it was added to.
         number: that is added; 0 of other terms.
+        rest: of the rest, where it is added as it is: its value.
     """
 
     at: Array
@@ -49,6 +50,7 @@ class Term:
     side: int = -1
     beside: tuple[int, ...] = ()
     number: float = 0.0
+    rest: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,22 @@ class Gate:
     """A sum of one or two products that enters a sigmoid, a tanh, a ReLU or a product of data.
 
     Attributes:
-        index: of the operation that it enters.
-        enters: what that is.
+        value: what the operation that it enters gives, or the part of that which this sum gives.
+        enters: what that operation is.
         factors: the products.
         biases: the parameters.
         number: that is added.
         rest: whether anything else is added.
+        residual: index of the product whose data is added to what it gives, as by a cell with a residual connection; -1 for none.
     """
 
-    index: int
+    value: Value
     enters: str
     factors: tuple[Factor, ...]
     biases: tuple[Bias, ...]
     number: float
     rest: bool
+    residual: int = -1
 
     def factor(self, operation: int) -> Factor | None:
         """Return its part of a product, by the index of the operation."""
@@ -127,12 +131,16 @@ class Gate:
 def gates(program: Program) -> list[Gate]:
     """Return the gates of a program, in the order of the operations that they enter."""
     sums: dict[Value, Sum] = {}
+    users = users_of(program.operations)
     found = []
     for index, operation in enumerate(program.operations):
         if (enters := NON_LINEAR.get(operation.name)) and (enters != "product" or len(operation.data) > 1):
             for value in dict.fromkeys(operation.data):
-                if value in sums and (gate := _gate(index, enters, sums[value], program)) is not None:
-                    found.append(gate)
+                if value in sums:
+                    given = operation.results[0]
+                    parts = _parts(given, sums[value], users) if enters != "product" else None
+                    every = (_gate(part, enters, of, program) for part, of in parts or [(given, sums[value])])
+                    found += [gate for gate in every if gate is not None]
         for value, added in zip(operation.results, _sums(index, operation, sums), strict=False):
             if added.products and len(added.products) <= MAX_PRODUCTS:
                 sums[value] = added
@@ -184,7 +192,7 @@ def _added(index: int, operation: Operation, sums: dict[Value, Sum]) -> Sequence
         elif value.constant and np.ptp(value.array) == 0:
             part = Sum(numbers=(Term(np.zeros(shape, int), number=float(value.array.flat[0])),))
         elif side < 2:
-            part = Sum(rest=(Term(np.zeros(shape, int)),))
+            part = Sum(rest=(Term(np.zeros(shape, int), rest=value),))
         else:  # the factor of torch's `add`
             continue
         total = total.plus(_each(part, lambda at: np.broadcast_to(at, shape)))
@@ -201,7 +209,7 @@ def _moved(operation: Operation, sums: dict[Value, Sum]) -> Sequence[Sum]:
             for term in terms:
                 for k, at in enumerate(_again(operation, place, term.at)):
                     if (at >= 0).any():
-                        totals[k] = totals[k].plus(Sum(**{name: (replace(term, at=at),)}))
+                        totals[k] = totals[k].plus(Sum(**{name: (replace(term, at=at, rest=None),)}))
     return totals
 
 
@@ -220,11 +228,33 @@ def _again(operation: Operation, place: int, numbers: Array) -> list[Array]:
     return [np.nan_to_num(np.asarray(x)).astype(int) - 1 for x in operation.again(given)]
 
 
+def _parts(value: Value, of: Sum, users: Mapping[Value, Sequence[Operation]]) -> list[tuple[Value, Sum]] | None:
+    """Return the parts of a value that a program takes, such as each gate of a sigmoid of all; None where it uses the whole.
+
+    Args:
+        value: a function of each element of a sum.
+        of: the sum.
+        users: the operations that use each value.
+    """
+    found: list[tuple[Value, Sum]] = []
+    for user in users.get(value, ()):
+        if user.name not in _moves():
+            return None
+        for result, moved in zip(user.results, _moved(user, {value: of}), strict=True):
+            if result.array.size < value.array.size:
+                found.append((result, moved))
+            elif (parts := _parts(result, moved, users)) is not None:
+                found += parts
+            else:
+                return None
+    return found or None
+
+
 def _each(part: Sum, move: Callable[[Array], Array]) -> Sum:
     return Sum(**{name: tuple(replace(term, at=move(term.at)) for term in terms) for name, terms in vars(part).items()})
 
 
-def _gate(index: int, enters: str, of: Sum, program: Program) -> Gate | None:
+def _gate(value: Value, enters: str, of: Sum, program: Program) -> Gate | None:
     """Return a sum in one form; None where a term is not added to all of it, or its columns do not lie along one axis."""
     columns = [_columns(term, program) for term in of.products]
     places = [*columns, *(term.at for term in of.parameters)]
@@ -244,7 +274,16 @@ def _gate(index: int, enters: str, of: Sum, program: Program) -> Gate | None:
         numbers = np.moveaxis(term.at, axis, -1).reshape(-1, term.at.shape[axis])[0]
         biases.append(Bias(term.operation, term.side, numbers, term.beside))
     number = sum(term.number for term in of.numbers)
-    return Gate(index, enters, tuple(products), tuple(biases), number, bool(of.rest))
+    residual = _residual(of, program)
+    return Gate(value, enters, tuple(products), tuple(biases), number, bool(of.rest) and residual < 0, residual)
+
+
+def _residual(of: Sum, program: Program) -> int:
+    """Return the product whose data is all that is added to a sum besides; -1 for none."""
+    if len(of.rest) != 1 or (added := of.rest[0].rest) is None:
+        return -1
+    met = {term.operation: program.operations[term.operation].data[0].array for term in of.products}
+    return next((k for k, data in met.items() if np.array_equal(data, added.array)), -1)
 
 
 def _count(term: Term, program: Program) -> int:

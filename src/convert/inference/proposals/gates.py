@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
-from convert.inference.proposals.affine import NON_LINEAR, Bias, Gate, gates
+from convert.inference.proposals.affine import Bias, Factor, Gate, gates
 from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
@@ -50,15 +50,21 @@ class Cells:
         return bool(_recurrent(self._source))
 
     @cached_property
-    def _mixing(self) -> frozenset[int]:
+    def _source_gates(self) -> list[Gate]:
+        return gates(self._source)
+
+    @cached_property
+    def _residual(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
+        """The weights of products whose data the source, and the target, add to what they give; at the first step that may be zeros."""
+        of_target = {gate for found in self._of_target.values() for gate in found}
+        return _residual(self._source, self._source_gates), _residual(self._target, of_target)
+
+    @cached_property
+    def _mixing(self) -> frozenset[Value]:
         """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
         users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
-        return frozenset(
-            k
-            for k, operation in enumerate(self._source.operations)
-            if NON_LINEAR.get(operation.name) == "sigmoid"
-            and any(_mixes(user, made_by) for user in _behind_moves(operation.results[0], users))
-        )
+        sigmoids = {gate.value for gate in self._source_gates if gate.enters == "sigmoid"}
+        return frozenset(v for v in sigmoids if any(_mixes(user, made_by) for user in _behind_moves(v, users)))
 
     @cached_property
     def _of_target(self) -> dict[int, list[Gate]]:
@@ -71,20 +77,22 @@ class Cells:
 
     @cached_property
     def _of_source(self) -> ValueTable[tuple[Gate, list[_Matrix]]]:
-        """The source's gates with their products, by the data of these."""
+        """The source's gates with their products, and with each one of several, by the data of these."""
         table: ValueTable[tuple[Gate, list[_Matrix]]] = ValueTable(self._context.tolerance)
-        for gate in gates(self._source):
-            matrices = _matrices(self._source.operations, gate, lambda value: value.array)
-            table.add(_data(matrices), (gate, matrices))
+        for gate in self._source_gates:
+            single = [[factor] for factor in gate.factors] if len(gate.factors) > 1 else []
+            for factors in (gate.factors, *single):
+                matrices = _matrices(self._source.operations, factors, lambda value: value.array)
+                table.add(_data(matrices), (gate, matrices))
         return table
 
     def propose(self, at: int) -> list[Candidate] | None:
         """Return proposals for the cell that begins with a product of the target; None if it begins with none, or the source has none."""
         cell = self._cell(at) if self._recurrent and self._source_is_recurrent else []
-        return list(self._for(cell)) if cell else None
+        return list(self._for(cell, at)) if cell else None
 
-    def _for(self, cell: Sequence[Gate]) -> Iterator[Candidate]:
-        options = [list(self._same(gate)) for gate in cell]
+    def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
+        options = [list(self._same(gate, self._met(gate, at))) for gate in cell]
         if not all(options):
             return
         every = list(itertools.islice(itertools.product(*options), MAX_ORDERS**2))
@@ -94,7 +102,10 @@ class Cells:
             yield Candidate(pieces, "gates of the same data", KIND)
 
     def _cell(self, at: int) -> list[Gate]:
-        """Return the target's gates that a product and those of the state make, one for each column; none if they make no cell."""
+        """Return the target's gates that a product and those of the state make, one for each column; none if they make no cell.
+
+        A product of what another gate of the cell makes, as of a state that is reset, is not known yet, and follows by itself.
+        """
         found: list[Gate] = []
         todo, done = [at], set[int]()
         while todo:
@@ -107,28 +118,38 @@ class Cells:
                     if other is not None
                 ):
                     found.append(gate)
-                    todo += [f.operation for f in gate.factors if f.operation not in {*done, *todo}]
-        whole = len(done) > 1 and all(self._is_unknown(product, at, found) for product in done)
+                    todo += [f.operation for f in self._met(gate, at) if f.operation not in {*done, *todo}]
+        whole = len(done) > 1 and all(self._is_unknown(product, found) for product in done)
         return found if whole and done & self._recurrent else []
 
-    def _is_unknown(self, product: int, at: int, cell: Sequence[Gate]) -> bool:
-        """Whether the data of a product is known, none of its weight is, and the gates have each of its columns."""
+    def _met(self, gate: Gate, at: int) -> list[Factor]:
+        """Return the products of a gate whose data the target has in front of an operation."""
+        operations = self._target.operations
+        return [f for f in gate.factors if self._made_by.get(operations[f.operation].data[0], -1) < at]
+
+    def _is_unknown(self, product: int, cell: Sequence[Gate]) -> bool:
+        """Whether nothing is known of the weight of a product, and the gates have each of its columns."""
         operation = self._target.operations[product]
         (side,) = parameter_operands(operation)
         (weight,) = products([operation], side)
         columns = [factor.columns for gate in cell if (factor := gate.factor(product)) is not None]
         now = self._context.replay.value(operation.operands[side])
-        known = self._made_by.get(operation.data[0], -1) < at
         fed = product in self._recurrent or operation.data[0].array.any()
-        return bool(known and fed and np.isnan(now).all() and sum(map(len, columns)) == weight.value[0].size)
+        return bool(fed and np.isnan(now).all() and sum(map(len, columns)) == weight.value[0].size)
 
-    def _same(self, gate: Gate) -> Iterator[tuple[Gate, list[Piece]]]:
-        """Yield the source's gates of the same data, with what they make of the target's parameters."""
+    def _same(self, gate: Gate, met: Sequence[Factor]) -> Iterator[tuple[Gate, list[Piece]]]:
+        """Yield the source's gates of the same data, with what they make of the target's parameters.
+
+        Args:
+            gate: of the target.
+            met: its products that are known.
+        """
         seen = set[bytes]()
-        ours = _matrices(self._target.operations, gate, self._context.replay.value)
+        ours = _matrices(self._target.operations, met, self._context.replay.value)
         for other, theirs in self._of_source.find(_data(ours)):
-            if (other.enters, other.rest) == (gate.enters, gate.rest):
-                for sign in (1.0, -1.0) if other.index in self._mixing else (1.0,):
+            further = len(gate.factors) - len(ours), len(other.factors) - len(theirs)
+            if (other.enters, other.rest) == (gate.enters, gate.rest) and further[0] == further[1]:
+                for sign in (1.0, -1.0) if other.value in self._mixing else (1.0,):
                     made = self._made_of(gate, ours, other, theirs, sign)
                     key = b"".join(np.append(piece.numbers, int(piece.factor)).tobytes() for piece in made or ())
                     if made and key not in seen:
@@ -148,6 +169,10 @@ class Cells:
             return None
         order, rows = paired
         theirs = [theirs[k] for k in order]
+        plus = self._diagonal(ours, theirs)
+        if plus is None or (plus.any() and sign < 0):
+            return None
+        plus = plus[rows]
         numbers = np.concatenate([matrix.numbers for matrix in theirs])[rows]
         owner = np.repeat(np.arange(len(theirs)), [len(matrix.numbers) for matrix in theirs])[rows]
         target = np.concatenate([matrix.numbers for matrix in ours])
@@ -158,12 +183,34 @@ class Cells:
         for k, matrix in enumerate(theirs):
             if not np.array_equal(matrix.value, theta[matrix.numbers]):
                 return None
-            here = owner == k
-            chosen = numbers[here]
-            values = sign * theta[chosen]
-            found += self._context.pieces(target[here], chosen, values, Arithmetic.SAME, matrix.meeting, sign)
-        biases = self._biases(gate, other, order, sign)
+            for offset in np.unique(plus[owner == k]):
+                here = (plus == offset) & (owner == k)[:, None]
+                way = OFFSETS[float(offset)]
+                values = sign * COMPUTE[way](theta[numbers[here]])
+                found += self._context.pieces(target[here], numbers[here], values, way, matrix.meeting, sign)
+        biases = self._biases((gate, ours), (other, theirs), sign)
         return None if biases is None else found + biases
+
+    def _diagonal(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
+        """Return what is added to the source's weights, below each other: ones on the diagonal of one whose data the source adds to its product.
+
+        The target's diagonal has them if the target does not add the data; None where the weights do not show which is which.
+        """
+        source, target = (
+            [_digest(matrix.meeting.operation, matrix.meeting.side) in weights for matrix in of]
+            for of, weights in zip((theirs, ours), self._residual, strict=True)
+        )
+        if len(source) != len(target):
+            return (
+                None
+                if any((*source, *target))
+                else np.zeros((sum(len(x.numbers) for x in theirs), theirs[0].numbers.shape[1]))
+            )
+        added = [
+            (float(one) - float(two)) * np.eye(*matrix.numbers.shape)
+            for one, two, matrix in zip(source, target, theirs, strict=True)
+        ]
+        return np.concatenate(added)
 
     def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> tuple[Sequence[int], Array] | None:
         """Return an order of the source's products, and for each row of the target's weights that of the source's, below each other."""
@@ -185,15 +232,21 @@ class Cells:
             return None
         return pairing.numbers
 
-    def _biases(self, gate: Gate, other: Gate, order: Sequence[int], sign: float) -> list[Piece] | None:
-        """Return what the source's biases and numbers make of the target's biases; None if these are too few."""
+    def _biases(
+        self, one: tuple[Gate, Sequence[_Matrix]], two: tuple[Gate, Sequence[_Matrix]], sign: float
+    ) -> list[Piece] | None:
+        """Return what the source's biases and numbers make of the target's biases; None if these are too few.
+
+        Args:
+            one, two: the gates of the target and of the source, with their products in the same order.
+            sign: -1 where the target's gate is the source's negated.
+        """
+        (gate, _), (other, _) = one, two
         free = [own for own in gate.biases if not self._context.are_zeros(own.numbers)]
         offset = sign * other.number - gate.number
         found: list[Piece] = []
         for bias in other.biases:
-            at = next(
-                (k for k, own in enumerate(free) if _beside(own, gate, range(9)) == _beside(bias, other, order)), 0
-            )
+            at = next((k for k, own in enumerate(free) if _beside(own, *one) == _beside(bias, *two)), 0)
             way = OFFSETS.get(sign * offset)
             if way is None or not free or not self._context.free(bias.numbers, free[at].numbers):
                 return None
@@ -215,13 +268,25 @@ def _recurrent(program: Program) -> frozenset[int]:
     by_weight: dict[bytes, list[int]] = {}
     for index, operation in enumerate(program.operations):
         for side in parameter_operands(operation) if role_of(operation) is Role.PRODUCT else ():
-            elements = operation.operands[side].elements
-            if len(elements) == 1 and len(operation.data) == 1:
-                by_weight.setdefault(hashlib.blake2b(elements[0].tobytes()).digest(), []).append(index)
+            if len(operation.operands[side].elements) == 1 and len(operation.data) == 1:
+                by_weight.setdefault(_digest(operation, side), []).append(index)
     several = (same for same in by_weight.values() if len(same) > 1)
     return frozenset(
         k for same in several if any(program.operations[j].data[0].array.any() for j in same) for k in same
     )
+
+
+def _residual(program: Program, found: Iterable[Gate]) -> frozenset[bytes]:
+    """Return the weights of the products whose data gates add to what they give."""
+    factors = {
+        f.operation: f for gate in found if gate.residual >= 0 for f in gate.factors if f.operation == gate.residual
+    }
+    return frozenset(_digest(program.operations[k], factor.side) for k, factor in factors.items())
+
+
+def _digest(operation: Operation, side: int) -> bytes:
+    """Return what tells the elements of a weight from those of others."""
+    return hashlib.blake2b(operation.operands[side].elements[0].tobytes()).digest()
 
 
 def _behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
@@ -244,10 +309,11 @@ def _mixes(operation: Operation, made_by: Mapping[Value, Operation]) -> bool:
     return operation.name == "mul" and any(one is not None and one.name == "sub" for one in made)
 
 
-def _beside(bias: Bias, gate: Gate, order: Sequence[int]) -> int | None:
-    """Return which of the products in an order a bias is added to, if it is one alone."""
-    products = [gate.factors.index(f) for f in gate.factors if f.operation in bias.beside]
-    return list(order).index(products[0]) if len(products) == 1 else None
+def _beside(bias: Bias, gate: Gate, matrices: Sequence[_Matrix]) -> int | None:
+    """Return which of some products of a gate a bias is added to, if it is one alone; their number for another one."""
+    products = [factor.operation for factor in gate.factors if factor.operation in bias.beside]
+    known = [matrix.meeting.index for matrix in matrices]
+    return [*known, *products].index(products[0]) if len(products) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,10 +332,12 @@ class _Matrix:
     meeting: Meeting
 
 
-def _matrices(operations: Sequence[Operation], gate: Gate, read: Callable[[Value], Array]) -> list[_Matrix]:
-    """Return the products in a gate. A state that all rows of a batch have is one row."""
+def _matrices(
+    operations: Sequence[Operation], factors: Sequence[Factor], read: Callable[[Value], Array]
+) -> list[_Matrix]:
+    """Return some of the products in a gate. A state that all rows of a batch have is one row."""
     found = []
-    for factor in gate.factors:
+    for factor in factors:
         operation, side = operations[factor.operation], factor.side
         given = Value(read(operation.data[0]), data=True)
         operands = tuple(x if k == side else given for k, x in enumerate(operation.operands))

@@ -11,11 +11,9 @@ import numpy as np
 from convert.inference.derivation import Derivation
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.drawn import Array, DrawnLeaves, derived_array
-from convert.inference.rule_file.layers.cells import KINDS, sums
+from convert.inference.rule_file.layers.cells import KINDS, plan_of, sums
 from convert.inference.rule_file.printing.buffers import ROUNDING as BUFFER_ROUNDING
 from convert.layers.step_tensor import expected
-from convert.planning.planner import make_plan
-from convert.rules.parse import parse_rules
 from convert.writing.execute import computed
 
 ROUNDING = 1e-12  # relative, of arithmetic in float64: 1 + scale, and a factor
@@ -52,7 +50,7 @@ def compare_rules(
     """
     derivation, _ = in_complex_numbers(derivation)
     source = DrawnLeaves(derivation.leaves, root, derivation.weights)
-    plan = make_plan(parse_rules(text), source)
+    plan = plan_of(text, source)
     steps = {step.name: step for step in plan.steps}
     found = []
     pairs: dict[str, tuple[Array, Array]] = {}  # name -> what the rules make, what was derived

@@ -1,4 +1,4 @@
-"""Say which cell of the source a layer of ``torch.nn.GRU``, ``LSTM`` or ``RNN`` is: by its name in its library, or by its equations.
+"""Say which cell of the source a layer of ``torch.nn.GRU``, ``LSTM`` or ``RNN``, or of our own GRU, is: by its name in its library, or by its equations.
 
 A name alone decides nothing: the rule is planned, and its tensors are compared with the derived ones.
 """
@@ -18,9 +18,11 @@ from convert.inference.derivation import Arithmetic, Tensor
 from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.inference.rule_file.layers.layout import MAX_PARTS, runs_of
 from convert.layers.draft import flow
-from convert.layers.recurrent.equations import EQUATIONS, GATES, TENSORS
+from convert.layers.recurrent.equations import EQUATIONS, GATES, RESETS, TENSORS, UNRESET
 from convert.layers.recurrent.library_cells import CELLS, NEW, named_cell
 from convert.layers.step_tensor import expected
+from convert.planning.facts.settings import settable
+from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
 
@@ -56,7 +58,7 @@ def layers_of(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def name_cell(
-    kind_name: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], activation: str
+    kind_name: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], facts: Mapping[str, Any]
 ) -> NamedCell | None:
     """Name the cell that gives these tensors; None where the rule language has none.
 
@@ -64,12 +66,13 @@ def name_cell(
         kind_name: ``gru``, ``lstm`` or ``rnn``.
         tensors: by their names without the layer, such as ``weight_ih``.
         shapes: of the source's leaves.
-        activation: of an RNN.
+        facts: of the layer: the activation of an RNN, where the reset gate of a GRU stands.
     """
+    activation, reset = str(facts.get("activation", "tanh")), str(facts.get("reset", "after"))
     tensors, inputs = _with_inputs_in_order(tensors, shapes)
     used = list(dict.fromkeys(part.leaf for tensor in tensors.values() for part in tensor.parts if part.leaf))
     biased = "bias_ih" in tensors
-    for start, keys in _proposals(kind_name, tensors, used, shapes, activation):
+    for start, keys in _proposals(kind_name, tensors, used, shapes, activation, reset):
         if start and _gives(kind_name, start, keys, {leaf: shapes[leaf] for leaf in used}, tensors, biased):
             return NamedCell(start, keys, inputs)
     return None
@@ -98,10 +101,17 @@ def _with_inputs_in_order(
 
 
 def _proposals(
-    kind_name: str, tensors: Mapping[str, Tensor], used: Sequence[str], shapes: Mapping[str, Any], activation: str
+    kind_name: str,
+    tensors: Mapping[str, Tensor],
+    used: Sequence[str],
+    shapes: Mapping[str, Any],
+    activation: str,
+    reset: str,
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     for name in _names(kind_name, activation):
         cell = named_cell(name, kind_name)
+        if cell.reset != reset:
+            continue
         starts = {
             leaf.removesuffix(path).rstrip("/")
             for leaf in used[:1]
@@ -112,7 +122,7 @@ def _proposals(
             paths = {leaf.removeprefix(f"{start}/") for leaf in used}
             if cell.leaves.keys() - cell.may_lack <= paths <= cell.leaves.keys():
                 yield start, (("cell", name),)
-    yield from _by_equations(kind_name, tensors, used, shapes, activation)
+    yield from _by_equations(kind_name, tensors, used, shapes, activation, reset)
 
 
 def _names(kind_name: str, activation: str) -> Iterator[str]:
@@ -132,19 +142,27 @@ def _names(kind_name: str, activation: str) -> Iterator[str]:
 
 
 def _by_equations(
-    kind_name: str, tensors: Mapping[str, Tensor], used: Sequence[str], shapes: Mapping[str, Any], activation: str
+    kind_name: str,
+    tensors: Mapping[str, Tensor],
+    used: Sequence[str],
+    shapes: Mapping[str, Any],
+    activation: str,
+    reset: str,
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the cell by torch's equations, with what each leaf holds read off the derivation."""
     factors = {part.factor for tensor in tensors.values() for part in tensor.parts}
     if not factors <= {0.0, 1.0, *([-1.0] if kind_name == "gru" else [])}:
         return
     start = "/".join(_common([leaf.split("/")[:-1] for leaf in used]))
-    held = {leaf: _held(kind_name, leaf, shapes[leaf], tensors) for leaf in used}
+    order = UNRESET if reset == "none" else GATES[kind_name]
+    held = {leaf: _held(order, leaf, shapes[leaf], tensors) for leaf in used}
     if None in held.values():
         return
     said = dict(EQUATIONS[kind_name])
     if kind_name == "rnn":
         said = {"h": said["h"].replace("tanh", activation)}
+    if kind_name == "gru":
+        said["n"] = RESETS[reset]
     if kind_name == "gru" and -1.0 in factors:  # sigmoid(-x) = 1 - sigmoid(x)
         said["h"] = NEW
     if kind_name == "lstm":
@@ -164,12 +182,12 @@ def _common(paths: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-def _held(kind_name: str, leaf: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> str | None:
+def _held(order: Sequence[str], leaf: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> str | None:
     """Return what a leaf holds, as a rule says it: ``W [I, zrn]``; None where it is laid out in another way."""
     found: dict[str, dict[int, str]] = {}  # W, U, b or c -> place in the leaf -> gate
     axis_of_gates: set[int] = set()
     for role, letter in TENSORS.items():
-        for gate, index in _gates(kind_name, leaf, shape, tensors.get(role)):
+        for gate, index in _gates(order, leaf, shape, tensors.get(role)):
             at = _axis_of_rows(index)
             if at is None:
                 return None
@@ -190,7 +208,7 @@ def _held(kind_name: str, leaf: str, shape: tuple[int, ...], tensors: Mapping[st
 
 
 def _gates(
-    kind_name: str, leaf: str, shape: tuple[int, ...], tensor: Tensor | None
+    order: Sequence[str], leaf: str, shape: tuple[int, ...], tensor: Tensor | None
 ) -> Iterator[tuple[str, tuple[Array, ...]]]:
     """Yield the gates of a tensor that come from a leaf, with the position of each element, [rows, columns], along its axes."""
     if tensor is None:
@@ -199,7 +217,6 @@ def _gates(
     for part in tensor.parts:
         if part.leaf == leaf:
             flat[part.elements] = part.positions
-    order = GATES[kind_name]
     for gate, block in zip(order, np.split(flat.reshape(tensor.shape[0], -1), len(order)), strict=True):
         if (block >= 0).all():
             yield gate, tuple(np.unravel_index(block, shape))
@@ -228,7 +245,7 @@ def _gives(
     text = f"model: m\ntitle: m\ntargets:\n  torch: {{loads: m}}\nrules:\n- {kind_name}: {target}\n  from: {flow(escape_path(start))}\n{said}"
     source = DrawnLeaves(shapes)
     try:
-        plan = make_plan(parse_rules(text), source)
+        plan = plan_of(text, source)
     except ConvertError:
         return False
     made = {step.role: expected(step, plan.source) for step in plan.steps}
@@ -237,6 +254,16 @@ def _gives(
         return False
     one, two = sums(kind_name, made), sums(kind_name, {role: a for role, a in derived.items() if a is not None})
     return all(one[role].shape == two[role].shape and np.allclose(one[role], two[role], rtol=1e-12) for role in one)
+
+
+def plan_of(text: str, source: DrawnLeaves) -> Plan:
+    """Plan rules; those of a cell that only our own module computes, too, as they are written for no other module.
+
+    Raises:
+        ConvertError: the rules are not valid, or do not fit the leaves.
+    """
+    rules = parse_rules(text)
+    return make_plan(rules, source, settings={"custom_cells": True} if "custom_cells" in settable(rules) else {})
 
 
 def sums(kind_name: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -116,8 +116,7 @@ def _cells(
             if (full := join(module.name, name)) in known
         }
         complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
-        activation = str(module.facts.get("activation", "tanh"))
-        cell = name_cell(module.kind_name, tensors, derivation.leaves, activation) if complete else None
+        cell = name_cell(module.kind_name, tensors, derivation.leaves, module.facts) if complete else None
         if cell is None:
             unknown |= {} if complete else {tensor.name: tensor.lack for tensor in tensors.values()}
             alone += tensors.values() if complete else ()
