@@ -44,6 +44,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "sum": ("reduce_sum", "sum"),
     "mean": ("mean",),
     "largest": ("reduce_max", "amax"),
+    "smallest": ("reduce_min", "amin"),
     "softmax": ("_softmax", "softmax", "_log_softmax"),
     "running sum": ("cumsum", "cumlogsumexp"),
     "sort": ("sort", "top_k", "topk", "argsort"),
@@ -56,6 +57,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "attention": ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"),
 }  # fmt: skip
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
+OF_ONE = {"max": "largest", "min": "smallest"}  # torch's, of one value; of two they limit one of them
 ELEMENTWISE = {
     *("multiply", "divide", "add", "subtract", "negate", "power", "reciprocal", "sqrt", "rsqrt", "exp", "log", "tanh", "sigmoid"),
     *("silu", "gelu", "relu", "softplus", "elu", "erf", "sin", "cos", "abs", "limit", "mask", "random"),
@@ -67,4 +69,6 @@ NO_FUNCTION = {"multiply", "divide", "add", "subtract", "negate", "power", "mask
 def kind_of(operation: Operation) -> str:
     """Return the word for what an operation does; its own name where there is none."""
     name = operation.name
+    if name in OF_ONE and len(operation.operands) == 1:
+        return OF_ONE[name]
     return KINDS.get(name) or KINDS.get(name.removesuffix("_")) or name

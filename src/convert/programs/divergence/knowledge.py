@@ -29,6 +29,7 @@ class Knowledge:
         fused: the source's products of which the target has the columns in one with others.
         had: the source's values that the target had where others were put in.
         producer, users: value of the target -> number of the operation that gives it; operations that it is given.
+        made_by: value of the target -> the operation that gives it.
         source_producer, source_users: the same in the source, with the operation itself.
     """
 
@@ -40,7 +41,7 @@ class Knowledge:
         self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
         self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
-        self._made_by = producers_of(target.operations)
+        self.made_by = producers_of(target.operations)
         self.users = users_of(target.operations)
         self.source_producer = producers_of(source.operations)
         self.source_users = users_of(source.operations)
@@ -83,6 +84,7 @@ class Knowledge:
         found = self.shared.find(array)
         repeats = kind_of(operation) == LAYOUT  # elements of a known value, as often as the target wants them
         same = array.size < FEW or bool((array == array.flat[0]).all())  # zeros that a recurrence begins with
+        same = same and not self.shared.tells(array)
         if not found and repeats and array.size < FEW and len(operation.data) == 1:  # a time for each of two images
             found = tuple(part for part in self.found.get(operation.data[0], ()) if part.value.array.size == array.size)
         if found or (array.dtype.kind == "f" and not same and not repeats):
@@ -130,7 +132,7 @@ class Knowledge:
 
     def root(self, value: Value) -> Value:
         """Return the value of the target whose elements this one has in another layout."""
-        return root(value, self._made_by)
+        return root(value, self.made_by)
 
     def uses(self, value: Value) -> list[Operation]:
         """Return the operations of the target that compute something of a value, in any layout."""

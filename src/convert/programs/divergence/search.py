@@ -24,7 +24,7 @@ from convert.programs.divergence.needed import needed
 from convert.programs.divergence.padding_rows import with_rows_filled
 from convert.programs.divergence.repair import LAYERS, Repair, few, is_local, place_of
 from convert.programs.divergence.rerun import Change, Rerun
-from convert.programs.divergence.shared_values import SharedValues, same_numbers
+from convert.programs.divergence.shared_values import SharedValues, is_rare, same_numbers, tells
 from convert.programs.divergence.trials import Trial, after_in_source, trials
 from convert.programs.program import Operation, Program, Value
 
@@ -78,6 +78,11 @@ def diverge(
     used = on_the_way(target, output)
     shared = SharedValues(source, tolerance)
     found = _diverge(Knowledge(source, used, output, shared, lacking), error, enough)
+    goal = used.outputs[output]
+    if (found is None or not found.proven) and is_rare(goal.array) and error(goal.array) > enough:
+        with_numbers = SharedValues(source, tolerance, numbers=True)  # the terms of a loss are single numbers
+        of_numbers = _diverge(Knowledge(source, used, output, with_numbers, lacking), error, enough)
+        found = of_numbers if found is None or (of_numbers is not None and of_numbers.proven) else found
     if found is None or not _is_vague(found) or len(used.operations) == len(target.operations):
         return found
     if target.taken_out:  # what the record does not use may be used outside of the framework
@@ -344,6 +349,8 @@ class _Search:
         LeakyReLU(ReLU(x)) is ReLU(x): nothing is missing in front of the LeakyReLU, which stands in the place of the ReLU. None where
         they change it, or where the source's own next operation of the kind gives it back, too.
         """
+        if not tells(put_in):
+            return None  # zeros are given back by any product
         known, rerun = self.known, Rerun(self.known.target, self.known.rerun)
         of_source = {
             kind_of(one)

@@ -41,6 +41,13 @@ def tells(array: Array) -> bool:
     return bool(np.isfinite(array).all() and (array != array.flat[0]).any())
 
 
+def is_rare(array: Array) -> bool:
+    """Whether an array has few numbers, and none is a count or a half of one, so that it is hardly equal by chance."""
+    if not 0 < array.size < FEW or array.dtype.kind != "f" or not np.isfinite(array).all():
+        return False
+    return bool((2 * array != np.round(2 * array)).all())
+
+
 def visible(array: Array) -> Array:
     """Return an array with zeros for what a mask hides, of which each library has another number."""
     if array.dtype.kind != "f" or not array.size or np.abs(array).max() < HIDDEN:
@@ -85,22 +92,35 @@ def slices(array: Array) -> Iterator[tuple[int, Iterator[Array]]]:
 
 
 class SharedValues:
-    """Finds values among those of a program that an input is in."""
+    """Finds values among those of a program that an input is in.
 
-    def __init__(self, program: Program, tolerance: float) -> None:
+    Args:
+        numbers: whether single numbers count, such as the terms of a loss.
+    """
+
+    def __init__(self, program: Program, tolerance: float, *, numbers: bool = False) -> None:
+        self.numbers = numbers
         self._whole: ValueTable[Part] = ValueTable(tolerance)
         self._parts: ValueTable[Part] | None = None
         self._tolerance = tolerance
         self._values = [value for operation in program.operations for value in operation.results if value.data]
         self._values = [*program.inputs.values(), *self._values]
-        self._values = [value for value in self._values if tells(visible(value.array))]
+        self._values = [value for value in self._values if self.tells(visible(value.array))]
         for value in self._values:
             self._whole.add(visible(value.array), Part(value))
+
+    def tells(self, array: Array) -> bool:
+        """Whether an equal array is evidence."""
+        return tells(array) or (self.numbers and is_rare(array))
+
+    def is_large(self, array: Array) -> bool:
+        """Whether an array has as many numbers as a value that is put in."""
+        return array.size >= (1 if self.numbers else FEW)
 
     def find(self, array: Array) -> tuple[Part, ...]:
         """Return the parts with these numbers; one for each index where they are stacked along an axis of `array`."""
         array = visible(array)
-        if not tells(array):
+        if not self.tells(array):
             return ()
         found = tuple(self._whole.find(array, closest=True)) or tuple(self._stacked().find(array, closest=True))
         return found or next(self._taken_apart(array), ())

@@ -12,8 +12,9 @@ from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import layouts, places
+from convert.programs.divergence.limits import before_limits, goes_on, is_limit
 from convert.programs.divergence.rerun import Change
-from convert.programs.divergence.shared_values import FEW, Part, same_numbers, tells
+from convert.programs.divergence.shared_values import FEW, Part, same_numbers
 from convert.programs.divergence.words import scalar
 from convert.programs.program import Operation, Value
 
@@ -110,7 +111,9 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
         for other, far in near:
             if (value, other) not in seen:
                 seen.add((value, other))
-                similar = depth == far == 1 and _similar(known, operation, known.source_producer[other])
+                similar = _limit_one_value(known, operation, value, other) or (
+                    depth == far == 1 and _similar(known, operation, known.source_producer[other])
+                )
                 for part in _parts(other, value, indices):
                     yield Trial(known, value, part, (depth, far), similar, None)
     yield from _of_the_layer(known, entry)
@@ -118,8 +121,20 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
     in_front = [*operation.data, *(v for operand in operation.data for v in _padded(known, operand))]
     for value in in_front:  # an operation that is missing in front of the entry
         for other, far in near:
-            if far and other.array.size == value.array.size and tells(known.array(value)):
+            fits = far and other.array.size == value.array.size and known.shared.tells(known.array(value))
+            if fits and (other.array.any() or _is_computed_of_alone(known, other, value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _is_computed_of_alone(known: Knowledge, other: Value, value: Value) -> bool:
+    """Whether the operation that gives a value of the source is given another one of the numbers of a value, and no further numbers.
+
+    Zeros restore the output in the place of each factor of a product; they are what the source has for the one that it masks.
+    """
+    operation = known.source_producer.get(other)
+    given = [v for v in operation.data if v.array.dtype.kind == "f"] if operation is not None else []
+    parts = {root(part.value, known.source_producer) for part in known.found.get(value, ())}
+    return len(given) == 1 and root(given[0], known.source_producer) in parts
 
 
 def _in_front(known: Knowledge, operation: Operation) -> list[Value]:
@@ -151,10 +166,10 @@ def _other_operands(known: Knowledge, entry: int, present: set[Value]) -> Iterat
     for value in dict.fromkeys(operation.data):
         here = {root(part.value, known.source_producer) for part in known.found.get(value, ())}
         for candidate in of_size.get(value.array.size, ()):
-            if tells(known.array(value)) and candidate not in here:
+            if known.shared.tells(known.array(value)) and known.shared.tells(candidate.array) and candidate not in here:
                 yield Trial(known, value, Part(candidate), OPERAND, False, entry)
         for part in known.found.get(value, ()):  # its own elements, which the target may have joined in another order
-            if part.axis is None and tells(known.array(value)) and value in joined:
+            if part.axis is None and known.shared.tells(known.array(value)) and value in joined:
                 yield Trial(known, value, part, OPERAND, False, entry)
 
 
@@ -211,7 +226,7 @@ def _after(known: Knowledge, operation: Operation, region: set[int]) -> Iterator
         if value in seen or depth > DEPTH:
             continue
         seen.add(value)
-        if value.array.size >= FEW and value.array.dtype.kind == "f":
+        if known.shared.is_large(value.array) and value.array.dtype.kind == "f":
             yield value, depth
         for user in known.users.get(value, ()):
             further = depth + (kind_of(user) != LAYOUT)
@@ -229,7 +244,7 @@ def after_in_source(known: Knowledge, values: Sequence[Value], present: set[Valu
             continue
         seen.add(value)
         repeated = value.array.size > largest and value not in present  # as an interpolation to the nearest does
-        if (depth or repeated) and value.array.size >= FEW and value.array.dtype.kind == "f":
+        if (depth or repeated) and known.shared.is_large(value.array) and value.array.dtype.kind == "f":
             yield value, max(depth, 1)
         for user in known.source_users.get(value, ()):
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in user.results]
@@ -254,7 +269,7 @@ def _present_behind(known: Knowledge, values: Sequence[Value], present: set[Valu
     seen: set[Value] = set(values)
     while waiting and len(seen) < NEAREST:
         value, depth = waiting.pop(0)
-        if depth and value in present and value.array.size >= FEW:
+        if depth and value in present and known.shared.is_large(value.array):
             yield value
         for user in known.source_users.get(value, ()) if depth < DEPTH else ():
             new = [v for v in user.results if v not in seen]
@@ -262,8 +277,19 @@ def _present_behind(known: Knowledge, values: Sequence[Value], present: set[Valu
             waiting += [(v, depth + (kind_of(user) != LAYOUT)) for v in new]
 
 
+def _limit_one_value(known: Knowledge, operation: Operation, value: Value, other: Value) -> bool:
+    """Whether two values are what all limits of the target and of the source make of one value, each by one operation or by two."""
+    if not is_limit(operation) or goes_on(value, known.users) or goes_on(other, known.source_users):
+        return False
+    ours, theirs = before_limits(value, known.made_by), before_limits(other, known.source_producer)
+    given = {root(part.value, known.source_producer) for part in known.found.get(ours, ())}
+    return ours is known.root(operation.data[0]) and theirs in given
+
+
 def _similar(known: Knowledge, one: Operation, two: Operation) -> bool:
-    """Whether two operations are the same but for a constant, a setting or the order of elements."""
+    """Whether two operations are the same but for a constant, a setting or the order of elements; limits are told apart as a whole."""
+    if is_limit(one):
+        return False
     ours_data, theirs_data = (
         [v for v in x.data if v.array.dtype.kind == "f"] for x in (one, two)
     )  # a mask is another value

@@ -10,6 +10,7 @@ import numpy as np
 from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.limits import bounds, in_words, is_limit, joined
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.program import Operation, Program, Value, producers_of
 
@@ -27,6 +28,7 @@ PLAIN = {
     "mean": "takes the mean",
     "sum": "sums",
     "largest": "takes the largest",
+    "smallest": "takes the smallest",
     "running sum": "takes the running sum",
     "sort": "sorts",
     "pooling": "pools",
@@ -116,13 +118,43 @@ class Words:
         return ", ".join(said) or "moves the elements"
 
     def verbs(self, operations: Sequence[Operation]) -> list[str]:
-        """Say what each does; the operations of a softmax as one, and of a choice that chooses nothing, nothing."""
+        """Say what each does; a softmax and limits that follow one another as one, and a choice that chooses nothing not at all."""
         steps = [one for one in operations if not _is_idle(one)]
-        return [f"takes the softmax{_over(one[0])}" if len(one) > 1 else self.verb(one[0]) for one in _softmaxes(steps)]
+        beside = self._sums_beside(steps)
+        left = [one for one in steps if one.results[0] not in beside]
+        return [self._together(several, beside) for several in _grouped(left)]
+
+    def _sums_beside(self, operations: Sequence[Operation]) -> dict[Value, str]:
+        """Return what operations sum of an input that others divide by, with its name: the number of tokens that are no padding."""
+        divisors = {root(v, self.producer) for one in operations if kind_of(one) == "divide" for v in one.operands[1:]}
+        found = {}
+        for one in operations:
+            if (
+                kind_of(one) == "sum"
+                and one.results[0] in divisors
+                and (of := root(one.operands[0], self.producer)) in self.names
+            ):
+                found[one.results[0]] = f"the sum{_over(one)} of {self.names[of]}"
+        return found
+
+    def _together(self, operations: Sequence[Operation], beside: Mapping[Value, str]) -> str:
+        """Say what operations do that are one step.
+
+        Args:
+            beside: names of sums that they may divide by.
+        """
+        if len(operations) == 1:
+            (one,) = operations
+            divisor = beside.get(root(one.operands[-1], self.producer)) if kind_of(one) == "divide" else None
+            return f"divides by {divisor}" if divisor else self.verb(one)
+        if is_limit(operations[0]):
+            return f"limits the values {in_words(joined(operations))}"
+        return f"takes the softmax{_over(operations[0])}"
 
     def kinds(self, operations: Sequence[Operation]) -> list[str]:
-        """Return the word for each, of a softmax one."""
-        return ["softmax" if len(one) > 1 else kind_of(one[0]) for one in _softmaxes(arithmetic(operations))]
+        """Return the word for each, of a softmax one, and of limits that follow one another."""
+        steps = _grouped(arithmetic(operations))
+        return ["softmax" if len(one) > 1 and not is_limit(one[0]) else kind_of(one[0]) for one in steps]
 
     def verb(self, operation: Operation) -> str:
         """Say what an operation does with the data that it is given."""
@@ -136,8 +168,8 @@ class Words:
             return by.format(other) if other else alone
         if kind in APPLIED:
             return f"applies {kind}"
-        if kind == "limit" and (said := _limits(operation)):
-            return f"limits the values {said}"
+        if is_limit(operation):
+            return f"limits the values {in_words(bounds(operation))}"
         if kind == "gelu":
             return "applies gelu_tanh" if operation.settings.get("approximate") == "tanh" else "applies gelu_erf"
         if kind in ("product", "convolution"):
@@ -146,8 +178,6 @@ class Words:
             return f"{verb} with {other}" if other else verb
         if kind == "softmax":
             return f"takes the softmax{_over(operation)}"
-        if kind == "limit":
-            return PLAIN[kind] + _bounds(operation)
         if kind == "pooling":
             by = next((f" by {by}" for word, by in POOLED.items() if word in operation.name), "")
             window = operation.settings.get("window_dimensions") or operation.settings.get("kernel_size") or ()
@@ -165,7 +195,7 @@ class Words:
         if operation.name in ("top_k", "topk"):
             ends = "largest" if operation.settings.get("largest", True) else "smallest"
             return f"takes the {operation.results[0].array.shape[-1]} {ends}"
-        if kind in ("sum", "mean", "largest", "sort"):
+        if kind in ("sum", "mean", "largest", "smallest", "sort"):
             return PLAIN[kind] + _over(operation)
         return PLAIN.get(kind, f"runs {operation.name.strip('_')}")
 
@@ -266,13 +296,16 @@ def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str |
     return None
 
 
-def _softmaxes(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
-    """Yield the operations, those of a softmax together."""
+def _grouped(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
+    """Yield the operations, those of a softmax together, and limits that follow one another."""
     kinds = [kind_of(one) for one in operations]
     k = 0
     while k < len(operations):
         parts = [j for j in range(k, len(kinds)) if kinds[j] not in ("limit", "mask")][: len(SOFTMAX)]
         end = parts[-1] + 1 if tuple(kinds[j] for j in parts) == SOFTMAX else k + 1
+        if is_limit(operations[k]):
+            while end < len(operations) and is_limit(operations[end]):
+                end += 1
         yield operations[k:end]
         k = end
 
@@ -288,37 +321,14 @@ def arithmetic(operations: Sequence[Operation]) -> list[Operation]:
 def _is_idle(operation: Operation) -> bool:
     """Whether a choice gives one of its values as it is: `softplus` looks for values that are no numbers."""
     made = operation.results[0].array
-    return kind_of(operation) == "mask" and any(
-        v.data and v.array.shape == made.shape and np.array_equal(v.array, made) for v in operation.operands
-    )
+    values = [v.array for v in operation.operands if v.data and v.array.dtype == made.dtype]
+    return kind_of(operation) == "mask" and any(x.shape == made.shape and np.array_equal(x, made) for x in values)
 
 
 def _repeats(operations: Sequence[Operation]) -> str:
     """Say that operations that move elements have repeated them; empty if they have not."""
     sizes = [(one.operands[0].array.size, one.results[0].array.size) for one in operations]
     return "repeats the elements" if any(before < after for before, after in sizes) else ""
-
-
-def _limits(operation: Operation) -> str:
-    """Say to which numbers an operation limits its values; empty where they are no constants."""
-    low, high = (_bound(operation, end) for end in ("min", "max"))
-    if low is not None and high is not None:
-        return f"to {low:.7g} to {high:.7g}"
-    if low is None and high is None:
-        return ""
-    return f"to at least {low:.7g}" if low is not None else f"to at most {high:.7g}"
-
-
-def _bound(operation: Operation, end: str) -> float | None:
-    """Return the least or the largest number that an operation gives."""
-    if operation.name == "clamp" and len(operation.operands) == 3:  # JAX: low, x, high; torch: x, low, high
-        low = 1 if operation.operands[0].data else 0
-        array = operation.operands[low if end == "min" else 2].array
-        return float(array.flat[0]) if array.size == 1 else None
-    if isinstance(operation.settings.get(end), int | float):
-        return float(operation.settings[end])
-    only = {"min": ("max", "maximum", "clamp_min"), "max": ("min", "minimum", "clamp_max")}[end]
-    return scalar(operation) if operation.name in only else None
 
 
 def scalar(operation: Operation) -> float | None:
@@ -333,16 +343,6 @@ def scalar(operation: Operation) -> float | None:
         if isinstance(operation.settings.get(key), int | float):
             return float(operation.settings[key])
     return None
-
-
-def _bounds(operation: Operation) -> str:
-    """Say between which numbers an operation limits values; empty where they are no numbers."""
-    numbers = [float(v.array.flat[0]) for v in operation.operands if v.constant and v.array.size == 1]
-    low, high = operation.name in ("max", "maximum", "clamp_min"), operation.name in ("min", "minimum", "clamp_max")
-    words = ("at least",) if low else ("at most",) if high else ("at least", "at most")
-    if len(numbers) != len(words):
-        return ""
-    return " to " + " and ".join(f"{word} {number:g}" for word, number in zip(words, numbers, strict=True))
 
 
 def places(operations: Sequence[Operation]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
+from convert.programs.divergence.limits import is_limit
 from convert.programs.divergence.naming.by_functions import (
     chain,
 )
@@ -79,6 +80,15 @@ class Both:
     def user(self) -> list[Operation]:
         """The first operation of the target that uses what its operations would be given; nothing where none does."""
         return user_of(self.repair.operands[0], self.ours.operations, self.repair.index)
+
+    @cached_property
+    def limits(self) -> tuple[str, str] | None:
+        """How each side limits the values, where both do that alone; None where one does more, or less."""
+        sides = (self.ours, self.repair.target), (self.theirs, self.repair.source)
+        if not all(operations and all(map(is_limit, arithmetic(operations))) for _, operations in sides):
+            return None
+        ours, theirs = (words.chain(operations) for words, operations in sides)
+        return (ours, theirs) if ours != theirs else None
 
     @property
     def as_it_is(self) -> str:

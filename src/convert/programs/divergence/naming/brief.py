@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, steps
 from convert.programs.divergence.naming.by_functions import EXTRA
+from convert.programs.divergence.naming.operations import CONSTANT, FACTOR
 from convert.programs.divergence.words import Words, arithmetic, layer_of
 from convert.programs.program import Operation, Value
 
@@ -82,7 +83,11 @@ def _what(both: Both, name: str, problem: str) -> str:
         return f"the JAX model {_short(repair.source, both.instead)}, the target does not"
     if not repair.source and name == EXTRA:
         return f"the target {_short(repair.target, both.does)}, the JAX model does not"
-    if detail := problem.removeprefix(both.sentence).lstrip(";: "):
+    if both.limits is not None and name == CONSTANT:
+        return "the target {}, the JAX model {}".format(*both.limits)
+    detail = problem.removeprefix(both.sentence).lstrip(";: ")
+    by_several = name == FACTOR and "," in detail and both.does != both.instead  # what the two divide by tells more
+    if detail and not by_several:
         return "; ".join(PLACES.sub("", detail).removesuffix(TAIL).split("; ")[:CLAUSES])
     return _apart(both) or f"the target {_begin(both.does)}, the JAX model {_begin(both.instead)}"
 

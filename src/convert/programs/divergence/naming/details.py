@@ -1,4 +1,4 @@
-"""What two repaired operations differ in: masks, parameters, heads, the bias of a choice."""
+"""What two repaired operations differ in: parameters, heads, the bias of a choice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.naming.functions import MOST, mask_offsets
+from convert.programs.divergence.naming.functions import MOST
 from convert.programs.divergence.naming.tables import off_by, shift_of
 from convert.programs.divergence.naming.windows import PADS
 from convert.programs.divergence.repair import Repair
@@ -38,20 +38,6 @@ POWERS = {
     3.0: "the third power",
 }
 MOST_RATIOS = 8  # factors that a sentence lists
-
-
-def mask_difference(ours: Array, theirs: Array) -> str:
-    """Say how two masks differ; true is what is seen."""
-    one, two = mask_offsets(ours), mask_offsets(theirs)
-    if one is None or two is None:
-        more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-        return f"the target shows {more} positions that the JAX model hides, and hides {fewer} that it shows"
-    return f"in the target a position sees {_reach(*one)}; in the JAX model, {_reach(*two)}"
-
-
-def _reach(low: int, high: int) -> str:
-    ahead = f", and up to {-low} behind it" if low < 0 else ""
-    return f"itself and up to {high} in front of it{ahead}" if low <= 0 else f"those {low} to {high} in front of it"
 
 
 def moved_indices(got: Array, want: Array) -> str:

@@ -11,7 +11,7 @@ from convert.numerics.roots import factor_text
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
-from convert.programs.divergence.naming.both import Both, line, steps, unshared
+from convert.programs.divergence.naming.both import Both, steps, unshared
 from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
 )
@@ -24,7 +24,6 @@ from convert.programs.divergence.naming.details import (
     bias_of_choice,
     contracted,
     copies,
-    mask_difference,
     moved_indices,
     other_beside,
     other_indices,
@@ -39,7 +38,7 @@ from convert.programs.divergence.naming.tables import (
     shifted_tables,
 )
 from convert.programs.divergence.repair import Repair
-from convert.programs.divergence.shared_values import HIDDEN, same_numbers
+from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import JOINS, Words, arithmetic, places, scalar
 from convert.programs.program import Operation, Value
 
@@ -198,14 +197,6 @@ def other_index(both: Both) -> Described | None:
 def exchanged_axes(both: Both) -> Described | None:
     axes = axes_exchanged(both.repair, both.ours)
     return (AXES, f"{both.sentence}: {axes}") if axes else None
-
-
-def mask(both: Both) -> Described | None:
-    hidden = [np.abs(x) >= HIDDEN for x in (both.repair.got, both.repair.want)]
-    if not hidden[0].any() or not hidden[1].any() or not (hidden[0] != hidden[1]).any():
-        return None
-    said = f"{mask_difference(~hidden[0], ~hidden[1])}{both.here}"
-    return "another mask", f"{said}; the JAX model's mask is applied at {line(both.repair.source)}"
 
 
 def of_parameters(both: Both) -> Described | None:

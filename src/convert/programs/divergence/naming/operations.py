@@ -28,6 +28,7 @@ from convert.programs.divergence.naming.details import (
     ratios,
 )
 from convert.programs.divergence.naming.functions import computed
+from convert.programs.divergence.naming.interpolations import method_of
 from convert.programs.divergence.naming.norms import two_norms
 from convert.programs.divergence.naming.selections import taken_from
 from convert.programs.divergence.naming.tables import (
@@ -51,9 +52,10 @@ NORM_IN_FRONT = (
 )
 Described = tuple[str, str]  # the name, and the sentence
 Array = np.ndarray[Any, np.dtype[Any]]
-CONSTANT = "another constant"
+CONSTANT, FACTOR = "another constant", "another factor"
 OTHER = "another computation"
 REDUCED = "reduction over another axis"
+INTERPOLATION = "another interpolation"
 NORMED = "norm over other axes or groups"
 
 
@@ -128,6 +130,14 @@ def constants(both: Both) -> Described | None:
     return (ROUNDED, f"{both.sentence}; {narrow}") if narrow else (CONSTANT, both.sentence)
 
 
+def other_limits(both: Both) -> Described | None:
+    """Both limit the values and do no more, each in one operation or in two."""
+    if both.limits is None:
+        return None
+    ours, theirs = both.limits
+    return CONSTANT, f"of {both.given}, the target {ours}{both.here}; the JAX model {theirs}{both.there}"
+
+
 def side_of_the_root(both: Both) -> Described | None:
     one, two = map(_epsilon, both.steps)
     return (f"epsilon {one} the root", both.sentence) if one and two and one != two else None
@@ -162,7 +172,7 @@ def another_order(both: Both) -> Described | None:
 
 def factor(both: Both) -> Described | None:
     factors = ratios(both.repair.got, both.repair.want)
-    return ("another factor", f"{both.sentence}; {factors}") if factors else None
+    return (FACTOR, f"{both.sentence}; {factors}") if factors else None
 
 
 def sign(both: Both) -> Described | None:
@@ -188,8 +198,14 @@ def longer(both: Both) -> Described | None:
 
 
 def interpolation(both: Both) -> Described | None:
+    """Another method of interpolation, of which one side may be products with a matrix for each axis."""
+    repair = both.repair
+    if len(repair.given) == 1:
+        ours, theirs = (method_of(x, repair.given[0]) for x in (repair.got, repair.want))
+        if ours and theirs and ours != theirs:
+            return INTERPOLATION, f"{both.sentence}; the target takes {ours}, and the JAX model {theirs}"
     kinds = (*both.ours.kinds(both.repair.target), *both.theirs.kinds(both.repair.source))
-    return ("another interpolation", both.sentence) if "resize" in kinds else None
+    return (INTERPOLATION, both.sentence) if "resize" in kinds else None
 
 
 def known_functions(both: Both) -> Described | None:
