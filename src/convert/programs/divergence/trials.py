@@ -287,7 +287,7 @@ def _limit_one_value(known: Knowledge, operation: Operation, value: Value, other
 
 
 def _similar(known: Knowledge, one: Operation, two: Operation) -> bool:
-    """Whether two operations are the same but for a constant, a setting or the order of elements; limits are told apart as a whole."""
+    """Whether two operations are the same but for a constant, a setting or the order of elements; limits differ as a whole."""
     if is_limit(one):
         return False
     ours_data, theirs_data = (

@@ -292,15 +292,15 @@ def _other_parts(rules: RuleFile, target: str, j: int, k: int) -> bool:
 def _lost(rules: RuleFile, target: str) -> Iterator[Finding]:
     """Find the rules whose tensors are computed from several leaves, which they do not tell apart."""
     for rule in rules.rules:
-        layer, why, path = rule.layer(target), "", str(rule.path)
-        if layer is not None and (terms := next(iter(sums_of([*rule.sources]).values()), ())):
-            path = PLUS.join(str(rule.sources[term]) for term in terms)
+        layer, why = rule.layer(target), ""
+        terms = next(iter(sums_of([*rule.sources]).values()), ())
         if layer is not None and (rule.kind.pair is not None or terms):
             why = "a sum or product of several leaves; it does not tell them apart"
         elif layer is not None and rule.normalized is not None and not kept(rule, layer):
             why = "the weight with its normalisation folded into it; it does not hold the weight without it"
         if why:
             fix = "keep the leaves apart in the target, or leave this rule out"
+            path = PLUS.join(str(rule.sources[role]) for role in terms or [rule.lead])
             yield Finding("not-reversible", f"the tensor is {why}", rule=rule.at.line_only, path=path, fix=fix)
 
 
