@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ATTEMPTS = 3
+MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
 
 
 def infer(
@@ -109,11 +110,7 @@ def _is_open(found: Derivation) -> tuple[bool, int, int]:
 
 def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], seed: int) -> tuple[Derivation, bool]:
     """Derive with the weights and inputs of one seed; also return whether others may tell more columns apart."""
-    both = models.record(seed)
-    search = both.search()
-    solved = search.solve()
-    if not solved and (other := both.search_what_shows(search)) is not None and other.solve():
-        search, solved = other, True
+    both, search, solved = _searched(models, seed)
     ended = None if solved else where_it_ended(search)
     if not solved:
         resume(search)
@@ -155,6 +152,29 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
     )
     grades = {tensor.grade for tensor in found}
     return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades)
+
+
+def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
+    """Search with the weights and inputs of a seed; also return whether a way to the outputs was found.
+
+    Where the weights that were found lead the module along another path than in its record, such as to other experts, it is recorded
+    with them, and searched again. Where hidden elements stand in the way, they are left out of both.
+    """
+    both = models.record(seed)
+    search = both.search()
+    solved = search.solve()
+    for _ in range(MOST_PATHS if both.as_run.path_taken else 0):
+        if solved:
+            break
+        again = models.record(seed, search.elsewhere or search.replay.known_parameters())
+        other = again.search()
+        solved = other.solve()
+        if other.failure.index <= search.failure.index and not solved:
+            break
+        both, search = again, other
+    if not solved and (shown := both.search_what_shows(search)) is not None and shown.solve():
+        search, solved = shown, True
+    return both, search, solved
 
 
 def _tied_names(both: Records) -> dict[str, tuple[str, ...]]:

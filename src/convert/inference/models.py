@@ -114,8 +114,12 @@ class Models:
         """
         return require_inputs(self.inputs(seed))
 
-    def record(self, seed: int) -> Records:
+    def record(self, seed: int, known: Mapping[str, Array] | None = None) -> Records:
         """Return the records of the function with the weights of a seed, and of the module with its own.
+
+        Args:
+            seed: of weights and inputs.
+            known: weights of the module.
 
         Raises:
             ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
@@ -123,7 +127,7 @@ class Models:
         given = whole_rows(self.all_given(seed), self.masks)
         source = self.runs.program(seed, given)
         require_finite_products(source)
-        as_run = recorded(self.module, self.run, given)
+        as_run = recorded(self.module, self.run, given, known)
         require_same_again(self.module, self.run, as_run)
         target = _in_one_form(as_run, self.runs.forms, keep=False)
         for form, count in WRITTEN_IN_TWO_WAYS.items():

@@ -15,6 +15,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MOVES = (LAYOUT, "part")
 
 
+class OtherPathError(ValueError):
+    """An operation gives another number of results than in the record, as where no row is sent to an expert."""
+
+
 class Replay:
     """A run of a program with its own parameters.
 
@@ -62,6 +66,16 @@ class Replay:
             self._weights[value] = known = version, np.asarray(out[k])
         return known[1]
 
+    def known_parameters(self) -> dict[str, Array]:
+        """Return the real parameters of which something is known, by name; elements that are not known have the record's numbers."""
+        found = {}
+        for name, value in self.program.parameters.items():
+            flat = self.parameters[name]
+            lacks = np.isnan(flat) if flat.dtype.kind == "f" else np.zeros(flat.shape, bool)
+            if not (lacks.all() or value.complex):
+                found[name] = np.where(lacks, value.array.ravel(), flat).reshape(value.array.shape)
+        return found
+
     def stands_for(self, name: str, places: Array) -> Value:
         """Return a value that has elements of a parameter as they are stored."""
         of = self.program.parameters[name]
@@ -86,12 +100,20 @@ class Replay:
         return array.dtype.kind != "f" or not np.isnan(array).any()
 
     def run(self, operation: Operation, replaced: dict[int, Array] | None = None) -> list[Array]:
-        """Return what the operation gives; `replaced` has other operands by position."""
+        """Return what the operation gives; `replaced` has other operands by position.
+
+        Raises:
+            OtherPathError: it gives another number of results.
+            TypeError, ValueError, IndexError, RuntimeError: it does not run.
+        """
         operands = [self.value(operand) for operand in operation.operands]
         for k, array in (replaced or {}).items():
             operands[k] = array
         with np.errstate(all="ignore"):
-            return [np.asarray(out) for out in operation.again(operands)]
+            results = [np.asarray(out) for out in operation.again(operands)]
+        if len(results) != len(operation.results):
+            raise OtherPathError(f"it gives {len(results)} results in place of {len(operation.results)}")
+        return results
 
     def keep(self, operation: Operation, results: Sequence[Array]) -> None:
         """Take arrays as the results of an operation."""

@@ -145,7 +145,9 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Itera
             (False, (values < number).any(), low < number),
         ):
             if ever and not reached and (operation.name in BENDS or _flat(operation, at, number, is_above)):
-                span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
+                span = "no row comes here"  # as where no token is sent to an expert
+                if values.size:
+                    span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
                 problem = (
                     f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
                 )

@@ -6,7 +6,7 @@ ends where a value depends on everything that was assigned.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from convert.inference.candidates.candidate import Candidate, Choice, shapes_but_rows
 from convert.inference.candidates.factors import carriers, factor_of
+from convert.inference.candidates.replay import OtherPathError
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.added_up import weighs_rows
@@ -77,6 +78,7 @@ class Walk(Assigned):
         patience: so many candidates after the deepest operation was reached.
         skipped: what begins like an operation at which the programs differ (`code`): there only what was found in another layer is tried.
         met_nothing: whether no row met some parameter, so that other weights may show more.
+        elsewhere: the parameters that were known where the target first took another path than in its record; None if it did not.
     """
 
     def __init__(self, source: Source, target: Program) -> None:
@@ -84,6 +86,7 @@ class Walk(Assigned):
         self.failure, self.tried, self.patience = Failure(), 0, WITHOUT_PROGRESS
         self.skipped: set[Any] = set()
         self.met_nothing = False
+        self.elsewhere: Mapping[str, Array] | None = None
         self._cells = Cells(self.context)
         self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
         self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
@@ -178,6 +181,8 @@ class Walk(Assigned):
             try:
                 results = self.replay.run(operation, replaced)
             except REFUSALS as error:  # a wrong candidate may not run
+                if self._strict and self.elsewhere is None and isinstance(error, OtherPathError):
+                    self.elsewhere = self.replay.known_parameters()
                 self._refute(at, f"it does not run: {error}")
                 return
             self.replay.keep(operation, results)
