@@ -124,8 +124,16 @@ def test_the_rules_are_those_that_a_person_writes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", [{"swapped": True, "joined": False}, {"behind": True, "joined": False}])
-def test_another_cell_ends_as_a_difference(planted: dict[str, bool]) -> None:
-    found = derive(fused, Cell(**planted), FUSED, floats(B, T, D))
+def test_another_cell_ends_as_a_difference() -> None:
+    found = derive(fused, Cell(behind=True, joined=False), FUSED, floats(B, T, D))
     assert not found.complete
     assert found.differences
+
+
+@pytest.mark.slow
+def test_a_gate_that_multiplies_the_other_state_is_the_negated_one() -> None:
+    """``1 - sigmoid(a)`` is ``sigmoid(-a)``."""
+    found = derive(fused, Cell(swapped=True, joined=False), FUSED, floats(B, T, D))
+    assert grades(found) == {Grade.DERIVED}
+    negated = {tensor.name for tensor in found.tensors if any(part.factor == -1 for part in tensor.parts)}
+    assert negated == {"layers.zx.weight", "layers.zx.bias", "layers.zh.weight"}

@@ -19,7 +19,9 @@ def others(array: Array, where: Array, seed: int) -> Iterator[Array]:
         return
     random = np.random.default_rng(seed)
     factor = random.uniform(1.1, 1.9, array.shape)
-    yield np.where(where & (np.abs(array) < HUGE), np.where(array == 0, factor, array * factor), array)
+    with np.errstate(over="ignore"):  # a mask may be the largest number
+        scaled = np.where(array == 0, factor, array * factor)
+    yield np.where(where & (np.abs(array) < HUGE), scaled, array)
     noise = random.uniform(1.0, 3.0, array.shape) * random.choice((-1.0, 1.0), array.shape)
     for step in (noise, -noise):
         yield np.where(where, array + step * (1 + np.minimum(np.abs(array), HUGE / 10)), array)
