@@ -63,12 +63,11 @@ class Draws:
             try:
                 return function(draw(self.shapes, seed, self.positive, self.size, self.complex_leaves))
             except ConvertError as error:
-                leaves = {name for f in error.findings if f.code == "output-not-a-number" for name in f.data["leaves"]}
-                more = (
-                    {name for name in leaves if name in self.shapes and _is_vector(self.shapes[name])}
-                    - self.positive
-                    - set(self.complex_leaves)
-                )
+                told = [f.data for f in error.findings if f.code == "output-not-a-number"]
+                leaves = {name for data in told for name in data["leaves"] if name in self.shapes}
+                alone = {name for data in told for name in data["alone"]}  # a variance of each layer is a matrix, too
+                more = {name for name in leaves if name in alone or _is_vector(self.shapes[name])}
+                more -= self.positive | set(self.complex_leaves)
                 not_numbers = all(f.code == "output-not-a-number" for f in error.findings)
                 if not more and not (not_numbers and self.smaller()):
                     raise

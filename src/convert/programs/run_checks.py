@@ -20,7 +20,8 @@ def require_numbers(program: Program) -> None:
 
     Raises:
         ConvertError: one has NaN. The finding names the first operation that makes NaN of numbers; its `data` has the name of the
-            operation and the parameters that it is computed from. Where an input is not finite, it names its element, too.
+            operation, the parameters that it is computed from, and those that it has without data. Where an input is not finite, it
+            names its element, too.
     """
     bad = next((name for name, value in program.outputs.items() if np.isnan(value.array).any()), None)
     if bad is None:
@@ -31,6 +32,7 @@ def require_numbers(program: Program) -> None:
         made = any(np.isnan(value.array).any() for value in operation.results)
         if made and not any(np.isnan(value.array).any() for value in operation.operands):
             leaves = sorted(frozenset[str]().union(*(operand.leaves for operand in operation.operands)))
+            alone = {leaf for operand in operation.operands if not operand.data for leaf in operand.leaves}
             raise ConvertError(
                 Finding(
                     "output-not-a-number",
@@ -38,12 +40,19 @@ def require_numbers(program: Program) -> None:
                     path=operation.where,
                     **sides,
                     fix=GIVE_FINITE if given else "use weights and inputs on which the function is defined",
-                    data={"operation": operation.name, "module": operation.module, "leaves": leaves},
+                    data={
+                        "operation": operation.name,
+                        "module": operation.module,
+                        "leaves": leaves,
+                        "alone": sorted(alone),
+                    },
                 )
             )
     fix = GIVE_FINITE if given else "use weights and inputs that are numbers"
     raise ConvertError(
-        Finding("output-not-a-number", f"the output {bad!r} has NaN", **sides, fix=fix, data={"leaves": []})
+        Finding(
+            "output-not-a-number", f"the output {bad!r} has NaN", **sides, fix=fix, data={"leaves": [], "alone": []}
+        )
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 
-from support.inferred import WIDTH, derive, rules
+from convert.inference.derivation import Grade
+from support.inferred import WIDTH, derive, floats, grades, rules
 
 D = WIDTH
 
@@ -42,6 +44,44 @@ def test_a_number_with_other_axes_of_size_one() -> None:
     assert "- from: s\n  parameter: {name: scales.scale, axes: .}" in written, written
     assert "- from: f\n  axes: .\n  parameter: scales.factor" in written
     assert "- from: t\n  parameter: {name: scales.shift, axes: ..}" in written
+
+
+class Noise(nn.Module):
+    """Noise that is a buffer, times one number, as in StyleGAN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.strength = nn.Linear(D, D, bias=False), nn.Parameter(torch.ones(()))
+        self.register_buffer("noise", torch.randn(D))
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) + self.strength * self.noise
+
+
+def test_a_number_without_axes_multiplies_a_leaf() -> None:
+    def function(w: Any, x: Any) -> Any:
+        return x @ w["w"] + w["noise"] * w["s"]
+
+    found = derive(function, Noise(), {"w": (D, D), "noise": (D,), "s": ()})
+    assert grades(found) == {Grade.DERIVED}
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*(m for _ in range(3) for m in (nn.Linear(D, D, bias=False), nn.BatchNorm1d(D))))
+
+
+def test_variances_of_scanned_layers_are_positive() -> None:
+    def function(w: Any, x: Any) -> Any:
+        def step(x: Any, of: Any) -> Any:
+            x = x @ of["w"]
+            return (x - of["mean"]) * jax.lax.rsqrt(of["var"] + 1e-5) * of["scale"] + of["bias"], None
+
+        return jax.lax.scan(step, x, w)[0]
+
+    shapes = {"w": (3, D, D), **dict.fromkeys(("mean", "var", "scale", "bias"), (3, D))}
+    found = derive(function, Normed().eval(), shapes, floats(5, D))
+    assert grades(found) == {Grade.DERIVED}
 
 
 class Logit(nn.Module):

@@ -307,7 +307,7 @@ def test_a_function_whose_runs_differ_is_refused() -> None:
 
 def test_nan_is_refused_with_the_operation_and_the_weights_that_gave_it() -> None:
     error = refused("output-not-a-number", lambda w, i: {"y": i["x"] * jnp.sqrt(-jnp.abs(w["b"]))})
-    assert error.findings[0].data == {"operation": "sqrt", "module": "", "leaves": ["b"]}
+    assert error.findings[0].data == {"operation": "sqrt", "module": "", "leaves": ["b"], "alone": ["b"]}
     refused("output-not-a-number", lambda w, i: {"y": i["x"]}, {"x": np.array([np.nan])})
 
 

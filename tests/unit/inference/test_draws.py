@@ -12,13 +12,15 @@ from convert.core.findings import Finding
 from convert.inference.draws import Array, Draws
 
 
-@pytest.mark.parametrize("shape", [(16,), (1, 1, 16)])
-def test_a_variance_is_positive_also_with_axes_of_one_element(shape: tuple[int, ...]) -> None:
-    """Haiku's BatchNorm keeps its averages as [1, 1, D]."""
+@pytest.mark.parametrize("shape", [(16,), (1, 1, 16), (3, 16)])
+def test_a_variance_is_positive_also_with_axes_of_one_element_or_of_layers(shape: tuple[int, ...]) -> None:
+    """Haiku's BatchNorm keeps its averages as [1, 1, D], a scanned one of linen as [layers, D]."""
 
     def root(weights: Mapping[str, Array]) -> Array:
         if (weights["variance"] < 0).any():
-            raise ConvertError(Finding("output-not-a-number", "NaN", data={"leaves": ["kernel", "variance"]}))
+            raise ConvertError(
+                Finding("output-not-a-number", "NaN", data={"leaves": ["kernel", "variance"], "alone": ["variance"]})
+            )
         return weights["kernel"]
 
     draws = Draws({"variance": shape, "kernel": (16, 16)})

@@ -245,6 +245,8 @@ def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
         return ()
     weight, summed = piece.meeting.weight, _summed(piece.meeting)
     start, shape = source.program.first_element[leaf], source.program.parameters[leaf].array.shape
+    if not shape:
+        return ()
     axes: set[int] = set()
     for numbers in weight.elements:
         inside = (numbers >= start) & (numbers < start + int(np.prod(shape)))
