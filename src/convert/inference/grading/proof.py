@@ -130,7 +130,7 @@ def slopes(
         with lifted(), torch.enable_grad():
             for x in tensors.values():
                 x.requires_grad_(True)
-            made = run(own, _tensors(source))
+            made = run(own, given(source))
             rows = [_counted(made[name], counts.get(name)).reshape(-1) for name in source.outputs]
             total = torch.cat(rows) @ torch.as_tensor(direction)
             found = torch.autograd.grad(total, list(tensors.values()), allow_unused=True)
@@ -156,7 +156,7 @@ def made_by(
 
     own = loaded(module, state)
     with lifted(), torch.no_grad():
-        return {name: as_real(array_of(value)) for name, value in run(own, _tensors(source)).items()}
+        return {name: as_real(array_of(value)) for name, value in run(own, given(source)).items()}
 
 
 def whole_numbers(module: torch.nn.Module) -> dict[str, Array]:
@@ -186,7 +186,8 @@ def loaded(module: torch.nn.Module, state: Mapping[str, Array]) -> torch.nn.Modu
     return own
 
 
-def _tensors(source: Program) -> dict[str, torch.Tensor]:
+def given(source: Program) -> dict[str, torch.Tensor]:
+    """Return the inputs of a run of the source, for the module."""
     import torch
 
     return {name: torch.as_tensor(np.array(value.given)) for name, value in source.inputs.items()}
