@@ -287,7 +287,7 @@ def _built(reference: Reference, factory: str) -> torch.nn.Module:
     try:
         with _nothing_loaded(), _tables_in_float64():
             module = reference.build(_AnyWeights())
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, StopIteration) as error:
         got = f"one that reads the weights ({type(error).__name__}: {error})"
         _refuse(REFERENCE_OPTION + factory, "a `build` that makes the module and calls load_state_dict", got, OTHER_WAY)
     except UserCodeError:
