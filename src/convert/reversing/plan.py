@@ -21,6 +21,7 @@ from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
+from convert.planning.low_rank_source import Merge
 from convert.planning.merged_leaf import MergedLeaf, Sum
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
@@ -226,6 +227,8 @@ def _of_merge(merge: MergedLeaf) -> str:
         return "give the tensors of a conversion with --adapter base, and --adapter base again"
     if isinstance(merge, Sum):
         return "keep the leaves apart in the target"
+    if isinstance(merge, Merge) and merge.base is None:
+        return "keep the factors apart in the target"
     return "keep the pair, and convert the weight that it is added to alone"
 
 
