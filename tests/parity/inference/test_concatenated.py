@@ -356,16 +356,13 @@ class Scored(torch.nn.Module):
         return self.score(self.first(x), self.second(x).tanh())
 
 
-def test_leaves_that_follow_each_other_along_the_inputs_of_a_parameter_have_no_rule():
+def test_leaves_that_follow_each_other_along_the_inputs_of_a_parameter():
     def function(w, x):
         return ((x @ w["v"] + w["b"]) @ w["l"] + jnp.tanh(x @ w["u"] + w["c"]) @ w["r"])[..., None]
 
     matrices = dict.fromkeys("vu", (WIDTH, WIDTH))
     shapes = {**matrices, "b": (WIDTH,), "c": (WIDTH,), "l": (WIDTH,), "r": (WIDTH,)}
-    found = derive(function, Scored(), shapes)
-    written = write_rules(found, model_of_module(Scored(), "Model"))
-    assert found.complete
-    assert (
-        list(written.open) == ["score"] and "along the first axis, over which the product sums" in written.open["score"]
+    module = Scored()
+    assert rules(derive(function, module, shapes), module)[-1] == (
+        '- from: "{l,r}"\n  axes: D\n  parameter: {name: score.a, axes: "(D + D)."}'
     )
-    assert compare_rules(written.decided, found, written.open) == []

@@ -67,6 +67,59 @@ def test_a_layer_for_both_values():
     ]
 
 
+class Bare(nn.Module):
+    """A matrix that is no layer's: data multiplies it from the left, or `turned` from the right."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.e, self.f = nn.Linear(WIDTH, A, bias=False), nn.Linear(WIDTH, B, bias=False)
+        self.o = nn.Linear(OUT, 3, bias=False)
+        self.l = nn.Parameter(torch.zeros((OUT, A + B) if turned else (A + B, OUT)))
+
+    def forward(self, x: Any) -> Any:
+        both = torch.cat([torch.tanh(self.e(x)), torch.sigmoid(self.f(x))], -1)
+        return self.o(torch.relu(both @ (self.l if self.l.shape[0] == A + B else self.l.T)))
+
+
+@pytest.mark.parametrize(
+    ("turned", "axes"), [(False, ""), pytest.param(True, ' axes: "D(C + E)",', marks=pytest.mark.slow)]
+)
+def test_a_matrix_without_a_layer_for_both_values(turned: bool, axes: str):
+    module = Bare(turned)
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        return jax.nn.relu(jnp.tanh(x @ w["e"]) @ w["a"] + jax.nn.sigmoid(x @ w["f"]) @ w["b"]) @ w["o"]
+
+    shapes = {name: SHAPES[name] for name in "efo"} | {"a": (A, OUT), "b": (B, OUT)}
+    written = "\n".join(rules(derive(function, module, shapes), module))
+    assert f'  parameter: {{name: l,{axes} part: "1 of 2"}}' in written
+    assert f'  parameter: {{name: l,{axes} part: "2 of 2"}}' in written
+
+
+def test_the_halves_of_a_vector_of_an_attention_over_a_graph():
+    """As in pyGAT: ``[a; b]``, whose halves score both ends of an edge, for each head."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ParameterList(torch.zeros(2 * WIDTH, 1) for _ in range(3))
+            self.o = nn.Linear(3 * 7, OUT, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            edges = [x @ a[:WIDTH] + (x @ a[WIDTH:]).mT for a in self.a]
+            return self.o(torch.cat([torch.tanh(edge) for edge in edges], -1))
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        edges = jnp.einsum("bnd,hd->bnh", x, w["to"])[:, :, None] + jnp.einsum("bnd,hd->bnh", x, w["of"])[:, None]
+        return jnp.tanh(edges).swapaxes(2, 3).reshape(*x.shape[:2], -1) @ w["o"]
+
+    module = Heads()
+    shapes = {"to": (3, WIDTH), "of": (3, WIDTH), "o": (21, OUT)}
+    written = "\n".join(rules(derive(function, module, shapes), module))
+    assert '- from: "{to,of}"' in written
+    assert '  stacked: {i: 0}\n  axes: D\n  parameter: {name: "a.{i}", axes: "(D + D)."}' in written
+
+
 class Pairs(nn.Module):
     """Additive attention: a layer for the pair, or one for each of the two."""
 

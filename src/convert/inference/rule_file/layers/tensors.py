@@ -123,6 +123,8 @@ def describe_tensors(
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
+    if kind == "linear" and not module.kind_name and _have_inputs_below_each_other(layer, derivation.leaves):
+        kind = "parameter"
     if kind == "parameter" and len(layer.tensors) > 1:  # no layer: a kernel that data multiplies, and a bias behind it
         alone = replace(module, kind_name=kind)
         each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
@@ -410,6 +412,16 @@ def _writes_constants(kind: str, group: Mapping[str, Tensor]) -> bool:
     lacking = {role: tensor.parts[0].factor for role, tensor in group.items() if tensor.is_constant}
     has_key = kind == "linear" or kind in NORMS
     return bool(lacking) and has_key and all(factor == (role == "weight") for role, factor in lacking.items())
+
+
+def _have_inputs_below_each_other(layer: _Layer, leaves: Shapes) -> bool:
+    """Whether several leaves follow each other along the rows of a matrix over which the product sums, as in ``x @ [a; b]``."""
+    if layer.product is not None or len({part.leaf for part in layer.first.parts}) < 2:
+        return False
+    blocks: list[Source] = []
+    with suppress(NoWordsError):
+        blocks = [of for block in by_parts({"weight": layer.first}) for of in sources_of(block["weight"], leaves)]
+    return any(axis.of in block.contracted for block in blocks for axis in (block.layout.groups or ((),))[0])
 
 
 def _names(kind: str, module: TargetModule, layer: _Layer) -> tuple[str, Keys]:
