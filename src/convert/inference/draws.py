@@ -47,11 +47,11 @@ class Draws:
         size: what the weights are multiplied by: less than 1 where the outputs were infinite, as those of exponentials of sums.
     """
 
-    def __init__(self, shapes: Shapes, complex_leaves: Collection[str] = ()) -> None:
+    def __init__(self, shapes: Shapes, complex_leaves: Collection[str] = (), size: float = 1.0) -> None:
         self.shapes = shapes
         self.complex_leaves = complex_leaves
         self.positive: set[str] = set()
-        self.size = 1.0
+        self.size = size
 
     def run(self, seed: int, function: Callable[[Mapping[str, Array]], Any]) -> Any:
         """Return what the function makes of weights that it is defined on.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ATTEMPTS = 3
+SIZES = (1.0, 0.5, 1.0)  # of the weights of each attempt: large ones may saturate what tells columns apart
 MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
 
 
@@ -87,9 +87,9 @@ def infer(
         return outputs_by_name(run(net, given))
 
     attempts: list[Derivation] = []
-    for attempt in range(ATTEMPTS):
+    for attempt, size in enumerate(SIZES):
         with few_threads(module):
-            models = Models(Runs(side, Draws(own_sizes, complex_leaves)), module, run_by_name, inputs, masks)
+            models = Models(Runs(side, Draws(own_sizes, complex_leaves, size)), module, run_by_name, inputs, masks)
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]

@@ -26,12 +26,17 @@ from support.recurrent_models import HIDDEN, INPUTS, Function, Recurrent, draw
 SLOW = pytest.mark.slow
 
 
-def derive(function: Function, module: torch.nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Derivation:
+def derive(
+    function: Function,
+    module: torch.nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Callable[[int], dict[str, Any]] = draw,
+) -> Derivation:
     return infer(
         lambda leaves, given: {"y": function(leaves, given["x"])},
         module,
         lambda module, given: {"y": module(**given)},
-        draw,
+        inputs,
         shapes,
     )
 
@@ -223,6 +228,54 @@ def test_a_number_in_such_an_update_gate_is_in_the_bias() -> None:
 def test_another_mixture_of_both_states_is_never_derived(name: str) -> None:
     function, shapes = gru(NOT_MIXED[name])
     found = derive(function, Recurrent("gru", 1, False).eval(), shapes)
+    assert not found.complete and found.proof is None and len(found.differences) == 1
+
+
+# ---- one matrix for the input and the state
+
+
+class Behind(torch.nn.Module):
+    """A cell behind a layer whose ReLU gives zeros only in some columns, as the state has at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.r = torch.nn.Linear(INPUTS, HIDDEN), torch.nn.RNN(HIDDEN, HIDDEN, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.r(torch.relu(self.a(x)))[0]
+
+
+def behind(state_first: bool, share: float = 1.0) -> tuple[Function, dict[str, tuple[int, ...]]]:
+    shapes = {"a": (INPUTS, HIDDEN), "c": (HIDDEN,), "u": (2 * HIDDEN, HIDDEN), "b": (HIDDEN,)}
+
+    def function(leaves: Mapping[str, Any], x: Any) -> Any:
+        h, made = jnp.zeros((len(x), HIDDEN)), []
+        for row in jax.nn.relu(x @ leaves["a"] + leaves["c"]).swapaxes(0, 1):
+            both = jnp.concatenate([h, row] if state_first else [row, h], -1)
+            h = jnp.tanh(both @ leaves["u"] + leaves["b"])
+            made.append(h)
+            h = share * h
+        return jnp.stack(made, 1)
+
+    return function, shapes
+
+
+def few(seed: int) -> dict[str, Any]:
+    """Two rows of positive numbers, so that many units of a ReLU are zero."""
+    return {"x": np.random.default_rng(seed).random((2, 6, INPUTS))}
+
+
+@pytest.mark.parametrize("state_first", [False, pytest.param(True, marks=SLOW)])
+def test_inputs_of_a_cell_that_are_zero_in_each_row_are_told_from_its_state(state_first: bool) -> None:
+    function, shapes = behind(state_first)
+    found = derive(function, Behind().eval(), shapes, few)
+    assert found.complete and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+
+
+@pytest.mark.slow
+def test_another_state_of_such_a_cell_is_never_derived() -> None:
+    function, shapes = behind(False, 0.9)
+    found = derive(function, Behind().eval(), shapes, few)
     assert not found.complete and found.proof is None and len(found.differences) == 1
 
 

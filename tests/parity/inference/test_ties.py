@@ -65,6 +65,22 @@ def test_units_that_are_zero_in_different_draws() -> None:
     )
 
 
+def test_units_that_large_weights_saturate() -> None:
+    """All are 1 in float64 for the first weights, as in an LSTM behind many layers."""
+    shapes = {"a": (D, D), "b": (D, D)}
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(D, D, bias=False), torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.tanh(3 * self.a(x).square().sum(1)))
+
+    found = derive(lambda w, x: jnp.tanh(3 * jnp.square(x @ w["a"]).sum(1)) @ w["b"], Net(), shapes, floats(3, 9, D))
+    assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_columns_that_no_draw_moves_are_tied_without_a_run(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the leaf is used once more, where its elements meet other numbers: the module runs, and tells them apart."""

@@ -220,8 +220,23 @@ class Cells:
             if all(row is not None for row in rows):
                 starts = np.cumsum([0, *(len(theirs[k].numbers) for k in order)])
                 return order, np.concatenate([row + s for row, s in zip(rows, starts, strict=False) if row is not None])
-        rows_of_all = self._columns(ours, theirs)  # the source has joined the input and the state
+        rows_of_all = self._joined(ours, theirs)
         return None if rows_of_all is None else (range(len(theirs)), rows_of_all)
+
+    def _joined(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
+        """Return for each row of the target's weights that of the source's, where one of both has joined the input and the state.
+
+        A state that is zero at first has the columns of inputs that are zero in each row, as behind a ReLU: of all orders, the first one
+        is right in which each input and state has its columns side by side.
+        """
+        starts = np.cumsum([0, *(len(matrix.numbers) for matrix in ours)])
+        for order in itertools.permutations(range(len(ours))):
+            rows = self._columns([ours[k] for k in order], theirs)
+            if rows is None:
+                return None
+            if np.array_equal(rows, np.arange(len(rows))):
+                return np.argsort(np.concatenate([np.arange(starts[k], starts[k + 1]) for k in order]))
+        return self._columns(ours, theirs)
 
     def _columns(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
         one, two = _data(ours), _data(theirs)
