@@ -205,8 +205,8 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
         for name, function in functions.items():
             with np.errstate(all="ignore"):
                 value = function(y)
-            if (value == value.ravel()[0]).all():
-                continue  # a ReLU of negative numbers is a zero, which many programs have
+            if np.allclose(value, value.ravel()[:1]):
+                continue  # zeros, or nearly so, as a ReLU or a SiLU makes of negative numbers: many programs have zeros
             if not np.allclose(value, y) and (where := search.source.table.find(value)):
                 found[name] = where[0]
         if found:  # the last: softplus computes relu, and silu computes sigmoid

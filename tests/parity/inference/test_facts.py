@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -47,20 +48,22 @@ def test_the_activation_behind_a_layer(name):
     assert "activation" not in _facts(found, "b.weight")
 
 
-def test_zeros_are_no_relu_of_negative_numbers():
+@pytest.mark.parametrize("size", [1.0, 400.0])
+def test_zeros_are_no_relu_or_silu_of_negative_numbers(size):
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.m = torch.nn.ModuleList(torch.nn.Linear(D, 1, bias=False) for _ in range(2))
 
         def forward(self, x: Any) -> Any:
-            return torch.cat([self.m[0](x), self.m[1](-x)], -1)  # one of them is negative
+            return torch.cat([self.m[0](size * x), self.m[1](-size * x)], -1)  # one of them is negative
 
     def function(w, x):
-        x = jnp.where(x < -1e3, 0.0, x)  # the comparison is false, a zero, for each element
+        x = size * jnp.where(x < -1e3, 0.0, x)  # the comparison is false, a zero, for each element
         return jnp.concatenate([x @ w["a"], -x @ w["b"]], -1)
 
-    found = derive(function, Model(), {"a": (D, 1), "b": (D, 1)}, floats(1, D))
+    rows = np.arange(1.0, 4.0)[:, None] if size > 1 else np.ones((1, 1))
+    found = derive(function, Model(), {"a": (D, 1), "b": (D, 1)}, lambda seed: {"x": rows * floats(1, D)(seed)["x"]})
     assert found.complete and "activation" not in {fact.name for fact in found.facts}
 
 
