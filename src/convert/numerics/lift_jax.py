@@ -97,6 +97,8 @@ class Lifted:
         observer: receives what a call evaluates.
         repeats: as `lift` takes it.
         unlifted: primitives and constants of the last call that still gave narrower floats; their values are rounded.
+        rounded: the constants among them.
+        shaken: as `lift` takes it.
     """
 
     function: Callable[..., Any]
@@ -104,6 +106,8 @@ class Lifted:
     observer: Observer | None = None
     repeats: bool = False
     unlifted: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
+    shaken: bool = False
 
     def __call__(self, *args: Any) -> Any:
         """Evaluate the function in float64; the arguments are pytrees of arrays."""
@@ -131,7 +135,7 @@ class Lifted:
     def _lifter(self, args: Any) -> Lifter:
         if self.observer:
             self.observer.begin(jax.tree.leaves(args))
-        return Lifter(self.observer)
+        return Lifter(self.observer, self.shaken)
 
     def _eager(self, args: Any) -> Any:
         lifter = self._lifter(args)
@@ -144,7 +148,7 @@ class Lifted:
                 stack.enter_context(context)
             out = self.function(*args)
             out = jax.tree.map(lambda x: lifter.constant(jnp.asarray(x)), out)
-        self.unlifted = tuple(sorted(lifter.unlifted))
+        self._name(lifter)
         return out
 
     def _staged(self, args: Any, wide: Any) -> Any:
@@ -155,8 +159,11 @@ class Lifted:
         except (TypeError, ValueError):  # float64 arguments conflict with arrays that the code makes
             closed, shape = trace(*jax.tree.map(usual, args))
         outputs = lifter.run(closed.jaxpr, closed.consts, jax.tree.leaves(wide))
-        self.unlifted = tuple(sorted(lifter.unlifted))
+        self._name(lifter)
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+    def _name(self, lifter: Lifter) -> None:
+        self.unlifted, self.rounded = tuple(sorted(lifter.unlifted)), tuple(sorted(lifter.rounded))
 
 
 @contextmanager
@@ -177,7 +184,12 @@ def _without_checkpoints() -> Iterator[None]:
 
 
 def lift(
-    function: Callable[..., Any], *, staged: bool = False, observer: Observer | None = None, repeats: bool = False
+    function: Callable[..., Any],
+    *,
+    staged: bool = False,
+    observer: Observer | None = None,
+    repeats: bool = False,
+    shaken: bool = False,
 ) -> Lifted:
     """Replace every float32, bfloat16 and float16 in a function by float64.
 
@@ -187,5 +199,7 @@ def lift(
         observer: receives what a call evaluates.
         repeats: whether the eager mode repeats the primitives of a loop's first iterations, in place of its Python code (`loops`).
             Only with an observer, and only for a function that JAX traces: its code has no other effect.
+        shaken: whether constants that were rounded move at random by up to half a unit in the last place: one more sample of the
+            rounding, which shows how much of the outputs it is.
     """
-    return Lifted(function, staged, observer, repeats)
+    return Lifted(function, staged, observer, repeats, shaken=shaken)

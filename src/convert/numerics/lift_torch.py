@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -27,9 +27,13 @@ def _wide(x: Any) -> Any:
     return x.to(_WIDE[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDE else x
 
 
-def _widened(x: Any) -> Any:
-    """Widen an argument, or the arguments in a list: an operator has no others."""
-    return [_wide(part) for part in x] if isinstance(x, list) or type(x) is tuple else _wide(x)
+def _has_more_digits(x: torch.Tensor) -> bool:
+    """Whether a tensor holds numbers with more digits than a bfloat16 has: they may have been rounded to its dtype."""
+    lost = {torch.float32: 0xFFFF, torch.float16: 0x7}.get(x.dtype)
+    if lost is None or type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta:
+        return False
+    bits = x.detach().cpu().contiguous().numpy().view(f"u{x.itemsize}")
+    return bool((bits & lost).any())
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:
@@ -119,14 +123,23 @@ class Lift(DispatchMode):
     Attributes:
         unlifted: operations that still gave narrower floats; their results are rounded.
         casts: whether the code casts to narrower floats, or contains data in them: without lifting, it rounds.
+        rounded: tensors that were rounded before the code ran, such as tables of NumPy. With `shaken`, they move at random by up to half
+            a unit in the last place: one more sample of the rounding.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, shaken: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unlifted: set[str] = set()
         self.casts = False
+        self.rounded: set[str] = set()
+        self._shake = torch.Generator().manual_seed(0) if shaken else None
+        self._known: set[int] = set()  # addresses, as an operation may be given a view
+
+    def know(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take the values of tensors as they are: weights, which the other side has as well."""
+        self._known.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -142,7 +155,7 @@ class Lift(DispatchMode):
         self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= args[0].dtype in _WIDE
-            return _wide(args[0])
+            return self._of_one(args[0])
         if func is torch.ops.aten.view.dtype:
             return self.bits(func, *args)
         if _shares(func):
@@ -151,11 +164,26 @@ class Lift(DispatchMode):
             out = func(*args, **kwargs)
             rounds = func._schema.is_mutable
         else:
-            out = func(*map(_widened, args), **{k: _widened(v) for k, v in kwargs.items()})
+            out = func(*map(self._widened, args), **{k: self._widened(v) for k, v in kwargs.items()})
             rounds = True
         if rounds and any(tensor.dtype in _WIDE for tensor in tensors_in(out)):
             self.unlifted.add(str(func))
         return out
+
+    def _widened(self, x: Any) -> Any:
+        """Widen an argument, or the arguments in a list: an operator has no others."""
+        return [self._of_one(part) for part in x] if isinstance(x, list) or type(x) is tuple else self._of_one(x)
+
+    def _of_one(self, x: Any) -> Any:
+        wide = _wide(x)
+        if wide is x or not isinstance(x, torch.Tensor) or x.untyped_storage().data_ptr() in self._known:
+            return wide
+        if _has_more_digits(x):
+            self.rounded.add(f"constant {str(x.dtype).removeprefix('torch.')}{list(x.shape)}")
+            if self._shake is not None:
+                move = torch.rand(x.shape, generator=self._shake) - 0.5
+                return wide * (1 + move.to(x.device) * torch.finfo(x.dtype).eps)
+        return wide
 
     def bits(self, func: Any, x: torch.Tensor, dtype: torch.dtype) -> Any:
         """Reinterpret bits in the dtype that the code expects."""

@@ -62,14 +62,17 @@ class Lifter:
     Attributes:
         observer: receives each primitive that is evaluated.
         unlifted: primitives and constants with rounded values.
+        rounded: the constants among them. With `shaken`, they move at random by up to half a unit in the last place.
         source: where the jaxprs that are being evaluated record that they stand, the outermost first.
         tapes: of the iterations of loops that are running as Python.
         axes: names of the axes of length one that the jaxprs being evaluated are mapped over.
     """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self, observer: Observer | None = None, shaken: bool = False) -> None:
         self.observer = observer
+        self._shake = np.random.default_rng(0) if shaken else None
         self.unlifted: set[str] = set()
+        self.rounded: set[str] = set()
         self.source: tuple[Any, ...] = ()
         self.tapes: list[loops.Tape] = []
         self.axes = frozenset[Any]()
@@ -84,7 +87,10 @@ class Lifter:
         lifted = value.astype(wide(value.dtype))
         if not np.array_equal(lifted, np.asarray(value, jnp.bfloat16).astype(lifted.dtype), equal_nan=True):
             # more digits than a bfloat16 holds: it was rounded
-            self.unlifted.add(f"constant {value.dtype}{list(value.shape)}")
+            self.rounded.add(f"constant {value.dtype}{list(value.shape)}")
+            self.unlifted |= self.rounded
+            if self._shake is not None:
+                lifted = lifted * (1 + self._shake.uniform(-0.5, 0.5, value.shape) * float(jnp.finfo(value.dtype).eps))
         return jnp.asarray(lifted)
 
     def bind(self, primitive: Any, ins: Sequence[Any], params: dict[str, Any]) -> list[Any]:

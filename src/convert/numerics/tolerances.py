@@ -60,19 +60,22 @@ def float64_tolerance(drift: float, precision: str, reduction: int, depth: int) 
     )
 
 
-def rounded_tolerance(lifted: Tolerance, perturbed: float, dtype: str) -> Tolerance:
-    """Derive the bound for two lifted runs when the weights of one side are known only after rounding.
+def rounded_tolerance(
+    lifted: Tolerance, perturbed: float, dtype: str, what: str = "the weights are known"
+) -> Tolerance:
+    """Derive the bound for two lifted runs when the weights, or other numbers, of one side are known only after rounding.
 
     Args:
         lifted: the bound without rounding.
-        perturbed: change of the output when the rounded weights move at random by up to half a unit in the last place, which
+        perturbed: change of the output when the rounded numbers move at random by up to half a unit in the last place, which
             is one more sample of the unknown rounding.
-        dtype: the dtype to which the weights were rounded.
+        dtype: the dtype to which they were rounded.
+        what: which numbers, with a verb.
     """
     rounding = max(perturbed, epsilon(dtype) / 2) if math.isfinite(perturbed) else epsilon(dtype) / 2
     return Tolerance(
         MAX_DRIFT_RATIO * rounding + lifted.value,
-        f"{MAX_DRIFT_RATIO:.0f} x {rounding:.1e} + {lifted.value:.1e}: the weights are known only in {dtype}, and rounding them to {dtype} again "
+        f"{MAX_DRIFT_RATIO:.0f} x {rounding:.1e} + {lifted.value:.1e}: {what} only in {dtype}, and rounding them to {dtype} again "
         f"changes this by {perturbed:.1e}; plus {lifted.why}",
     )
 

@@ -89,7 +89,7 @@ def check_model(
         )
     compared = "1 boundary or output" if len(measures) == 1 else f"{len(measures)} boundaries and outputs"
     notes = [f"{compared}, {evidence.origin}", *evidence.notes, *corrected]
-    for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
+    for side, what in (("JAX", evidence.unlifted), ("torch", (*torch_side.unlifted, *torch_side.rounded))):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
     notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
@@ -201,6 +201,16 @@ def _measure(
             perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
             float64_bound = rounded_tolerance(float64_bound, perturbed, evidence.rounded)
             weights = float64_bound.value  # the native runs may differ by as much as the float64 runs
+        for side, values, shaken in (
+            ("JAX code", evidence.float64_values, evidence.shaken),
+            ("PyTorch code", torch_side.exact, torch_side.shaken),
+        ):
+            if shaken is not None:
+                moved = difference(
+                    evidence.pick(name, shaken[name]), evidence.pick(name, values[name]), mask=mask
+                ).relative
+                said = f"numbers of the {side} were rounded before it ran, and are known"
+                float64_bound = rounded_tolerance(float64_bound, moved, "float32", said)
         if torch_side.written is not torch_side.exact:
             weights += difference(written, evidence.float64_values[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,15 +76,21 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
         require_outputs(reference.outputs, "jax", native)
         lifted = lift(side)
         float64 = lifted(weights, dict(inputs))
+        shaken = lift(side, shaken=True)(weights, dict(inputs)) if lifted.rounded else None
     return Evidence(  # in the order of the native run; the float64 run passes through a jaxpr, which sorts the keys
         inputs,
-        {name: as_real(np.asarray(float64[name])) for name in native},
+        _in_order_of(native, float64),
         {name: in_float64(value) for name, value in native.items()},
         dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in native.items()})),
         precision,
         lifted.unlifted,
         environment={"jax": jax.__version__},
+        shaken=None if shaken is None else _in_order_of(native, shaken),
     )
+
+
+def _in_order_of(native: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: as_real(np.asarray(values[name])) for name in native}
 
 
 def as_jax(value: Array, dtype: str) -> Any:

@@ -77,12 +77,14 @@ class TorchRun:
         values: at the boundaries, and the outputs.
         unlifted: operations that could not run in float64.
         casts: of a float64 run: whether the code casts to narrower floats, which the run removed.
+        rounded: of a float64 run: the tensors that were rounded before the code ran.
     """
 
     values: dict[str, Array]
     unlifted: tuple[str, ...]
     casts: bool
     module: torch.nn.Module
+    rounded: tuple[str, ...] = ()
 
 
 def run_torch(
@@ -94,22 +96,26 @@ def run_torch(
     lift: bool,
     precision: str,
     device: str,
+    shaken: bool = False,
 ) -> TorchRun:
     """Run the PyTorch model and record the values at the boundaries `names`.
 
     Args:
         lift: run in float64 throughout, with the casts of the code removed.
+        shaken: whether a lifted run moves the tensors that were rounded before the code ran.
     """
     import torch
 
-    from convert.numerics.lift_torch import lifted
+    from convert.numerics.lift_torch import Lift, lifted
 
     with torch_pinned(), torch.no_grad():
         if lift:
-            with lifted() as mode:
+            given = input_tensors(inputs, "float64", device)
+            with lifted(Lift(shaken)) as mode:
                 module = reference.build(state).to(device)
-                values = observed(reference, module, input_tensors(inputs, "float64", device), names)
-            return TorchRun(values, tuple(sorted(mode.unlifted)), mode.casts, module)
+                mode.know(module.state_dict().values())
+                values = observed(reference, module, given, names)
+            return TorchRun(values, tuple(sorted(mode.unlifted)), mode.casts, module, tuple(sorted(mode.rounded)))
         module = reference.build(state).to(device)
         return TorchRun(observed(reference, module, input_tensors(inputs, precision, device), names), (), False, module)
 
@@ -157,6 +163,8 @@ class TorchInFloat64:
             rounding are unknown; else the same as `exact`.
         unlifted: operations that could not run in float64.
         casts: whether the code casts to narrower floats, which the runs removed.
+        rounded: the tensors that were rounded before the code ran; `shaken`: values with these moved as much as rounding may have
+            moved them, or None if there are none.
     """
 
     exact: Values
@@ -165,6 +173,8 @@ class TorchInFloat64:
     unlifted: tuple[str, ...]
     casts: bool
     module: torch.nn.Module
+    rounded: tuple[str, ...] = ()
+    shaken: Values | None = None
 
 
 def torch_in_float64(
@@ -184,8 +194,9 @@ def torch_in_float64(
     """
     import torch
 
-    def run(state: Mapping[str, torch.Tensor]) -> TorchRun:
-        return run_torch(reference, state, evidence.inputs, names, lift=True, precision="float64", device=device)
+    def run(state: Mapping[str, torch.Tensor], shaken: bool = False) -> TorchRun:
+        inputs = evidence.inputs
+        return run_torch(reference, state, inputs, names, lift=True, precision="float64", device=device, shaken=shaken)
 
     exact = exact_state(plan, written, device)
     lifted = run(exact)
@@ -197,7 +208,9 @@ def torch_in_float64(
     )
     as_written = run(rounded).values if coarser else lifted.values
     perturbed = run(_perturbed(exact, written, evidence.rounded)).values if evidence.rounded else lifted.values
-    return TorchInFloat64(lifted.values, as_written, perturbed, lifted.unlifted, lifted.casts, lifted.module)
+    shaken = run(exact, shaken=True).values if lifted.rounded else None
+    of_run = (lifted.unlifted, lifted.casts, lifted.module, lifted.rounded)
+    return TorchInFloat64(lifted.values, as_written, perturbed, *of_run, shaken)
 
 
 def written_state(written: Written, device: str, dtype: str = "float64") -> dict[str, torch.Tensor]:
