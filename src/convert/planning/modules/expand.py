@@ -85,7 +85,7 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         missing = str(error)
         known = sorted(table["classes"])
         near = did_you_mean(missing, known)
-        return Finding("class-unknown", f"{file_of(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
+        return Finding("class-unknown", f"{file_of(rules)} of the checkpoint names a class that {of.table} lacks", rule=rules.path, path=of.key, expected="one of its classes", got=missing, fix=_or_draft(near))  # fmt: skip
 
 
 def _without_unread(rules: RuleFile, listed: ModuleList, source: Source) -> RuleFile:
@@ -114,8 +114,13 @@ def _not_supported(rules: RuleFile, config: Mapping[str, Any]) -> Finding | None
         if key in config and config[key] not in values:
             near = did_you_mean(str(config[key]), [str(value) for value in values])
             shown = ", ".join(map(str, values))
-            return Finding("class-unknown", f"{key} in the {rules.sidecar.file} of the checkpoint", rule=rules.sidecar.at, expected=shown, got=json.dumps(config[key]), fix=f"{near}, or {DRAFT}" if near else DRAFT)  # fmt: skip
+            return Finding("class-unknown", f"{key} in the {rules.sidecar.file} of the checkpoint", rule=rules.sidecar.at, expected=shown, got=json.dumps(config[key]), fix=_or_draft(near))  # fmt: skip
     return None
+
+
+def _or_draft(near: str) -> str:
+    """Return what to do where rules do not know a class: a question, which may be empty, and what else."""
+    return f"{near} Otherwise {DRAFT}" if near else DRAFT
 
 
 def _path(rules: RuleFile, of: ModulesOfClass) -> Path:
