@@ -139,6 +139,12 @@ class Numbering:
         """Whether the source has this value of the target's index, as far as its positions tell."""
         return not self.positions or self.period is None or (number - self.offset) % self.period in self.positions
 
+    def may_hold(self, numbers: Collection[int], indices: Mapping[str, int]) -> bool:
+        """Whether a leaf with these indices of the source may hold one of these values, as far as they tell."""
+        if self.is_known(indices):
+            return self.value(indices) in numbers
+        return any(number >= self.offset and self.holds(number) for number in numbers)
+
     def is_known(self, indices: Collection[str]) -> bool:
         """Whether these indices of the source give that of the target."""
         needed = self.order[:-1] if len(self.positions) == 1 and len(self.order) > 1 else self.order

@@ -129,7 +129,9 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
     paths = {full_path(root, p): rule for rule in rules.rules for p in rule.sources.values()}
     claims.give_up(of_unknown_modules(claims.rules, paths))
     pairs = _claim_pairs(claims, pairs)
-    types = {name: _types(entry, find) for name, entry in rules.layer_types.items()}
+    types = {
+        name: _types(entry, named, claims.matched, find, source.leaves) for name, entry in rules.layer_types.items()
+    }
     domain = _domain(claims.matched)
     numbers = _numbers(claims.matched, source.leaves)
     counts = _counts(domain, numbers)
@@ -244,13 +246,40 @@ def _counts(domain: Mapping[str, set[int]], numbers: Sequence[LayerNumbers]) -> 
     return counts
 
 
-def _types(entry: LayerTypes, find: Callable[[Pattern], list[tuple[str, Match]]]) -> dict[int, set[str]]:
-    """Map each layer to the types of which it has leaves; a correct tree gives one type for each layer."""
+def _types(
+    entry: LayerTypes,
+    written: Sequence[Rule],
+    matched: Sequence[Matched],
+    find: Callable[[Pattern], list[tuple[str, Match]]],
+    leaves: Mapping[str, Leaf],
+) -> dict[int, set[str]]:
+    """Map each layer to the types of which it has leaves; a correct tree gives one type for each layer.
+
+    Args:
+        written: the rules before they were rewritten for this tree. Where one of the type has the type's path, its leaves tell.
+    """
     types: dict[int, set[str]] = defaultdict(set)
     for word, pattern in entry.leaves.items():
-        for _, match in find(pattern):
-            types[match.indices[0][1]].add(word)
+        same = {rule.at for rule in written if rule.layer_type == word and rule.path.text == pattern.text}
+        found = (
+            layer for one in matched if one.rule.at in same for layer in _layers_with_leaf(one, entry.index, leaves)
+        )
+        for layer in found if same else (match.indices[0][1] for _, match in find(pattern)):
+            types[layer].add(word)
     return types
+
+
+def _layers_with_leaf(found: Matched, index: str, leaves: Mapping[str, Leaf]) -> Iterator[int]:
+    """List the layers for which a rule has found its first leaf."""
+    rule = found.rule
+    for (values, _), leaf in found.leaves[rule.lead].items():
+        indices, shape = dict(zip(rule.path.indices, values, strict=True)), leaves[leaf].spec.shape
+        if index in rule.index_from:
+            yield from _layers(rule, rule.index_from[index], rule.lead, values, shape)
+        elif index in indices:
+            yield indices[index]
+        elif rule.stacked[index] < len(shape):
+            yield from range(shape[rule.stacked[index]])
 
 
 def _domain(matched: Sequence[Matched]) -> dict[str, set[int]]:

@@ -81,6 +81,15 @@ class MatchFacts:
         return full_path(self.root, path)
 
     @cached_property
+    def of_type(self) -> dict[str, tuple[str, set[int]]]:
+        """Type of layers -> the index that numbers them, and the layers of this type."""
+        return {
+            word: (entry.index, {k for k, words in self.types[name].items() if word in words})
+            for name, entry in self.rules.layer_types.items()
+            for word in entry.leaves
+        }
+
+    @cached_property
     def halves(self) -> dict[str, HalfPair]:
         """Leaves of LoRA pairs whose other leaf is missing, while their weight is converted."""
         found = half_pairs(self.leaves).items()
@@ -225,24 +234,26 @@ def _list(numbers: Sequence[int]) -> str:
 
 def _missing(facts: MatchFacts) -> Iterator[Finding]:
     """Find leaves that a rule expects for each value of its indices, each alternative and each role."""
-    by_type = {
-        word: (entry.index, {k for k, words in facts.types[name].items() if word in words})
-        for name, entry in facts.rules.layer_types.items()
-        for word in entry.leaves
-    }
     for found in facts.matched:
         rule = found.rule
         if rule.optional:
             yield from _incomplete_optional(facts, found)
             continue
-        index, layers = by_type[rule.layer_type] if rule.layer_type else ("", set())
+        index, layers = facts.of_type[rule.layer_type] if rule.layer_type else ("", set())
         if rule.layer_type and not layers:
             continue  # no layer of this type
+        numbering = rule.index_from.get(index)
         for role, pattern in rule.sources.items():
             values = (sorted(layers if name == index else facts.domain.get(name, ())) for name in pattern.indices)
             keys = [(key, choices) for key in itertools.product(*values) for choices in pattern.all_choices()]
             if rule.index_from:
                 keys = [key for key in keys if rule.holds(dict(zip(pattern.indices, key[0], strict=True)))]
+            if numbering is not None:
+                keys = [
+                    key for key in keys if numbering.may_hold(layers, dict(zip(pattern.indices, key[0], strict=True)))
+                ]
+                if not keys:
+                    continue  # this path has no layer of this type
             missing = [key for key in keys if key not in found.leaves[role] and not _replaced(facts, rule, key[0])]
             if found.leaves[role] or role not in rule.kind.may_lack:
                 yield from _missing_of_role(facts, found, role, missing, expects_some=bool(keys))
@@ -412,7 +423,9 @@ def _missing_numbers(facts: MatchFacts) -> Iterator[Finding]:
     for given in facts.numbers:
         rule, name = given.matched.rule, given.name
         key = (rule.at, name, given.role)
-        missing = tuple(sorted(every[name] - of_others[key] - of_rule.pop(key, every[name])))
+        index, layers = facts.of_type[rule.layer_type] if rule.layer_type else ("", set())
+        wanted = every[name] & layers if name == index else every[name]
+        missing = tuple(sorted(wanted - of_others[key] - of_rule.pop(key, wanted)))
         if missing and not rule.optional and (rule.absent_if is None or len(missing) < len(every[name])):
             lacking[name, missing].append((rule, facts.full(rule.sources[given.role])))
     for (name, missing), rules in lacking.items():

@@ -13,7 +13,7 @@ from convert.rules.check_axes import users_of_sizes
 from convert.rules.check_layouts import choices_have_such_variants, layouts_are_of_these_rules
 from convert.rules.file import RuleFile, references
 from convert.rules.names_used import braces, facts_of, indices_of, letters_of
-from convert.rules.path_variants import VariantPath
+from convert.rules.path_variants import VariantPath, has_part
 from convert.rules.placeholders import ASK
 
 
@@ -97,6 +97,10 @@ def _layer_types_are_distinct(rules: RuleFile) -> Iterator[Finding]:
             known[word] = entry.at
             if pattern.indices != (entry.index,):
                 expected = f"a path with the index {{{entry.index}}} and no other"
+                yield Finding("rule-layer-types", rule=at, expected=expected, got=str(pattern))
+            part = next((one.written for one in rules.path_variants if has_part(pattern, one.written)), None)
+            if part and not any(rule.layer_type == word and rule.path.text == pattern.text for rule in rules.rules):
+                expected = f"the path of a rule with `layer_type: {word}`, as a tree may have another than {part}"
                 yield Finding("rule-layer-types", rule=at, expected=expected, got=str(pattern))
 
 

@@ -125,7 +125,7 @@ def independent_groups(rules: Sequence[Rule], path_variants: Sequence[PathVarian
 
 
 def _occur_together(rules: Sequence[Rule], a: PathVariants, b: PathVariants) -> bool:
-    return any(all(any(_has_part(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
+    return any(all(any(has_part(p, x.written) for p in _patterns(rule).values()) for x in (a, b)) for rule in rules)
 
 
 def _patterns(rule: Rule) -> dict[str, Pattern]:
@@ -134,7 +134,7 @@ def _patterns(rule: Rule) -> dict[str, Pattern]:
 
 def _is_affected(rule: Rule, variants: PathVariants) -> bool:
     return rule.kind.drop_reason is None and any(
-        _has_part(pattern, variants.written) for pattern in _patterns(rule).values()
+        has_part(pattern, variants.written) for pattern in _patterns(rule).values()
     )
 
 
@@ -159,12 +159,13 @@ def _rewrite_part(rule: Rule, variants: PathVariants, paths: tuple[VariantPath, 
         yield replace(rule, sources=sources, absent_if=absent_if, stacked=stacked, index_from=index_from)
 
 
-def _has_part(pattern: Pattern, part: str) -> bool:
+def has_part(pattern: Pattern, part: str) -> bool:
+    """Whether a path has this part of one: whole keys."""
     return f"/{part}/" in f"/{pattern.text}/"
 
 
 def _replace_part(pattern: Pattern, part: str, text: str) -> Pattern:
-    if not _has_part(pattern, part):
+    if not has_part(pattern, part):
         return pattern
     return parse_pattern(f"/{pattern.text}/".replace(f"/{part}/", f"/{text}/", 1)[1:-1])
 

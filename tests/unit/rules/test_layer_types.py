@@ -114,6 +114,60 @@ def test_leaves_outside_the_root_tell_the_type(root: str) -> None:
     assert refused.value.code == "layer-type-unknown" and "{i} = 1" in refused.value.findings[0].problem
 
 
+SCANNED = HEAD.replace("loop/**", "loop/w").replace("look/**", "look/w").replace("layer_types:", """\
+path_variants:
+  b.{i}:
+  - [{path: "b.{f}", order: [f]}, {path: units/zero, stacked: {s: 1}, order: [s, p], period: 2, positions: [0]}, {path: units/one, stacked: {s: 1}, order: [s, p], period: 2, positions: [1]}]
+layer_types:""", 1)  # fmt: skip
+
+
+def scanned(*types: str, first: int) -> dict[str, np.ndarray]:
+    """Return the tree whose layers are stacked two by two behind the first ones, those of a unit being of the same two types."""
+    out = {name: x for name, x in tree(*types).items() if int(name[2]) < first}
+    for place, word in enumerate(("zero", "one")):
+        units = [tree(*types[: first + k + place + 1]) for k in range(0, len(types) - first, 2)]
+        for name in [name for name in units[0] if name.startswith(f"b.{first + place}/")]:
+            numbered = [
+                unit[name.replace(f".{first + place}/", f".{first + 2 * k + place}/")] for k, unit in enumerate(units)
+            ]
+            out[name.replace(f"b.{first + place}", f"units/{word}")] = np.stack(numbered, 1)
+    return out
+
+
+@pytest.mark.parametrize("types", [("loop", "look", "look", "look", "look"), ("look", "loop", "look", "loop", "look")])
+def test_types_are_read_off_stacked_layers(types: tuple[str, ...]) -> None:
+    """The type of a whole stack, and types that only the layers before it have, as DeepSeek 4's experts that the token chooses."""
+    rules = rule_file(RULES, SCANNED)
+    plan, apart = (make_plan(rules, MemorySource(one)) for one in (scanned(*types, first=1), tree(*types)))
+    assert plan.facts["kinds"] == apart.facts["kinds"] == list(types)
+    assert {step.name for step in plan.steps} == {step.name for step in apart.steps}
+
+
+@pytest.mark.parametrize(
+    ("lost", "code", "said"),
+    [
+        ("b.0/loop/w", "layer-type-unknown", "layer {i} = 0"),
+        ("units/zero/look/w", "layer-type-unknown", "layer {i} = 1"),
+        ("b.0/loop/b", "leaf-missing", "b.{f}/loop/b (linear, bias)"),
+        ("units/one/norm", "layers-missing", "{i} = 2, 4"),
+    ],
+)
+def test_a_stack_is_of_one_type_and_complete(lost: str, code: str, said: str) -> None:
+    leaves = scanned("loop", "look", "look", "look", "look", first=1)
+    del leaves[lost]
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(RULES, SCANNED), MemorySource(leaves))
+    assert any(one.code == code and said in str(one) for one in refused.value.findings), refused.value.findings
+
+
+def test_a_type_is_told_by_the_path_of_a_rule_where_trees_write_it_in_several_ways() -> None:
+    with pytest.raises(RuleError) as refused:
+        rule_file(RULES, SCANNED.replace("b.{i}/look/w", "b.{i}/look/*"))
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.got) == ("rule-layer-types", "b.{i}/look/*")
+    assert finding.expected == "the path of a rule with `layer_type: look`, as a tree may have another than b.{i}"
+
+
 @pytest.mark.parametrize(
     ("change", "code", "place", "got"),
     [

@@ -107,7 +107,11 @@ def _leaf_of_another_layer(plan: Plan, role: str, rule: Rule, merge: MergedLeaf,
     if merge.adapter and isinstance(merge, Merge):  # the names of the pair say which weight it belongs to
         pair = find_pairs([merge.first, merge.second, merge.base or ""]).get(merge.base or "")
         return "" if pair is not None and (pair.first, pair.second) == (merge.first, merge.second) else merge.first
-    declared = next(other for other in plan.rules.rules if other.at == rule.at).sources
+    declared = next(  # a rule stands there once for each path of the tree
+        other.sources
+        for other in plan.rules.rules
+        if other.at == rule.at and any(_match(path, plan.root, merge.leaves[0]) for path in other.sources.values())
+    )
     if not isinstance(merge, Merge):
         roles = dict(zip(sums_of([*declared])[role], merge.leaves, strict=True))
     else:

@@ -9,6 +9,7 @@ import numpy as np
 from convert.api import plan_conversion
 from convert.core.findings import Finding
 from convert.layers.base import Part, Step
+from convert.planning.merged_leaf import Sum
 from convert.planning.plan import Plan
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
@@ -52,3 +53,30 @@ def test_a_stacked_parameter_without_letters_takes_an_element_of_each_layer() ->
     ]
     first, second = plan.steps
     assert place(plan, first, second.parts[0]) is not None, "another layer's element"
+
+
+OF_TWO_PATHS = """\
+model: m
+title: M
+targets: {torch: {loads: T}}
+path_variants:
+  b_{i}: [[{path: "first_{f}", order: [f]}, {path: rest, stacked: {s: 1}, order: [s]}]]
+rules:
+- {einsum: '...D,DF->...F', from: 'b_{i}/w', bias: 'b_{i}/b + b_{i}/c', linear: 'l.{i}'}
+"""
+
+
+def test_leaves_that_are_added_are_of_one_layer_on_each_path_of_a_rule() -> None:
+    """DeepSeek 4's scanned layers were said to take leaves of another layer: the rule stands there once for each path."""
+    tree = {f"first_0/{name}": np.ones(shape, np.float32) for name, shape in (("w", (3, 4)), ("b", 4), ("c", 4))}
+    tree |= {f"rest/{name}": np.ones(shape, np.float32) for name, shape in (("w", (3, 2, 4)), ("b", (4, 2)), ("c", (4, 2)))}  # fmt: skip
+    plan = make_plan(parse_rules(OF_TWO_PATHS), MemorySource(tree))
+    parts = [(step, part) for step in plan.steps for part in step.parts if step.role == "bias"]
+    assert len(parts) == 3
+    for step, part in parts:
+        assert part.rule is not None and misplaced(plan, part.rule, step, part) is None
+    (step, part), merge = parts[1], plan.merges["rest/b + rest/c"]
+    assert part.rule is not None and isinstance(merge, Sum)
+    planted = Sum(("rest/b", "first_0/c"), merge.spec, merge.dtype)
+    finding = misplaced(dataclasses.replace(plan, merges={**plan.merges, merge.name: planted}), part.rule, step, part)
+    assert finding is not None and finding.got == "first_0/c"
