@@ -223,6 +223,10 @@ HYPER = {  # a layer with a window, one with compressed keys that an indexer cho
     "max_target_length": 32,
 }
 HYPER_TOKENS = 27
+HYPER_SCANNED = {  # whose code has fixed what a block's two layers compress: 128 tokens, of which a text has one, and 4
+    "compress_ratios": [0, 128, 4, 128, 4],
+    "max_target_length": 132,
+}
 BEGIN, END, KEPT = (
     5,
     6,
@@ -277,8 +281,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek2": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(4)),
     "deepseek2-unscanned": ("deepseek2-16b", "params", SMALL | EXPERTS | LATENT | layers(3) | UNSCANNED),
     "deepseek3": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(5) | {"q_lora_rank": 10}),
-    "deepseek3-unscanned": ("deepseek3-671b", "params", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
+    "deepseek3-unscanned": ("deepseek3-671b", "nnx-sft", SMALL | EXPERTS | LATENT | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
     "deepseek4": ("deepseek4-284b", "params", SMALL | EXPERTS | HYPER | layers(3) | UNSCANNED),
+    "deepseek4-scanned": ("deepseek4-284b", "params", SMALL | EXPERTS | HYPER | HYPER_SCANNED | layers(5)),
     "deepseek3.2": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(5) | {"q_lora_rank": 10}),
     "deepseek3.2-unscanned": ("deepseek3.2-671b", "params", SMALL | EXPERTS | LATENT | INDEXER | layers(4) | UNSCANNED | {"q_lora_rank": 10}),
 }  # fmt: skip
@@ -332,8 +337,10 @@ def computed(model: nnx.Module, config: Any, rng: np.random.Generator) -> dict[s
             model(tokens, positions, decoder_segment_ids=np.ones_like(tokens), enable_dropout=False, **images)
         )
 
-    length = HYPER_TOKENS if config.model_name.startswith("deepseek4") else TOKENS
-    tokens = rng.integers(1, VOCABULARY, (2, length)).astype(np.int32)
+    shape = (2, HYPER_TOKENS if config.model_name.startswith("deepseek4") else TOKENS)
+    if config.model_name.startswith("deepseek4") and config.scan_layers:
+        shape = (1, config.max_target_length)
+    tokens = rng.integers(1, VOCABULARY, shape).astype(np.int32)
     if not config.use_multimodal:
         return {"tokens": tokens, "logits": logits(tokens)}
     if config.vision_encoder_block.value.startswith("qwen3"):

@@ -36,6 +36,7 @@ SIZES: dict[
     "3-vl-30b-a3b": ("qwen3-vl-moe", TOWER | {"D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
     "3-omni-30b-a3b": ("qwen3-omni", TOWER | SOUND | {"V": 152064, "D": 2048, "N": 32, "K": 4, "F": 768, "E": 128, "W": 1152, "B": 72, "M": 4304, "L": 4608, "J": 4608}),
     "4-284b": ("deepseek4", {"V": 129280, "D": 4096, "N": 64, "K": 1, "H": 512, "L": 1024, "G": 8, "I": 4096, "O": 1024, "o": 8192, "B": 4, "b": 4, "M": 16384, "R": 16, "F": 2048, "S": 2048, "E": 256, "T": 6, "C": 4, "c": 128, "g": 1024, "X": 64, "Y": 128, "x": 8192, "y": 256}),
+    "4-284b, scanned": ("deepseek4", {}),
     "3.5-35b-a3b": ("qwen3.5", NEWER | {"s": 10}),
     "3.5-397b-a17b": ("qwen3.5", NEWER | {"s": 15, "D": 4096, "N": 32, "A": 8192, "F": 1024, "S": 1024, "E": 512, "P": 20480, "B": 128, "C": 12288, "U": 64, "Z": 8192, "R": 4}),
     "3.2-671b": ("deepseek3.2", {"d": 3, "m": 58, "V": 129280, "D": 7168, "N": 128, "Q": 192, "L": 1536, "R": 512, "C": 576, "J": 256, "W": 128, "F": 18432, "M": 2048, "S": 2048, "E": 256, "X": 64, "Y": 128}),
@@ -44,6 +45,12 @@ SIZES: dict[
 
 def published(name: str) -> SpecsOnly:
     """The tree of a published size: the golden's names, the axes of its leaves at other sizes."""
+    if name.endswith(", scanned"):
+        return SpecsOnly(
+            _in_blocks(
+                {leaf: (x.spec.shape, x.spec.dtype) for leaf, x in published(name.partition(",")[0]).leaves.items()}
+            )
+        )
     case, sizes = SIZES[name]
     plan = convert.plan_conversion(maxtext.rules(case), maxtext.checkpoint(case), settings=maxtext.settings(case))
     axes = {part.leaf: [x for x, _ in part.stored] for step in plan.steps for part in step.parts}
@@ -72,6 +79,20 @@ def _deepseek_4(specs: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, tupl
     return made
 
 
+def _in_blocks(specs: dict[str, tuple[tuple[int, ...], str]]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The 40 layers behind the first three in 20 blocks of two, stacked on axis 1; on axis 0, what is no parameter."""
+    made = {}
+    for leaf, (shape, dtype) in specs.items():
+        layer = re.search(r"/layers_(\d+)/", leaf)
+        if layer is None or int(layer[1]) < 3:
+            made[leaf] = (shape, dtype)
+        elif int(layer[1]) < 5:
+            axis = 0 if leaf.startswith("nnx_aux") else 1
+            stacked = (*shape[:axis], 20, *shape[axis:])
+            made[leaf.replace(layer[0], f"/scanned_blocks/layers_{int(layer[1]) - 3}/")] = (stacked, dtype)
+    return made
+
+
 def joined(shapes: dict[str, tuple[int, ...]], vl: bool) -> dict[str, tuple[int, ...]]:
     """Join the experts of published names as transformers 5 does when it loads them; those of Qwen 3-VL are joined, in another order of axes."""
     made: dict[str, tuple[int, ...]] = {}
@@ -92,7 +113,7 @@ def joined(shapes: dict[str, tuple[int, ...]], vl: bool) -> dict[str, tuple[int,
 @pytest.mark.parametrize("name", SIZES)
 def test_published_sizes_need_no_setting_and_match_transformers(name: str) -> None:
     plan = convert.plan_conversion("maxtext", published(name))
-    assert plan.version == name and plan.config is not None
+    assert plan.version == name.partition(",")[0] and plan.config is not None
     (architecture,) = plan.config["architectures"]
     model_class: Any = getattr(transformers, architecture)
     with torch.device("meta"):

@@ -65,7 +65,8 @@ SHARED = {"w1": "gate", "w2": "down", "w3": "up"}
 
 def family(case: str) -> str:
     """Return the case without its variant."""
-    return case.removesuffix("-unscanned").removesuffix("-tied").removesuffix("-untied").removesuffix("-4b")
+    ends = ("-unscanned", "-tied", "-untied", "-4b", "-scanned")
+    return next((case.removesuffix(end) for end in ends if case.endswith(end)), case)
 
 
 def layout(case: str) -> str:
@@ -102,6 +103,9 @@ def settings(case: str) -> dict[str, Any]:
             return heads | {"experts_per_token": 2, "eos_token_id": 1, "bos_token_id": 2}
         case "deepseek4":
             kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+            if case.endswith("-scanned"):
+                kinds = [kinds[0], *(kinds[2], kinds[1]) * 2]
+                said = {"context_length": 256}
             return said | {"attention_pattern": kinds, "sliding_window": 5, "tokens_attended": 2, "rotated": 0.5}
         case "gpt-oss":
             published = {"context_length": 131072}  # YaRN's factor is that of the published lengths
@@ -317,7 +321,7 @@ def peer(case: str) -> dict[str, list[Any]]:
         return made
     if family(case) == "gemma3-vision":
         return {name.replace("vision_tower.vision_model.", "vision_tower."): x for name, x in made.items()}
-    if case == "deepseek4":
+    if family(case) == "deepseek4":
         return {of_class(name): x for name, x in made.items()}
     return {name.replace("model.language_model.", "model."): x for name, x in made.items()}
 
