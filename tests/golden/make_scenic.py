@@ -5,7 +5,7 @@ scenic is no package on PyPI. It runs from copies of its repository and of big_v
     pip install --no-deps --target /some/folder ml_collections immutabledict
     git clone https://github.com/google-research/scenic && git -C scenic checkout 4a38d47
     git clone https://github.com/google-research/big_vision && git -C big_vision checkout 0127fb6
-    PYTHONPATH=scenic:big_vision:/some/folder:src:tests python tests/golden/make_scenic.py
+    PYTHONPATH=scenic:big_vision:/some/folder:src:tests python tests/golden/make_scenic.py [CASE ...]
 
 scenic/CASE.npz: the configuration, names and shapes of the parameters, inputs, and what upstream's `TextZeroShotDetectionModule`, `ViViT` and
 `ViT` computed, in float32 with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in
@@ -54,6 +54,10 @@ VITS: dict[str, dict[str, Any]] = {
     "vit-gap": {"classifier": "gap"},
     "vit-gmp": {"classifier": "gmp"},
     "vit-map": {"classifier": "map"},
+    "vit-token-2d": {"classifier": "token", "positional_embedding": "sinusoidal_2d"},
+    "vit-token-1d": {"classifier": "token", "positional_embedding": "sinusoidal_1d"},
+    "vit-gap-1d": {"classifier": "gap", "positional_embedding": "sinusoidal_1d"},
+    "vit-gap-none": {"classifier": "gap", "positional_embedding": "none"},
 }
 CLIP_OF = {"patches": (4, 4, 2), "frames": 6, "image": 12}  # of the videos
 
@@ -152,23 +156,26 @@ def vit(case: str) -> None:
     from scenic.projects.baselines import vit as upstream
 
     model = upstream.ViT(**VIT, **VITS[case], patches=ConfigDict({"size": (4, 4)}))
-    images = np.random.default_rng(67).uniform(-1, 1, (2, 20, 20, 3)).astype(np.float32)
+    shape = (1, 12, 12, 3) if "positional_embedding" in VITS[case] else (2, 20, 20, 3)
+    images = np.random.default_rng(67).uniform(-1, 1, shape).astype(np.float32)
     record(case, {**VIT, **VITS[case]}, model, {"images": images}, lambda logits: {"logits": logits}, lambda leaves: leaves)  # fmt: skip
 
 
 def main() -> None:
-    """Replace the golden cases."""
+    """Replace the golden cases, or some of them."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
     importlib.import_module("flax.io")  # looks for the real TensorFlow
     sys.modules |= {name: Absent(name) for name in ABSENT}
     for name in ABSENT:
         sys.modules[name].__path__ = []  # a package
-    owl("owlvit", objectness=False)
-    owl("owlv2", objectness=True)
-    vivit()
-    for case in VITS:
-        vit(case)
+    for case in sys.argv[1:] or ("owlvit", "owlv2", "vivit", *VITS):
+        if case in VITS:
+            vit(case)
+        elif case == "vivit":
+            vivit()
+        else:
+            owl(case, objectness=case == "owlv2")
 
 
 if __name__ == "__main__":

@@ -39,12 +39,13 @@ TRANSFORMERS = (
     "vit-token-rep",
     "vit-gap",
     *vit.JAX_CASES,
+    *vit.TABLES,
 )
 
 
 def float64_limit(case: str) -> float:
     """A table of positions that is computed is written in float32, rounded once: 6e-8 of its largest value, 1."""
-    return 1e-7 if case in vit.COMPUTED else 1e-12
+    return 1e-7 if case in vit.COMPUTED or case in vit.TABLES else 1e-12
 
 
 @pytest.mark.parametrize("case", TRANSFORMERS)
@@ -66,7 +67,7 @@ def test_timms_tensors_pool_by_attention_as_upstream_did(case: str, tmp_path: Pa
         assert relative_error(found, vit.gold(case).values(case, kind)["logits"]) < limit
 
 
-@pytest.mark.parametrize("case", ["gap", "vit-gap", "jax-gap", "gap-sincos2d"])
+@pytest.mark.parametrize("case", ["gap", "vit-gap", "jax-gap", "gap-sincos2d", "vit-gap-1d"])
 def test_timm_gets_the_tensors_that_transformers_gets(case: str, tmp_path: Path) -> None:
     """Pooled by the mean; the norm comes before it in both."""
     folders = {to: tmp_path / to for to in ("timm", "transformers")}
@@ -144,7 +145,7 @@ def test_the_mean_without_a_head_is_timms_alone(case: str, tmp_path: Path) -> No
         {},
         {"image_size": 20},
         {"posemb": "sincos2d"},
-        {"image_size": 20, "posemb": "sinusoidal_2d"},
+        {"image_size": 20, "posemb": "sincos3d"},
         {"image_size": 21, "posemb": "sincos2d"},
     ],
 )
@@ -170,6 +171,28 @@ def test_the_table_of_another_formula_is_another_function(tmp_path: Path) -> Non
     for wrong in (np.concatenate([*quarters[2:], *quarters[:2]], -1), np.roll(table, -1, 1), table * 2):
         save_file({**tensors, name: np.ascontiguousarray(wrong)}, out / "model.safetensors", {"format": "pt"})
         assert vit.errors("tok-sincos2d", out)[0] > 1e-3
+
+
+@pytest.mark.parametrize("case", vit.TABLES)
+def test_a_table_of_scenic_is_no_other(case: str, tmp_path: Path) -> None:
+    """The planted faults: each of the other tables, whose name the tree does not tell."""
+    source, out = vit.converted(case, tmp_path)
+    for other in {"sincos2d", *vit.TABLES.values()} - {vit.TABLES[case]}:
+        settings = {**vit.settings(case), "posemb": other}
+        convert.convert("vit-jax", source, out, to="transformers", settings=settings, overwrite=True)
+        assert vit.errors(case, out)[0] > 1e-3, other
+
+
+def test_timm_has_no_row_for_the_class_token_that_a_table_counts(tmp_path: Path) -> None:
+    """Scenic's `sinusoidal_1d` gives it the first position, and timm's `no_embed_class` none."""
+    with pytest.raises(convert.PlanError, match="a position for the class token, and the target's has no row for it"):
+        vit.converted("vit-token-1d", tmp_path, "timm")
+    (tmp_path / "2d").mkdir()
+    (tmp_path / "hf").mkdir()
+    _, timm = vit.converted("vit-token-2d", tmp_path / "2d", "timm")
+    _, hf = vit.converted("vit-token-2d", tmp_path / "hf")
+    tables = load_file(timm / "model.safetensors")["pos_embed"], load_file(hf / "model.safetensors")["vit.embeddings.position_embeddings"]  # fmt: skip
+    assert np.array_equal(tables[0], tables[1][:, 1:]) and not tables[1][:, 0].any()
 
 
 def test_what_no_class_computes_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from convert import PlanError, RuleError
+from convert.layers.embedding.patch_positions import TABLES
 from convert.planning.planner import make_plan
 from convert.verify.sides.run_torch import exact_state
 from convert.writing.execute import computed, execute
@@ -221,15 +222,33 @@ def test_patches_have_the_sines_of_their_column_and_row() -> None:
     assert np.array_equal(grid(GRID.replace("axes: .LD, zeros_before: {L: 2}", "axes: LD"), **GIVEN), made[0, 2:])
 
 
+def test_tables_of_scenic() -> None:
+    """get_fixed_sincos_position_embedding, and sinusoidal_init, where the class token is the first; in float64."""
+    row, column = (x.reshape(-1, 1) for x in np.mgrid[:3, :3])
+    scale = 1 / 10_000.0 ** (np.arange(2) / 2)
+    want = np.concatenate([np.sin(column * scale), np.cos(column * scale), np.sin(row * scale), np.cos(row * scale)], 1)
+    assert np.abs(grid(side=9, table="sinusoidal_2d")[0, 2:] - want).max() <= 2**-24
+    angles = np.arange(10)[:, None] * np.exp(np.arange(0, 8, 2) * -(np.log(1e4) / 8))
+    want = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(10, 8)
+    for token in (0, 1):
+        rows = GRID.replace("L: 2", "L: 1").replace("  table: table", "  table: table\n  class_token: true")
+        rows = rows if token else GRID.replace(", zeros_before: {L: 2}", "")
+        made = grid(rows, side=9, table="sinusoidal_1d")
+        assert made.shape == (1, 9 + token, 8) and np.abs(made[0] - want[: 9 + token]).max() <= 2**-24
+        assert not grid(rows, side=9, table="none").any()
+
+
 @pytest.mark.parametrize(
     ("width", "facts", "code", "expected"),
     [
         (8, {"table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
         (8, {"side": 10, "table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
         (8, {"side": True, "table": "sincos2d"}, "setting-invalid", "side to be a multiple of the patch's side 3"),
-        (8, {"side": 9}, "setting-invalid", "table = sincos2d"),
-        (8, {"side": 9, "table": "sinusoidal_1d"}, "setting-invalid", "table = sincos2d"),
+        (8, {"side": 9}, "setting-invalid", f"table = {' or '.join(TABLES)}"),
+        (8, {"side": 9, "table": "sincos3d"}, "setting-invalid", f"table = {' or '.join(TABLES)}"),
+        (8, {"side": 9, "table": "sinusoidal_1d"}, "setting-invalid", "another table"),
         (6, GIVEN, "shape-mismatch", "a width D that 4 divides"),
+        (6, GIVEN | {"table": "sinusoidal_2d"}, "shape-mismatch", "a width D that 4 divides"),
     ],
 )
 def test_a_table_of_patches_that_is_not_known_is_refused(width: int, facts: dict[str, object], code: str, expected: str) -> None:  # fmt: skip

@@ -25,7 +25,13 @@ COMPUTED = tuple(
     f"{pool}-sincos2d{head}" for head in ("", "-headless") for pool in POOLS
 )  # positions that no leaf holds
 HEADLESS = tuple(f"{pool}{table}-headless" for table in ("", "-sincos2d") for pool in POOLS)
-SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map")
+TABLES = {
+    "vit-token-2d": "sinusoidal_2d",
+    "vit-token-1d": "sinusoidal_1d",
+    "vit-gap-1d": "sinusoidal_1d",
+    "vit-gap-none": "none",
+}  # scenic's, that no leaf holds
+SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map", *TABLES)
 JAX_CASES = ("jax-gap", "jax-pre-logits")
 IMAGE = {"image_size": 20}  # where the table has a row for the class token
 
@@ -48,6 +54,8 @@ def write(case: str, folder: Path) -> Path:
 
 def settings(case: str, to: str = "transformers") -> dict[str, Any]:
     """What the tree does not tell: the image beside a class token's position, timm's ratio of widths, the pooling."""
+    if case in TABLES:
+        return {"image_size": 12, "posemb": TABLES[case], **({"mlp_ratio": 2.0} if to == "timm" else {})}
     if case.startswith("vit-token"):
         return IMAGE
     if case in COMPUTED:

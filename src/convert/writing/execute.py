@@ -280,7 +280,7 @@ def computed(step: Step) -> np.ndarray[Any, Any]:
 def _sinusoids(of: Sinusoids, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
     rows, width = shape[-2:]
     if not of.side:
-        return _line(of, rows, width)
+        return _line(of, rows, width).reshape(shape)
     line = _line(of, of.side, width // 2)
     both = [np.tile(line, (of.side, 1)), np.repeat(line, of.side, 0)]  # of its column, of its row
     zeros = np.zeros((rows - of.side**2, width))
