@@ -21,6 +21,7 @@ from convert.layers.embedding.embedding import TIES
 from convert.layers.leaf_sums import role_of_sum, sums_of
 from convert.layers.shared_keys import shown_part
 from convert.planning.adapters.names import HalfPair, half_pairs
+from convert.planning.quantised import lost_scales, scales_of_float8
 from convert.rules.file import LayerTypes, RuleFile
 
 INCOMPLETE = "the stack of layers is truncated, or the checkpoint is incomplete"
@@ -470,8 +471,10 @@ def _without_rule(facts: MatchFacts, suggested: Collection[tuple[str, str]]) -> 
         suggested: position of a rule, and the leaf that its finding suggests.
     """
     groups: dict[str, list[str]] = defaultdict(list)
+    scales = scales_of_float8([name for name in facts.leaves if name not in facts.claims], facts.leaves)
+    yield from lost_scales(scales, facts.rules.path)
     for name in facts.leaves:
-        if name not in facts.claims and name not in facts.halves:
+        if name not in facts.claims and name not in facts.halves and name not in scales:
             key = "/".join("#" if part.isdigit() else part.rstrip("0123456789") for part in name.split("/"))
             groups[key].append(name)
     patterns = {

@@ -1,13 +1,20 @@
-"""Copies of weights that aqt quantised: they lie in the module of their weight, in the collection `aqt` (linen) or beside it (nnx)."""
+"""Copies of weights that aqt quantised: they lie in the module of their weight, in the collection `aqt` (linen) or beside it (nnx).
+
+And the numbers by which weights in float8 are multiplied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from convert.checkpoints.source import Leaf
+from convert.core.findings import Finding
 from convert.core.path_index import keys_above
 from convert.core.path_pattern import parse_pattern
 from convert.layers import Rule
 
+SCALE = "_scale"  # behind the name of a weight, in MaxText
+FLOAT8 = "float8"
 AQT = "Aqt"  # AqtDotGeneral_0 beside a kernel, AqtEinsum_0 where a module computes with several weights
 
 
@@ -32,6 +39,32 @@ def of_unknown_modules(claims: Mapping[str, Rule], paths: Mapping[str, Rule]) ->
         for name, module in of_aqt.items()
         if module not in known and not any(pattern.match(module) for pattern in written)
     ]
+
+
+def scales_of_float8(names: Collection[str], leaves: Mapping[str, Leaf]) -> set[str]:
+    """Return those of `names` by which a weight in float8 beside them is multiplied."""
+    return {name for name in names if (of := _scaled(name)) in leaves and leaves[of].spec.dtype.startswith(FLOAT8)}
+
+
+def _scaled(name: str) -> str:
+    """Return the leaf that this one would scale by its name."""
+    value = "/value" if name.endswith("/value") else ""
+    scale = name.removesuffix(value)
+    return scale.removesuffix(SCALE) + value if scale.endswith(SCALE) else ""
+
+
+def lost_scales(scales: Collection[str], rule_file: str) -> Iterator[Finding]:
+    """Report scales of weights in float8 that no rule matches."""
+    if scales:
+        first = min(scales)
+        more = f" and {len(scales) - 1} more like it" if len(scales) > 1 else ""
+        yield Finding(
+            "leaf-without-rule",
+            f"this leaf{more}: weights in float8 are multiplied by them, which no rule does; without them they are other numbers",
+            rule=rule_file,
+            path=first,
+            fix="convert a checkpoint whose weights are multiplied: MaxText does so as it loads this one into a model with weights of another dtype, and can save that",
+        )
 
 
 def _module(leaf: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convert import PlanError, TensorSpec
+from convert.planning.planner import make_plan
 from support.effort import calls_at_most
-from support.memory_source import HEAD, zeros
+from support.memory_source import HEAD, MemorySource, rule_file, zeros
 from support.small_plans import MLP, findings, mlp, names, places, plan, refusal, without
 
 
@@ -306,3 +308,20 @@ def test_a_stack_of_no_layers() -> None:
 
 def test_rules_that_only_drop() -> None:
     assert refusal("- drop: '**'\n  because: all of it\n", zeros(w=(2,))).code == "rules-empty"
+
+
+def test_numbers_that_scale_float8_weights_are_not_to_be_dropped() -> None:
+    """MaxText's float8: the advice for a leaf without a rule was to drop it, and the weights would have been others."""
+    tree = zeros(**{"a/kernel": (3, 5), "b/kernel": (3, 5), "b/kernel_scale": (1,), "c": (2,)})
+    tree["a/kernel"] = tree["a/kernel"].astype(ml_dtypes.float8_e4m3fn)
+    tree |= {"a/kernel_scale": np.ones((3, 1), np.float32), "e/w/value": tree["a/kernel"], "e/w_scale/value": np.ones(1, np.float32)}  # fmt: skip
+    rules = "- {from: '{a,b}/kernel', parameter: '{a,b}'}\n- {from: c, parameter: c}\n- {from: e/w, parameter: e}\n"
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(rules), MemorySource(tree))
+    scales, plain = refused.value.findings
+    assert (scales.code, scales.path) == (
+        "leaf-without-rule",
+        "a/kernel_scale",
+    ) and "and 1 more like it" in scales.problem
+    assert "drop" not in scales.fix and "weights of another dtype" in scales.fix
+    assert (plain.code, plain.path) == ("leaf-without-rule", "b/kernel_scale") and "`drop:`" in plain.fix
