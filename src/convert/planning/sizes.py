@@ -210,17 +210,21 @@ def _wrong_axis(
     """Report a rule that stacks another axis than the shapes of all other leaves allow."""
     ((index, wrong),) = rule.stacked.items()
     right = {constraint.letter: constraint.size for constraint in fitting}
-    differ = {c.letter: c.size for c in stated if right.get(c.letter, c.size) != c.size}
+    differing = [c for c in stated if right.get(c.letter, c.size) != c.size]
+    differ = {c.letter: c.size for c in differing}
     places = {c.letter: c.place for c in reversed(others) if right.get(c.letter) == c.size}
+    shown = (differing or stated)[0]
+    letter = index if index in right else shown.letter  # layers that are counted with others have no letter
+    size = right.get(letter, shown.size)
     return Finding(
         "size-conflict",
-        f"stacked: {{{index}: {wrong}}} reads {stated[0].shown}, which makes "
+        f"stacked: {{{index}: {wrong}}} reads {shown.shown}, which makes "
         f"{', '.join(f'{letter} = {size}' for letter, size in differ.items())}; the other rules make "
         f"{', '.join(f'{letter} = {right[letter]} ({places[letter]})' for letter in differ if letter in places)}",
         rule=rule.at.line_only,
-        path=stated[0].leaf,
+        path=shown.leaf,
         fix=f"with `stacked: {{{index}: {axis}}}` the rule agrees with the others",
-        data={"letter": index, "sizes": [differ.get(index, right[index]), right[index]]},
+        data={"letter": letter, "sizes": [differ.get(letter, size), size]},
     )
 
 

@@ -46,6 +46,15 @@ def test_a_wrong_stacked_axis_blames_its_own_rule_once(wrong: int) -> None:
     assert text.endswith("with `stacked: {i: 0}` the rule agrees with the others")
 
 
+def test_a_wrong_stacked_axis_of_layers_that_are_counted_together_is_named() -> None:
+    """It was an internal error: such layers have no letter of their own."""
+    rule = "- from: {path}\n  axes: E\n  stacked: {{s: {axis}}}\n  index_from: {{i: [s]}}\n  parameter: {path}.{{i}}\n"
+    rules = "".join(rule.format(path=path, axis=axis) for path, axis in (("a", 1), ("b", 1), ("c", 0)))
+    (text,) = (one for one in findings(rules, {path: np.zeros((4, 2), np.float32) for path in "abc"}) if "reads" in one)
+    assert "stacked: {s: 0} reads float32[4,2] as s E, which makes E = 2; the other rules make E = 4 " in text
+    assert text.endswith("with `stacked: {s: 1}` the rule agrees with the others")
+
+
 @pytest.mark.parametrize("wrong", [0, 4])
 def test_the_size_that_most_rules_state_holds(wrong: int) -> None:
     rule = "- einsum: {equation}\n  from: m{k}/w\n  linear: m{k}\n"
