@@ -50,7 +50,7 @@ class Grade(StrEnum):
     IN_FRONT = "derived up to the difference"
     """The programs differ, but not in front of a value that is computed with the tensor: it is the source's in each draw, and no other candidate makes it so."""
     BEHIND = "found behind the difference"
-    """With values of the source's in place of those that differ, what is computed with the tensor is the source's in each draw. No output was reached."""
+    """With values of the source's in place of those that differ, what is computed with the tensor is the source's in each draw. No output was reached, but where the difference could be corrected."""
     OPEN = "open"
     """Nothing fitted, or the programs differ before anything shows whether it fits."""
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
-from convert.inference.derivation import Derivation, Difference, Grade
+from convert.inference.derivation import Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
-from convert.inference.grading.differences.explained import explained, not_reached, where_it_ended
+from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
+from convert.inference.grading.differences.explained import explained, not_reached, run_with_guesses, where_it_ended
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
 from convert.inference.grading.differences.resumed import resume
@@ -183,6 +184,22 @@ def _tied_names(both: Records) -> dict[str, tuple[str, ...]]:
     return {name: tuple(k for k, first in tied.items() if first == name) for name in both.target.parameters}
 
 
+def _all_derived(models: Models, seed: int, as_run: Program) -> tuple[tuple[Tensor, ...], Program] | None:
+    """Return the tensors of a record of the module, and the record in the source's form.
+
+    None where the search finds no way to the outputs, or leaves a tensor open.
+    """
+    both = models.records_of(as_run, seed)
+    search = both.search()
+    if not search.solve():
+        return None
+    found = tensors(search, _tied_names(both), True, others(search).same)
+    shapes = {name: value.array.shape for name, value in both.source.parameters.items()}
+    found = made_as_in_other_layers(found, both.as_run, shapes)
+    found = without_ties_at_zeros(found, both.source, both.target)
+    return (found, both.target) if all(t.unread or t.grade is not Grade.OPEN for t in found) else None
+
+
 def _with_the_difference(
     models: Models,
     both: Records,
@@ -221,8 +238,16 @@ def _with_the_difference(
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
-    buffers = both.target.buffers
-    shown = explained(ended, found, buffers, models.module, models.run, seen.shown_by, hidden=seen.hidden)
+    buffers, learned = both.target.buffers, both.learned_of_target
+    shown = explained(ended, found, buffers, learned, models.module, models.run, seen.shown_by, hidden=seen.hidden)
+    if not (shown.shown or seen.hidden):
+        guess = run_with_guesses(found, buffers, learned, models.module, models.run, both.source)
+        derive = partial(_all_derived, models, seed)
+        right = None if guess is None else of_corrected(both.source, both.as_run, guess[0], guess[2], same, derive)
+        if right is not None:
+            found = with_those_behind(found, right)
+            shown = explained(ended, found, buffers, learned, models.module, models.run, seen.shown_by)
+            shown = replace(shown, shown=True)
     return replace(seen, tensors=not_reached(found, both.target, ended.site.index)), (shown,)
 
 

@@ -62,12 +62,14 @@ class Records:
         target: the module's, in the source's form.
         as_run: the module's, as it ran.
         learned: leaves of the source that layers are applied to before an input takes part; they are data in both.
+        learned_of_target: the parameters of the module that are data.
     """
 
     source: Program
     target: Program
     as_run: Program
     learned: Sequence[str]
+    learned_of_target: Sequence[str]
 
     def search(self) -> Search:
         """Return the search for the target's parameters."""
@@ -125,10 +127,19 @@ class Models:
             ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
         """
         given = whole_rows(self.all_given(seed), self.masks)
-        source = self.runs.program(seed, given)
-        require_finite_products(source)
+        require_finite_products(self.runs.program(seed, given))
         as_run = recorded(self.module, self.run, given, known)
         require_same_again(self.module, self.run, as_run)
+        return self.records_of(as_run, seed)
+
+    def records_of(self, as_run: Program, seed: int) -> Records:
+        """Return the records of the function with the weights of a seed, and of a run of the module that has its inputs.
+
+        Raises:
+            ConvertError: the two have not the same outputs.
+        """
+        given = whole_rows(self.all_given(seed), self.masks)
+        source = self.runs.program(seed, given)
         target = _in_one_form(as_run, self.runs.forms, keep=False)
         for form, count in WRITTEN_IN_TWO_WAYS.items():
             if not getattr(self.runs.forms, form) and count(source) != count(target):
@@ -137,7 +148,8 @@ class Models:
         target = tables_as_data(source, target)
         require_outputs_of_both(source, target)
         learned, of_target = learned_inputs(source, target)
-        return Records(parameters_as_data(source, learned), parameters_as_data(target, of_target), as_run, learned)
+        source, target = parameters_as_data(source, learned), parameters_as_data(target, of_target)
+        return Records(source, target, as_run, learned, of_target)
 
     def search_again(self, seed: int, known: Sequence[Tensor]) -> Search:
         """Return a search with the weights and inputs of another seed, along the path that the module takes with what is known."""

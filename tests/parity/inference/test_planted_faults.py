@@ -37,7 +37,6 @@ BRIEF = {  # what comes first in the summary: the layer, and what each side comp
 UNDECIDED = {  # leaves and layouts are left that the search does not try: what stands at the place is named all the same
     ("encoder", "positions in pairs"),
     ("encoder", "sigmoid"),
-    ("net", "relu"),
     ("net", "circular"),
     ("net", "ones"),
     ("recurrent", "ones"),

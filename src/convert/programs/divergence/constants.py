@@ -28,7 +28,7 @@ def other_constants(known: Knowledge) -> tuple[Repair, ...]:
     """
     theirs: dict[tuple[str, int], list[tuple[Operation, Value, float]]] = defaultdict(list)
     for one in known.source.operations:
-        if (found := _constant(one)) is not None:
+        if (found := constant_of_parameters(one)) is not None:
             at, number = found
             theirs[kind_of(one), one.operands[1 - at].array.size].append((one, one.operands[1 - at], number))
     return tuple(_repairs(known, theirs))
@@ -36,7 +36,7 @@ def other_constants(known: Knowledge) -> tuple[Repair, ...]:
 
 def _repairs(known: Knowledge, theirs: dict[tuple[str, int], list[tuple[Operation, Value, float]]]) -> Iterator[Repair]:
     for index, one in enumerate(known.target.operations if theirs else ()):
-        if (found := _constant(one)) is None:
+        if (found := constant_of_parameters(one)) is None:
             continue
         at, number = found
         given = one.operands[1 - at]
@@ -60,7 +60,7 @@ def _parameter(value: Value, known: Knowledge) -> Value:
     return value
 
 
-def _constant(operation: Operation) -> tuple[int, float] | None:
+def constant_of_parameters(operation: Operation) -> tuple[int, float] | None:
     """Return which of two operands is a number, where the other one is computed from parameters alone; and the number."""
     if kind_of(operation) not in WITH_A_CONSTANT or len(operation.operands) != 2:
         return None

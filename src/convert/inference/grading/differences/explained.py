@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Difference, Grade, Tensor
+from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof
 from convert.inference.grading.choices import choices_as_outputs
 from convert.inference.grading.differences.excluded import is_only_explanation
@@ -63,6 +64,7 @@ def explained(
     ended: Difference,
     tensors: Sequence[Tensor],
     buffers: Collection[str],
+    learned: Sequence[str],
     module: torch.nn.Module,
     run: Run,
     source: Program,
@@ -71,20 +73,17 @@ def explained(
 ) -> Difference:
     """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
 
-    The target runs with the guessed weights, and the source's values are put in until the output is the source's. Buffers for which
-    no leaf was guessed keep the module's own numbers.
+    The target runs with the guessed weights, and the source's values are put in until the output is the source's.
 
     Args:
         tensors: with the grades that hold although the programs differ: an open one may be guessed wrongly.
+        learned: parameters of the target that are data.
         hidden: whether the outputs agree, and the numbers differ that a choice is made by.
     """
-    guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
-    weights = proof.weights(guessed, source)
-    state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
-    try:
-        target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
-    except ConvertError:  # not a number: with these weights the target's code shows nothing
+    guessed = run_with_guesses(tensors, buffers, learned, module, run, source)
+    if guessed is None:
         return ended
+    target, state, lacking = guessed
     if hidden:
         source, target = choices_as_outputs(source), choices_as_outputs(target)
     for name, value in source.outputs.items():
@@ -100,7 +99,6 @@ def explained(
 
         before = error(target.outputs[name].array)
         share = max(FINEST, SHARE * min(1.0, before))
-        lacking = weights.keys() - state.keys()
         doubtful = {t.name for t in tensors if t.grade is Grade.OPEN and t.name in state}
         found = diverge(source, target, name, error, share, min(share, EXACT), lacking)
         if found is None or not (found.proven or found.entry):
@@ -119,6 +117,28 @@ def explained(
             brief = said.brief and said.brief + more
             return Difference(site, said.problem + more, before if np.isfinite(before) else None, brief, shown)
     return ended
+
+
+def run_with_guesses(
+    tensors: Sequence[Tensor],
+    buffers: Collection[str],
+    learned: Sequence[str],
+    module: torch.nn.Module,
+    run: Run,
+    source: Program,
+) -> tuple[Program, Collection[str], Collection[str]] | None:
+    """Return a run of the target with the weights that were guessed, their names, and those of which nothing is known; None if it gives NaN.
+
+    Buffers for which no leaf was guessed keep the module's own numbers.
+    """
+    guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
+    weights = proof.weights(guessed, source)
+    state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
+    try:
+        target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
+    except ConvertError:  # not a number: with these weights the target's code shows nothing
+        return None
+    return parameters_as_data(target, learned), state.keys(), weights.keys() - state.keys()
 
 
 def infinite_alone(name: str, got: Array, want: Array) -> str:
