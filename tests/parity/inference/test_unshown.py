@@ -49,6 +49,7 @@ def same(y: Any) -> Any:
         (lambda y: jnp.clip(y, -1, 1), lambda y: y.clamp(-1, 1), []),  # reached
         (jax.nn.relu, functional.relu6, ["`hardtanh` of the PyTorch module: no value is above 6"]),
         (jax.nn.relu, functional.relu, []),
+        (lambda y: jnp.where(y > 0, y, 50 * y), lambda y: functional.leaky_relu(y, 50.0), []),  # a slope is no limit
         (
             lambda y: y / jnp.sqrt((y * y).sum(-1, keepdims=True)),
             lambda y: functional.normalize(y, dim=-1),

@@ -139,7 +139,7 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Itera
     (at,) = limited
     values = np.concatenate([run.operands[at].array.ravel() for run in runs])
     low, high = reach.get(operation.operands[at], ANY)
-    for number in (*_numbers(operation), *BENDS.get(operation.name, ())):
+    for number in BENDS.get(operation.name) or _numbers(operation):  # the slope of a leaky ReLU is no limit
         for is_above, reached, ever in (
             (True, (values > number).any(), high > number),
             (False, (values < number).any(), low < number),
