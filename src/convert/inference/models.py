@@ -22,11 +22,13 @@ from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.hidden.shown import hidden_elements, shown_alone
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups.offsets import field_by_field
-from convert.inference.forms.lookups.one_hot import one_hot_as_lookups
+from convert.inference.forms.lookups.one_hot import chosen_rows_as_lookups, one_hot_as_lookups, rows_chosen_by_products
 from convert.inference.forms.lookups.tables import table_by_table
+from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
 from convert.inference.forms.products.contractions import features_times_vectors, products_by_element, sums_as_products
 from convert.inference.forms.products.distances import distances, distances_as_products
 from convert.inference.forms.products.distributed import distributed, products_of_sums
+from convert.inference.forms.products.taken_rows import rows_taken_behind
 from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
 from convert.inference.forms.sums.biases import biases_together
@@ -141,9 +143,9 @@ class Models:
         given = whole_rows(self.all_given(seed), self.masks)
         source = self.runs.program(seed, given)
         target = _in_one_form(as_run, self.runs.forms, keep=False)
-        for form, count in WRITTEN_IN_TWO_WAYS.items():
-            if not getattr(self.runs.forms, form) and count(source) != count(target):
-                self.runs.forms = replace(self.runs.forms, **{form: True})
+        for form, differs in WRITTEN_IN_TWO_WAYS.items():
+            if not getattr(self.runs.forms, form) and (needed := differs(source, target)):
+                self.runs.forms = replace(self.runs.forms, **{form: needed})
                 source, target = self.runs.program(seed, given), _in_one_form(as_run, self.runs.forms, keep=False)
         target = tables_as_data(source, target)
         require_outputs_of_both(source, target)
@@ -176,6 +178,8 @@ class Forms:
         stacks: parameters in a stack, each for the same data, are taken apart.
         taps: sums of shifted data times the taps of a kernel are convolutions, too.
         distances: sums of squared differences have a product.
+        chosen: products of one-hot rows in the target are lookups.
+        factors: numbers that stand behind the products that they scale.
     """
 
     apart: bool = False
@@ -185,22 +189,32 @@ class Forms:
     stacks: bool = False
     taps: bool = False
     distances: bool = False
+    chosen: bool = False
+    factors: frozenset[str] = frozenset()
 
 
-# Form -> what both programs have as many of where neither needs it.
-WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program], Any]] = {
-    "apart": products_of_joined_rows,
-    "features": features_times_vectors,
-    "spread": products_of_sums,
-    "columns": products_of_constant_columns,
-    "stacks": parts_of_stacks,
-    "taps": convolutions,
-    "distances": distances,
+def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
+    """Return whether two programs have not as many of what a function counts."""
+    return lambda source, target: bool(count(source) != count(target))
+
+
+# Form -> whether two programs need it, or where.
+WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
+    "apart": _unequal(products_of_joined_rows),
+    "features": _unequal(features_times_vectors),
+    "spread": _unequal(products_of_sums),
+    "columns": _unequal(products_of_constant_columns),
+    "stacks": _unequal(parts_of_stacks),
+    "taps": _unequal(convolutions),
+    "distances": _unequal(distances),
+    "chosen": _unequal(rows_chosen_by_products),
+    "factors": at_other_operands,
 }
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
+    program = chosen_rows_as_lookups(program) if forms.chosen and not keep else program
     program = experts_apart(program)
     program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program
@@ -210,6 +224,8 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = used_parts(constants_last(program), keep=keep, apart=forms.apart)
     program = distributed(program, keep=keep) if forms.spread else program
+    program = rows_taken_behind(program, keep=keep)
+    program = factors_behind(program, forms.factors, keep=keep) if forms.factors else program
     return biases_together(program) if keep else program
 
 

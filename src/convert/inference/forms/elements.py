@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import REFUSALS, Array, Operation, Value
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
 LAYOUTS = frozenset(
     [
@@ -33,6 +33,7 @@ MOVES = LAYOUTS | frozenset(
         *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
     ]
 )
+COPIES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
 JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
 
 
@@ -51,6 +52,26 @@ def moved_by(move: Operation, value: Value) -> Value:
 
     elements = tuple(run(numbers.astype(np.float64)).astype(np.int64) for numbers in value.elements)
     return Value(run(value.array), leaves=value.leaves, elements=elements)
+
+
+def as_moved(move: Operation, value: Value) -> Value:
+    """Return a value as an operation moves it, of parameters or of data."""
+    if not value.data:
+        return moved_by(move, value)
+    return Value(np.asarray(move.again([value.array])[0]), data=True, leaves=value.leaves)
+
+
+def without_idle(operations: Sequence[Operation], program: Program) -> list[Operation]:
+    """Return the operations of a changed program without those whose results are used no more, and without moves of data that nothing used before."""
+    used_before = times_used(program)
+    used, kept = {*program.outputs.values()}, list[Operation]()
+    for operation in reversed(operations):
+        moves_data = operation.name in COPIES and bool(operation.data)
+        may_go = moves_data or any(used_before[x] for x in operation.results)
+        if not (may_go and used.isdisjoint(operation.results)):
+            kept.append(operation)
+            used.update(operation.operands)
+    return kept[::-1]
 
 
 def moved(operation: Operation, value: Value) -> list[Array] | None:

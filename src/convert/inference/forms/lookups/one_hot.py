@@ -1,4 +1,6 @@
-"""Products of constant rows of zeros and one 1 with a parameter, as the lookups that they are: a table of position biases by buckets."""
+"""Products of rows of zeros and one 1 with a parameter, as the lookups that they are: of constant rows, as a table of position biases by
+buckets, and of rows that the target computes, as the codes of a VQ-VAE.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import LAYOUTS, moved_by
+from convert.inference.forms.elements import LAYOUTS, moved_by, step
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value
+from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 LOOKUP = "index"
 
@@ -49,7 +51,7 @@ def _lookup(operation: Operation) -> Operation | None:
     if hot_batch or batch or len(hot_sum) != 1 or len(summed) != 1 or hot.array.ndim < 2:
         return None
     rows = np.moveaxis(hot.array, hot_sum[0], -1)
-    if not (((rows == 0) | (rows == 1)).all() and (rows.sum(-1) == 1).all()):
+    if not _are_one_hot(rows):
         return None
     at, last = rows.argmax(-1), side == 1
 
@@ -67,3 +69,49 @@ def _lookup(operation: Operation) -> Operation | None:
     if made.array.shape != operation.results[0].array.shape:
         return None
     return replace(operation, name=LOOKUP, operands=(table,), results=(made,), settings={}, again=again)
+
+
+def rows_chosen_by_products(program: Program) -> int:
+    """Return how many products of one-hot rows that a program computes of data take rows of a parameter."""
+    made_by = producers_of(program.operations)
+    return sum(_chosen(operation, made_by) is not None for operation in program.operations)
+
+
+def chosen_rows_as_lookups(program: Program) -> Program:
+    """Return the program with a lookup by the place of the 1 instead of each such product."""
+    made_by = producers_of(program.operations)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        axis = _chosen(operation, made_by)
+        operations += [operation] if axis is None else _by_place(operation, axis)
+    return replace(program, operations=tuple(operations))
+
+
+def _chosen(operation: Operation, made_by: dict[Value, Operation]) -> int | None:
+    """Return the axis of a parameter along which a product takes places by one-hot rows that are computed of data; None if it is another product."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
+        return None
+    hot, table = operation.operands
+    axes = axes_of(operation, 1)
+    if not table.of_parameters or not table.elements or hot not in made_by or axes is None:
+        return None
+    (hot_batch, hot_sum), (_, summed) = axes
+    last = tuple(hot_sum) == (hot.array.ndim - 1,)
+    return summed[0] if hot.data and last and not hot_batch and _are_one_hot(hot.array) else None
+
+
+def _by_place(product: Operation, axis: int) -> list[Operation]:
+    hot, table = product.operands
+    index = Value(hot.array.argmax(-1), data=True, leaves=hot.leaves)
+    turn = step(product, "transpose", (table,), table, lambda x: np.moveaxis(x, axis, 0))
+    rows = moved_by(turn, table)
+    return [
+        step(product, "argmax", (hot,), index, lambda x: x.argmax(-1)),
+        replace(turn, results=(rows,)),
+        step(product, "embedding", (rows, index), product.results[0], lambda x, at: x[at]),
+    ]
+
+
+def _are_one_hot(rows: Array) -> bool:
+    """Whether each row has one 1, and zeros besides."""
+    return rows.size > 0 and bool(((rows == 0) | (rows == 1)).all() and (rows.sum(-1) == 1).all())

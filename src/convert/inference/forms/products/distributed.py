@@ -5,6 +5,7 @@ Attention with relative positions adds a parameter to its queries or keys, or to
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import LAYOUTS, moved_by
+from convert.inference.forms.elements import COPIES, as_moved, without_idle
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
 
-COPIES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
 SUMS = ("add", "add_any", "sub")
 MOST = 3  # sums in front of one product
 
@@ -36,10 +36,11 @@ class _Sum:
     moves: tuple[Operation, ...]
 
 
-def products_of_sums(program: Program) -> int:
-    """Return how many products of two values of data are given a sum with a parameter."""
+def products_of_sums(program: Program) -> Counter[int]:
+    """Return the sizes over which products of two values of data sum that are given a sum with a parameter: features, or what scores weigh."""
     made_by, uses = producers_of(program.operations), times_used(program)
-    return sum(_sum(operation, made_by, uses) is not None for operation in program.operations)
+    found = ((op, axes_of(op, 1)) for op in program.operations if _sum(op, made_by, uses) is not None)
+    return Counter(math.prod(op.operands[1].array.shape[k] for k in axes[1][1]) if axes else 0 for op, axes in found)
 
 
 def distributed(program: Program, *, keep: bool) -> Program:
@@ -50,31 +51,18 @@ def distributed(program: Program, *, keep: bool) -> Program:
     """
     made_by, uses = producers_of(program.operations), times_used(program)
     operations: list[Operation] = []
-    idle: set[Operation] = set()
     for operation in program.operations:
-        steps = _steps(operation, made_by, uses, idle, MOST)
+        steps = _steps(operation, made_by, uses, MOST)
         operations += steps or ()
         if steps is None or keep:
             operations.append(operation)
-    if keep:
-        idle.clear()
-    used = {*program.outputs.values()}
-    kept: list[Operation] = []
-    for operation in reversed(operations):
-        if operation not in idle or used.intersection(operation.results):
-            kept.append(operation)
-            used.update(operation.operands)
-    return replace(program, operations=tuple(reversed(kept)))
+    return replace(program, operations=tuple(operations if keep else without_idle(operations, program)))
 
 
 def _steps(
-    product: Operation, made_by: dict[Value, Operation], uses: Counter[Value], idle: set[Operation], most: int
+    product: Operation, made_by: dict[Value, Operation], uses: Counter[Value], most: int
 ) -> list[Operation] | None:
-    """Return the products of the terms, and their sum; None where nothing is to be distributed.
-
-    Args:
-        idle: takes up what may not be needed any more.
-    """
+    """Return the products of the terms, and their sum; None where nothing is to be distributed."""
     found = _sum(product, made_by, uses) if most else None
     if found is None:
         return None
@@ -92,13 +80,12 @@ def _steps(
             return None
         leaves = frozenset[str]().union(*(x.leaves for x in operands))
         terms.append((steps, replace(product, operands=operands, results=(Value(array, data=True, leaves=leaves),))))
-    idle.update((found.operation, *found.moves))
     made: list[Operation] = []
     for steps, term_product in terms:
         made += steps
         for step in steps:
             made_by.update(dict.fromkeys(step.results, step))
-        further = _steps(term_product, made_by, uses, idle, most - 1)
+        further = _steps(term_product, made_by, uses, most - 1)
         made += further or [term_product]
     one, two = (term_product.results[0] for _, term_product in terms)
     sign = -1.0 if found.operation.name == "sub" else 1.0
@@ -162,13 +149,9 @@ def _moved(term: Value, found: _Sum) -> Iterator[Operation]:
         )
         moves.insert(0, spread)
     for move in moves:
-        moved = moved_by(move, term) if term.of_parameters else _as_data(move, term)
+        moved = as_moved(move, term)
         yield replace(move, operands=(term,), results=(moved,))
         term = moved
-
-
-def _as_data(move: Operation, value: Value) -> Value:
-    return Value(np.asarray(move.again([value.array])[0]), data=True, leaves=value.leaves)
 
 
 def _once(product: Operation, side: int, value: Value) -> list[Operation]:

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import LAYOUTS, elements_moved, step
+from convert.inference.forms.elements import LAYOUTS, elements_moved, step, without_idle
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 TAKES = frozenset(
     ("slice", "select", "unbind", "unstack", "split", "split_with_sizes", "unsafe_split", "chunk", "squeeze", "gather")
@@ -63,19 +63,7 @@ def stacks_apart(program: Program, *, keep: bool) -> Program:
         operations += [one for found in of for one in found or ()]
         if keep or None in of or not of:
             operations.append(operation)
-    return replace(program, operations=tuple(operations if keep else _without_idle(operations, program)))
-
-
-def _without_idle(operations: Sequence[Operation], program: Program) -> list[Operation]:
-    """Return operations without those that computed the stacks: what used their results does so no more."""
-    used_before = times_used(program)
-    used, kept = {*program.outputs.values()}, list[Operation]()
-    for operation in reversed(operations):
-        idle = used.isdisjoint(operation.results) and any(used_before[x] for x in operation.results)
-        if not idle:
-            kept.append(operation)
-            used.update(operation.operands)
-    return kept[::-1]
+    return replace(program, operations=tuple(operations if keep else without_idle(operations, program)))
 
 
 def _takes(program: Program) -> list[tuple[Operation, int]]:
