@@ -17,7 +17,7 @@ from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.products.taken_columns import TakenParts
 from convert.inference.meetings.added_up import weighs_rows
-from convert.inference.meetings.sites import Meeting, role_of
+from convert.inference.meetings.sites import Meeting, axes_of, role_of
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Value, producers_of, users_of
 
@@ -140,6 +140,20 @@ class Context:
         others = (x for user in products for x in user.operands if x not in made and not x.of_parameters)
         return any(x.array.size and x.array.min() != x.array.max() for x in others)
 
+    def shared(self, value: Value) -> int:
+        """Return how many heads that the target makes of a value meet the same head in the next product of two values, as queries in groups do."""
+        made, level = {value}, [value]
+        for _ in range(MAX_BEFORE_CONVOLUTION):
+            users = [user for at in level for user in self._users.get(at, [])]
+            for user in users:
+                others = [k for k, x in enumerate(user.operands) if x not in made]
+                axes = axes_of(user, others[0]) if role_of(user) is Role.PRODUCT and len(others) == 1 else None
+                if axes is not None and len(user.data) == 2:
+                    return _repeated(user.operands[others[0]].array, axes[1][0])
+            level = [x for user in users if role_of(user) is not Role.PRODUCT for x in user.results if x not in made]
+            made.update(level)
+        return 1
+
     def is_weighed(self, operation: Operation) -> bool:
         """Whether the rows that a product gives are multiplied by a number of data each, before anything else but a bias: they are those of an expert."""
         level = list(operation.results)
@@ -163,12 +177,13 @@ class Context:
         return False
 
     def last_sizes(self, value: Value) -> list[int]:
-        """Return the sizes of the last axis in the views that the target takes of a value, such as that of a head's features."""
+        """Return the sizes of the last axis in the views that the target takes of a value, with its bias, or of its parts, such as that of a head's features."""
         found, level = dict[int, None](), [value]
         for _ in range(MAX_DEPTH):
-            users = [user for at in level for user in self._users.get(at, []) if user.name in VIEWS]
-            level = [user.results[0] for user in users]
-            found |= dict.fromkeys(size for made in level for size in made.array.shape[-1:])
+            users = [user for at in level for user in self._users.get(at, [])]
+            views = [user.results[0] for user in users if user.name in VIEWS]
+            found |= dict.fromkeys(size for made in views for size in made.array.shape[-1:])
+            level = views + [x for user in users if user.name in SPLITS or _adds_bias(user) for x in user.results]
         return list(found)
 
     def sizes_behind(self, value: Value) -> list[int]:
@@ -310,6 +325,21 @@ class Context:
     def near_first(self, found: Sequence[Meeting]) -> list[Meeting]:
         """Return meetings, those nearest to the operation that was matched last first."""
         return sorted(found, key=lambda meeting: abs(meeting.index - self.near))
+
+
+def _repeated(array: Array, batch: Sequence[int]) -> int:
+    """Return how often each part of an array along its batch axes stands in it; 1 where not all stand as often."""
+    rest = [k for k in range(array.ndim) if k not in batch]
+    parts = array.transpose(*batch, *rest).reshape(math.prod(array.shape[k] for k in batch), -1)
+    if not parts.size:
+        return 1
+    counts = np.unique(parts, axis=0, return_counts=True)[1]
+    return int(counts[0]) if (counts == counts[0]).all() else 1
+
+
+def _adds_bias(operation: Operation) -> bool:
+    """Whether an operation adds parameters to data."""
+    return role_of(operation) is Role.SHIFT and any(x.of_parameters for x in operation.operands)
 
 
 def _split_off(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:

@@ -274,6 +274,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
     lasts = context.sizes_behind(operation.results[0]) if context.level > 0 else ()
+    shared = context.shared(operation.results[0]) if context.level > 0 else 1
     map_ = context.map_of(operation.results[0])
     turns = context.level > 0 and context.turns(operation.results[0])
     seen = set()
@@ -283,7 +284,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
         of_leaf = _by_leaf(context, product)
-        further = _as_cut(size, cuts), _head_by_head(size, heads), _turned(size, lasts), _of_taken(taken, size, out)
+        of_heads = _head_by_head(size, heads), _in_groups(size, heads, shared)
+        further = _as_cut(size, cuts), *of_heads, _turned(size, lasts), _of_taken(taken, size, out)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             tied = tuple(pairing.tied.tolist())
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
@@ -401,6 +403,20 @@ def _head_by_head(size: int, heads: Sequence[int]) -> Iterator[tuple[tuple[Any, 
     for head in heads:
         if 2 < head < size and size % head == 0 and head % 2 == 0:
             yield from _pairs(("heads", head), np.arange(size), head)
+
+
+def _in_groups(size: int, heads: Sequence[int], shared: int) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix of heads of which several meet the same one, as its neighbours or in turns.
+
+    Args:
+        heads: sizes of the axis into which the target splits the result.
+        shared: so many meet the same one.
+    """
+    for head in heads if shared > 1 else ():
+        groups, rest = divmod(size, head * shared)
+        if groups > 1 and not rest:
+            for of in (shared, groups):
+                yield ("groups", head, of), np.arange(size).reshape(of, -1, head).swapaxes(0, 1).ravel(), ""
 
 
 def _turned(size: int, lasts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -558,9 +574,16 @@ def _goes_with(atom: _Atom, chosen: Sequence[_Atom], again: bool = False) -> boo
         if atom.product is other.product and np.intersect1d(atom.columns, other.columns).size:
             return False
         same_shape = atom.product.value.shape == other.product.value.shape
-        if same_shape and _layout(atom.order) != _layout(other.order):
+        if same_shape and _layout(atom.order) != _layout(other.order) and not _turned_apart(atom, other):
             return False
     return True
+
+
+def _turned_apart(one: _Atom, other: _Atom) -> bool:
+    """Whether RoPE turns one of two leaves, and the other one, as the values beside queries and keys, is laid out as it is."""
+    plain, turned = sorted((one, other), key=lambda atom: bool(atom.rope))
+    as_it_is = plain.order[0] == "axes" and plain.order[-1] not in ("halves", "pairs")
+    return as_it_is and not plain.rope and bool(turned.rope)
 
 
 def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:

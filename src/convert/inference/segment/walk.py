@@ -52,6 +52,7 @@ PROPOSE = {
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
 FUNCTIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "softmax", "_softmax")  # of a product's result
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
+AHEAD = 64  # operations behind one whose parameter is not known
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,9 @@ class Walk(Assigned):
             self._refute(at, "the programs differ at an operation like this one")
             self._differs = True
             return
+        if choices and self._early and self.context.level and not self._pairs_ahead(at):
+            self._refute(at, "no product of two values of the source has the result that follows")
+            return
         before, cuts, passed = self.tried, self._cuts, self._passed
         hindered, self._hindered = self._hindered, False
         found = False
@@ -347,6 +351,23 @@ class Walk(Assigned):
             return True
         tolerance = self.context.tolerance
         return self.source.data_products.has(result, tolerance) or self.source.has(result, tolerance)
+
+    def _pairs_ahead(self, at: int) -> bool:
+        """Whether the next product of two values of data that is known already pairs: the scores of queries and keys, whose values come next."""
+        lacking: set[Value] = set()
+        for operation in self._order[at : at + AHEAD]:
+            weights = (x for x in operation.operands if x.of_parameters)
+            if lacking.intersection(operation.operands) or not all(map(self.replay.known, weights)):
+                lacking.update(operation.results)
+            elif operation.data:
+                try:
+                    results = self.replay.run(operation)
+                except REFUSALS:
+                    return True
+                self.replay.keep(operation, results)
+                if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
+                    return self._pairs(operation, results[0])
+        return True
 
     def _depends_on(self, value: Value, choices: Sequence[Choice]) -> bool:
         """Whether a value is computed from the results of all operations of these choices."""
