@@ -53,7 +53,7 @@ CROSS_ATTENTION = {"add_cross_attention": True, "is_decoder": True}
 # Keys that change which modules there are, beyond what the golden cases have.
 MORE: Mapping[str, list[dict[str, Any]]] = {
     "bart": [{"scale_embedding": True}],
-    "wav2vec2": [{"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 10}],
+    "wav2vec2": [{"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 10}, {"conv_bias": False}],
     "beit": [{"use_mask_token": True}, {"use_absolute_position_embeddings": True, "use_relative_position_bias": True}],
     "vit": [{"qkv_bias": False}],
     "mt5": [{"is_gated_act": False}],
@@ -95,6 +95,7 @@ WHEN: Mapping[str, Any] = {
     r"Linear (.*\.)?decoder\.project_(in|out)": [[["word_embed_proj_dim", None, True], ["word_embed_proj_dim", None, {"differs_from": "hidden_size"}]]],
     r".* (.*\.)?stages\.0\.layers\.0\.shortcut\..*": [["downsample_in_first_stage", False, True], ["hidden_sizes.0", 256, {"differs_from": "embedding_size"}]],
     r"Conv1d (.*\.)?adapter\.layers\.#\.conv": [["add_adapter", False, True]],
+    r"Conv1d (.*\.)?conv_layers\.#\.conv\.bias": [["conv_bias", False, True]],
     r".* (.*\.)?adapter\.(proj|proj_layer_norm)": [[["add_adapter", False, True], ["output_hidden_size", None, True], ["output_hidden_size", None, {"differs_from": "hidden_size"}]]],
     r"Parameter (.*\.)?lambda_[12]": [["layer_scale_init_value", 0.1, True]],
     r"Linear sequence_summary\.summary": [["summary_use_proj", True, True]],
@@ -125,8 +126,16 @@ PREFIXES = {
     "CLIPVisionModel": "vision_model",
 }  # of the flax classes; their trees have it, and the names have not
 # Values of keys with which the class computes something else than the flax class.
+GELU = {
+    "hidden_act": [
+        {"other_than": ["gelu"]},
+        "PyTorch's class has GELU in front of its head, and the flax class this key",
+    ]
+}
 FROM_0 = [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]
 REFUSES = {
+    "ElectraForMaskedLM": GELU,
+    "ElectraForCausalLM": GELU,
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
     "ElectraForMultipleChoice": {"summary_type": [{"other_than": ["first"]}, "the flax class takes the first token of each choice"]},
     "RoFormerForMultipleChoice": {

@@ -132,6 +132,9 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("encoder_decoder", {"decoder": {"scale_attn_weights": False}}, "scales the scores"),
         ("resnet.ResNetModel", {"downsample_in_bottleneck": True}, "stride in the second convolution"),
         ("electra.ElectraForMultipleChoice", {"summary_type": "last"}, "takes the first token"),
+        ("electra.ElectraForMaskedLM", {"hidden_act": "relu"}, "has GELU in front of its head"),
+        ("electra.causal", {"hidden_act": "gelu_new"}, "has GELU in front of its head"),
+        ("encoder_decoder.projected", {"decoder": {"model_type": "electra", "hidden_act": "relu"}}, "has GELU in front of its head"),
         ("roformer.RoFormerForMultipleChoice", {"summary_type": "first"}, "takes the last token"),
         ("roformer.RoFormerForMultipleChoice", {"summary_activation": "tanh"}, "no activation before its classifier"),
         ("roformer.RoFormerModel", {"add_cross_attention": True}, "no cross-attention"),
@@ -440,6 +443,7 @@ SWITCHES = (  # a key that the tree contradicts: case, keys, the finding's code,
     ("bert.cross", {"add_cross_attention": False}, "config-conflict", "has no bert.encoder.layer.0.crossattention", "write the add_cross_attention"),
     ("bert.BertModel", {"add_cross_attention": True, "is_decoder": True}, "leaf-missing", "crossattention.* and 9 more, which the tree lacks", "write the add_cross_attention"),
     ("wav2vec2.adapter", {"add_adapter": False}, "config-conflict", "has no adapter.layers.0.conv and 1 more", "write the add_adapter"),
+    ("wav2vec2.Wav2Vec2Model", {"conv_bias": False}, "config-conflict", r"has no feature_extractor.conv_layers.0.conv.bias and 1 more, which the tree has", "write the conv_bias"),
     ("whisper.WhisperForAudioClassification", {"use_weighted_layer_sum": True}, "leaf-missing", "layer_weights", "write the use_weighted_layer_sum"),
     ("bert.untied", {"tie_word_embeddings": True}, "config-conflict", "has no cls.predictions.decoder.weight, which the tree has", "write the tie_word_embeddings"),
     ("distilbert.untied", {"tie_word_embeddings": None}, "config-conflict", "has no tie_word_embeddings, which then is true", "write the tie_word_embeddings"),
@@ -461,6 +465,19 @@ def test_a_switch_that_the_tree_contradicts_is_named_once(
     assert len(found) == 1 and fix in str(found[0].fix)
     assert re.search(said, str(found[0].problem)), found[0].problem
     assert all(finding.code != "leaf-without-rule" for finding in error.value.findings)
+
+
+@pytest.mark.parametrize("stated", [False, None])  # the default is false
+def test_convolutions_of_wav2vec2_without_a_bias_are_those_of_the_class(stated: bool | None, tmp_path: Path) -> None:
+    """transformers' classes have none either where `conv_bias` says so; with another value the tree is incomplete."""
+    case = "wav2vec2.Wav2Vec2ForCTC"
+    biases = [f"wav2vec2/feature_extractor/conv_layers/{layer}/conv/bias" for layer in range(2)]
+    plan = convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, biases, conv_bias=stated))
+    names = {step.name for step in plan.steps}
+    assert "wav2vec2.feature_extractor.conv_layers.1.conv.weight" in names
+    assert "wav2vec2.feature_extractor.conv_layers.1.conv.bias" not in names
+    with pytest.raises(convert.PlanError, match="conv_layers"):
+        convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, biases, conv_bias=True))
 
 
 @pytest.mark.parametrize("stated", [True, None])
