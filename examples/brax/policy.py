@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 ACTIVATIONS = {  # by brax's names; its gelu is the tanh approximation
     "swish": nn.SiLU(), "silu": nn.SiLU(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "elu": nn.ELU(), "celu": nn.CELU(), "selu": nn.SELU(),
-    "leaky_relu": nn.LeakyReLU(0.01), "gelu": nn.GELU("tanh"), "mish": nn.Mish(), "tanh": nn.Tanh(), "sigmoid": nn.Sigmoid(),
-    "softplus": nn.Softplus(), "linear": nn.Identity(),
+    "leaky_relu": nn.LeakyReLU(0.01), "gelu": nn.GELU("tanh"), "mish": nn.Mish(), "tanh": nn.Tanh(), "hard_tanh": nn.Hardtanh(),
+    "sigmoid": nn.Sigmoid(), "hard_sigmoid": nn.Hardsigmoid(), "log_sigmoid": nn.LogSigmoid(), "hard_swish": nn.Hardswish(),
+    "hard_silu": nn.Hardswish(), "softplus": nn.Softplus(), "soft_sign": nn.Softsign(), "linear": nn.Identity(),
 }  # fmt: skip
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+import torch
 
 import convert
 from convert.core.errors import PlanError
@@ -14,6 +18,7 @@ from convert.rules import library
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support import brax
+from support.paths import EXAMPLES
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
 
@@ -48,6 +53,28 @@ def test_what_the_files_beside_the_tree_say_is_used(tmp_path: Path) -> None:
         convert.convert("brax", source, tmp_path / "out")
     asked = {"activation": "swish", "normalize_observations": True, "policy_obs_key": "state", "value_obs_key": "privileged_state"}  # fmt: skip
     assert convert.plan_conversion("brax", source, settings=asked).rules.model == "brax-ppo-asymmetric"
+
+
+def test_each_activation_that_is_converted_is_one_of_the_example(tmp_path: Path) -> None:
+    """The example has jax's function of that name; another name is refused, as the example would not load the output."""
+    file = library.shipped_rules_dir() / "brax.yaml"
+    (supported,) = {
+        rules.sidecar.supported["activation"] for rules in parse_models(file.read_text(), str(file)) if rules.sidecar
+    }
+    module = runpy.run_path(str(EXAMPLES / "brax" / "policy.py"))["ACTIVATIONS"]
+    assert module.keys() == set(supported)
+    x = np.linspace(-9, 9, 181, dtype=np.float32)
+    for name, torch_function in module.items():
+        wanted = x if name == "linear" else np.asarray(getattr(jax.nn, name)(x))
+        assert np.abs(torch_function(torch.from_numpy(x)).numpy() - wanted).max() < 3e-6, (
+            name
+        )  # float32, of values up to 9
+    source = Path(shutil.copytree(brax.checkpoint("sac"), tmp_path / "ckpt"))
+    (file,) = source.glob("*/sac_network_config.json")
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps(said | {"network_factory_kwargs": said["network_factory_kwargs"] | {"activation": "glu"}}))  # fmt: skip
+    with pytest.raises(PlanError, match="activation in the sac_network_config.json"):
+        convert.plan_conversion("brax", source)
 
 
 def test_forth_and_back_gives_the_same_leaves(tmp_path: Path) -> None:
