@@ -82,6 +82,16 @@ def test_facts_are_those_of_the_preset(tmp_path: Path) -> None:
         planned("gemma2", tmp_path / "gemma2", "keras-gemma2")
 
 
+def test_a_mistral_without_a_window_takes_one_of_all_positions(tmp_path: Path) -> None:
+    source = keras_hub.checkpoint("mistral", tmp_path)
+    preset = json.loads((source / "config.json").read_text())
+    preset["config"]["sliding_window"] = None
+    (source / "config.json").write_text(json.dumps(preset))
+    with pytest.raises(ConvertError, match="--set sliding_window"):
+        planned("mistral", source)
+    assert planned("mistral", source, sliding_window=64).config["sliding_window"] == 64  # type: ignore[index]
+
+
 # Numbers of a preset that no leaf shows, or that are facts.
 NO_SIZE = {
     "sliding_window",
