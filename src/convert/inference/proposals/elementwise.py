@@ -168,7 +168,7 @@ def _pairings(
 def _by_rows(context: Context, operation: Operation, side: int, x: Array, role: Role) -> Iterator[Candidate]:
     """Yield the vectors that these rows meet in the source, together with others: the bias of an expert that sees all rows there."""
     weight = operation.operands[side]
-    if len(weight.elements) != 1 or x.ndim == 0 or context.source.has(x, context.tolerance):
+    if len(weight.elements) != 1 or x.ndim == 0:
         return
     numbers = np.broadcast_to(weight.elements[0], x.shape).reshape(-1, x.shape[-1])
     rows = x.reshape(numbers.shape)

@@ -18,6 +18,7 @@ from convert.inference.rule_file.layers.sources import (
     is_part_of_leaf,
     is_permuted,
 )
+from convert.layers.norm.layer_rms import UNSCALED
 from convert.layers.shared_keys import ASK
 
 WORDS = {
@@ -107,12 +108,12 @@ def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapp
 
 
 def norm_keys(
-    said: Mapping[str, Any], configured: Mapping[str, Any]
+    said: Mapping[str, Any], configured: Mapping[str, Any], *, scaled: bool
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Return the keys of a norm, and those of its target: read off the programs, or configured in the target."""
+    """Return the keys of a norm, with a scale of the source or without, and those of its target: read off the programs, or configured in the target."""
     epsilon = said.get("epsilon", configured.get("epsilon"))
     keys = [
-        ("multiplies_by", str(said.get("multiplies_by", "scale"))),
+        ("multiplies_by", str(said.get("multiplies_by", "scale")) if scaled else UNSCALED),
         ("epsilon", _number(epsilon) if isinstance(epsilon, float) else ASK),
     ]
     keys += [("num_groups", str(configured["num_groups"]))] if "num_groups" in configured else []

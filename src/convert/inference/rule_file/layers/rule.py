@@ -10,6 +10,9 @@ from convert.layers import KINDS as LAYER_KINDS
 from convert.layers.norm.layer_rms import Norm
 
 NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm))
+WITH_BOTH = tuple(
+    name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm) and kind.biased
+)  # weight and bias, by default
 CONVOLUTIONS = ("conv", "conv_transpose")
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"

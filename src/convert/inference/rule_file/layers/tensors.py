@@ -37,6 +37,7 @@ from convert.inference.rule_file.layers.rule import (
     PARAMETERS,
     PRESCALED,
     TAPS,
+    WITH_BOTH,
     LayerRule,
     NoWordsError,
     Source,
@@ -159,6 +160,8 @@ def describe_tensors(
     keys, target_keys = _keys(kind, module, layer, said, derivation)
     if _writes_constants(kind, group):
         target_keys = (*target_keys, (PARAMETERS, "weight and bias"))
+    elif kind in WITH_BOTH and not {"weight", "bias"} & group.keys():
+        target_keys = (*target_keys, (PARAMETERS, "nothing"))
     whole, names = _names(kind, module, layer)
     geometry = geometry_of(layer.first, said) if kind in CONVOLUTIONS else ()
     evidence, computed = evidence_of(layer.first), layer.computed_from
@@ -372,7 +375,8 @@ def _keys(
     """
     proven = derivation.proof is not None  # then the target's own numbers are those of the source
     configured = module.facts if proven else {"num_groups": ASK} if kind == "group_norm" else {}
-    keys, target_keys = norm_keys(said, configured) if kind in NORMS else ((), ())
+    scaled = "weight" in layer.tensors
+    keys, target_keys = norm_keys(said, configured, scaled=scaled) if kind in NORMS else ((), ())
     if kind in ("linear", *CONVOLUTIONS) and said.get("activation") in ACTIVATIONS:
         keys = (*keys, ("activation", str(said["activation"])))
     if layer.product is not None:

@@ -168,8 +168,9 @@ def _words(rule: PatternRule, named: Named) -> _Words:
         return _Words(head, [*more, *layer.keys], [*names, *padding], {})
     flattened = flattened_features(rule, named)
     stored, of_target = stored_axes(rule, named)
+    key, path = rule.sources[0]  # `from`, or the first leaf of a norm without a scale
     return _Words(
-        [("from", plain(dict(rule.sources).get("from", "")))],
+        [(key, plain(path))],
         [*layer.keys, *([("axes", stored)] if stored else []), *([("flattened", flattened)] if flattened else [])],
         [*names, *([("axes", of_target)] if of_target else [])],
         {stored[-1]: layer.main[0].layout.shape[-1]} if stored.isalpha() else {},
