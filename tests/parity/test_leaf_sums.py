@@ -106,7 +106,7 @@ def test_a_path_may_have_a_plus_of_its_own() -> None:
     text = f"- {{from: '{escape_path('a + b')} + c', parameter: p}}"
     assert np.array_equal(run(make_plan(rule_file(text), MemorySource(leaves)))["p"], [2, 2, 2])
     assert parse_pattern(escape_path("a + b")).match("a + b") is not None
-    assert [str(path) for path in parse_sum("a_{i+1} + b_{i+1}")] == ["a_{i+1}", "b_{i+1}"]
+    assert [str(path) for path in parse_sum("a_{i+1} + b_{i+1}").paths] == ["a_{i+1}", "b_{i+1}"]
 
 
 # ---- what is refused
@@ -210,3 +210,54 @@ def test_leaves_of_two_layers_are_not_one_sum() -> None:
     assert part.rule is not None and misplaced(plan, part.rule, step, part) is None
     finding = misplaced(replace(plan, merges=swapped), part.rule, step, part)
     assert finding is not None and "the leaves of a sum belong to different layers" in str(finding)
+
+
+# ---- a leaf and a number
+
+FORGET = (
+    "- {einsum: '...D,DF->...F', from: w, bias: 'b + 1', linear: x}\n- {from: p - 0.5, prescaled_by: 2, parameter: p}"
+)
+NUMBERED = {"w": (3, 4), "b": (4,), "p": (5,)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_leaf_and_a_number(dtype: str, tmp_path: Path) -> None:
+    """The number is added before the factor is undone, the check confirms both, and the way back subtracts it."""
+    leaves = drawn(NUMBERED, dtype)
+    plan = make_plan(rule_file(FORGET, HEAD), MemorySource(leaves))
+    assert [step.arithmetic for step in plan.steps[1:]] == ["+ 1", "- 0.5, x 0.5, as the source's weight carries 2"]
+    out = tmp_path / "out.safetensors"
+    assert isinstance([*execute(plan, out, overwrite=True)][-1], Result)
+    bias, p = leaves["b"].astype(np.float32) + 1, (leaves["p"].astype(np.float32) - 0.5) / 2
+    made = {name: x.astype(np.float32) for name, x in run(plan).items()}
+    assert np.array_equal(made["x.bias"], bias.astype(leaves["b"].dtype)) and np.allclose(made["p"], p, rtol=0.01)
+    assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
+    assert check_layers(plan, open_written(out)).verdict is Verdict.PASSED
+    if dtype == "float32":
+        tree = convert.load_pytree(rule_file(FORGET, HEAD), out)
+        assert np.allclose(tree["b"], leaves["b"], atol=1e-6) and np.allclose(tree["p"], leaves["p"], atol=1e-6)
+
+
+@pytest.mark.parametrize(("times", "name"), [(0, "left out"), (2, "added twice"), (-1, "subtracted")])
+def test_a_planted_mistake_with_the_number_is_named(times: int, name: str, tmp_path: Path) -> None:
+    leaves = drawn(NUMBERED)
+    plan = make_plan(rule_file(FORGET, HEAD), MemorySource(leaves))
+    out = tmp_path / "out.safetensors"
+    assert isinstance([*execute(plan, out, overwrite=True)][-1], Result)
+    save_file({**load_file(out), "x.bias": leaves["b"] + np.float32(times)}, out, {"format": "pt"})
+    level = check_weights(plan, open_written(out))
+    assert level.verdict is Verdict.FAILED and f"number of a sum {name}" in str(level.findings[0])
+    assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
+
+
+def test_leaves_with_numbers_for_names_are_written_with_a_backslash() -> None:
+    leaves = {"0": np.ones(2, np.float32), "1": np.full(2, 5, np.float32), "a - 1": np.full(2, 7, np.float32)}
+    for text, wanted in ((r"\0 + \1", 6), (r"\0 + 1", 2), ("0", 1), (f"{escape_path('a - 1')} - 3", 4)):
+        plan = make_plan(rule_file(f"- {{from: '{text}', parameter: p}}\n- {{drop: '/**', rest: true, because: x}}"), MemorySource(leaves))  # fmt: skip
+        assert run(plan)["p"].tolist() == [wanted, wanted]
+
+
+@pytest.mark.parametrize("text", ["1 + 2", "b + 1 + 2", "b + 0"])
+def test_numbers_alone_several_or_none_are_no_sum(text: str) -> None:
+    with pytest.raises(RuleError, match="a sum has one number other than 0, and a path"):
+        rule_file(f"- {{from: '{text}', parameter: p}}")

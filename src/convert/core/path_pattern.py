@@ -249,7 +249,7 @@ class Pattern:
 
 def escape_path(text: str) -> str:
     """Return a pattern that matches only this text, also where a rule may add paths up, as in ``a + b``."""
-    return re.sub(r"([\\{}*]|(?<= )\+(?= ))", r"\\\1", text)
+    return re.sub(r"([\\{}*]|(?<= )[+-](?= ))", r"\\\1", text)
 
 
 def _may_start_with_digit(piece: Piece | None) -> bool:

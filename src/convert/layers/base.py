@@ -55,6 +55,7 @@ class Rule:
         macro: the key of the macro that expanded to this rule, such as ``attention``; empty: none.
         each: types of the target's modules that the rule holds for, each in place of ``{module}``; empty: its paths are whole.
         part: (k, n) for each axis of its leaves that is a sum: it takes the k-th of n parts; empty: it takes whole leaves.
+        numbers: role -> the number that the source adds to each element of its leaf.
     """
 
     at: Position
@@ -82,6 +83,7 @@ class Rule:
     macro: str = ""
     each: tuple[str, ...] = ()
     part: tuple[tuple[int, int], ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def open_keys(self) -> dict[str, Position]:

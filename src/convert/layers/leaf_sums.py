@@ -1,36 +1,66 @@
-"""Leaves that the source adds up, and the target has as one: ``bias: conv_x/bias + conv_g/bias``.
+"""Leaves that the source adds up, and the target has as one: ``bias: conv_x/bias + conv_g/bias``; also a leaf and a number: ``forget/bias + 1``.
 
 Each leaf of a sum has a role of its own until the plan adds them up, so that it is matched as any other leaf of its layer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from convert.core.fields import Scalar
 from convert.core.path_pattern import Pattern, parse_pattern
 
 PLUS = " + "  # between two paths; a path that has it itself escapes it, as in `a \+ b`
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
+_MINUS = re.compile(rf" - (?={_NUMBER}(?: [+-] |$))")
 
 
-def parse_sum(text: str) -> tuple[Pattern, ...]:
-    """Parse a path, or several that are added up.
+@dataclass(frozen=True)
+class LeafSum:
+    """What a rule names by a path, or by several.
 
-    >>> [str(path) for path in parse_sum("x_{i}/bias + h_{i}/bias")]
+    Attributes:
+        paths: of the leaves that the source adds up; one is a leaf alone.
+        number: that the source adds to them.
+    """
+
+    paths: tuple[Pattern, ...]
+    number: float = 0.0
+
+
+def parse_sum(text: str) -> LeafSum:
+    """Parse a path, or several paths and a number that are added up.
+
+    >>> [str(path) for path in parse_sum("x_{i}/bias + h_{i}/bias").paths]
     ['x_{i}/bias', 'h_{i}/bias']
+    >>> parse_sum("forget/bias + 1").number, parse_sum("scale - 0.5").number
+    (1.0, -0.5)
 
     Raises:
-        ValueError: not a path, or one twice.
+        ValueError: not a path, a path twice, or several numbers.
     """
-    paths = tuple(parse_pattern(one.strip()) for one in text.split(PLUS))
+    terms = [one.strip() for one in _MINUS.sub(f"{PLUS}-", text).split(PLUS)]
+    numbers = [one for one in terms if is_number(one)] if len(terms) > 1 else []
+    if len(numbers) == len(terms) or len(numbers) > 1 or any(float(one) == 0 for one in numbers):
+        raise ValueError(
+            f"{text!r} adds {' and '.join(numbers)}; a sum has one number other than 0, and a path; write \\{numbers[0]} for a leaf with such a name"
+        )
+    paths = tuple(parse_pattern(one) for one in terms if one not in numbers)
     if len({path.text for path in paths}) < len(paths):
         raise ValueError(
             f"{text!r} adds a leaf to itself; name each leaf once, as a rule has no words for its multiples"
         )
-    return paths
+    return LeafSum(paths, sum(map(float, numbers)))
 
 
-SUM = Scalar(str, "a tree path such as layers_{i}/bias, or a sum of them such as x/bias + h/bias", parse_sum)
+def is_number(term: str) -> bool:
+    """Whether a term of a sum is a number, and no path."""
+    return re.fullmatch(f"-?{_NUMBER}", term) is not None
+
+
+SUM = Scalar(str, "a tree path such as layers_{i}/bias, or a sum such as x/bias + h/bias or forget/bias + 1", parse_sum)
 
 
 def by_role(role: str, paths: Sequence[Pattern]) -> Mapping[str, Pattern]:

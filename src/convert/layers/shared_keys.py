@@ -233,9 +233,9 @@ SHARED: Mapping[str, Key] = {
 }
 BIAS = Key(
     SUM,
-    "Path of the leaf of the bias; or a sum of leaves that the source adds, such as x/bias + h/bias, where the target has one bias. Default: no bias.",
+    "Path of the leaf of the bias; or a sum that the source computes, of leaves such as x/bias + h/bias or of a leaf and a number such as forget/bias + 1, where the target has one bias. Default: no bias.",
 )
-FROM_SUM = "; or a sum of leaves that the source adds, such as x/bias + h/bias"
+FROM_SUM = "; or a sum that the source computes, such as x/bias + h/bias, or scale + 1"
 KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
 AXES = Key(
     KEPT_AXES,

@@ -23,7 +23,7 @@ PARAMETRIZATIONS: Mapping[str, Mapping[str, str]] = {
     "weight_norm": {"weight_norm": "parametrizations.weight.original0", "weight": "parametrizations.weight.original1"},
     "old_weight_norm": {"weight_norm": "weight_g", "weight": "weight_v"},
 }
-_FACTOR = re.compile(r"(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/^]+))(?P<square>\^2)?")
+_FACTOR = re.compile(r"(?P<minus>-)?(?P<over>1/)?(?:sqrt\((?P<root>[^()]+)\)|(?P<plain>[^()/^]+))(?P<square>\^2)?")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Factor:
         of: the letter of a size, ``$name`` of a fact, or a number.
         power: exponent of `of`: 1, 1/2 or 2.
         is_inverse: whether one is divided by the result.
+        is_negative: whether the result has the other sign.
         parts: of a leaf that is a sum of parts: those with the factor, counted from 0; None: the whole leaf.
     """
 
@@ -43,6 +44,7 @@ class Factor:
     power: float
     is_inverse: bool
     parts: tuple[int, ...] | None = None
+    is_negative: bool = False
 
     @property
     def fact(self) -> str | None:
@@ -69,14 +71,15 @@ class Factor:
         else:
             number = self.of
         number = math.pow(number, self.power)
-        return 1 / number if self.is_inverse else number
+        number = 1 / number if self.is_inverse else number
+        return -number if self.is_negative else number
 
 
 def parse_factor(text: str | int | float) -> Factor:
-    """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8``, ``0.125`` or ``1/$fact^2``.
+    """Parse ``1/sqrt(H)``, ``sqrt(D)``, ``1/8``, ``0.125``, ``-1`` or ``1/$fact^2``.
 
     Raises:
-        ValueError: not a factor above 0.
+        ValueError: not a factor other than 0.
     """
     bare = re.sub(r"\s", "", str(text))
     found = _FACTOR.fullmatch(bare)
@@ -87,8 +90,9 @@ def parse_factor(text: str | int | float) -> Factor:
     if of is None and re.fullmatch(r"[0-9]+(\.[0-9]+)?(e-?[0-9]+)?", inside) and 0 < float(inside) < math.inf:
         of = float(inside)
     if found is None or of is None or (found["root"] and found["square"]):
-        raise ValueError(f"expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not {text!r}")
-    return Factor(bare, of, 0.5 if found["root"] else 2 if found["square"] else 1, found["over"] is not None)
+        raise ValueError(f"expected a factor other than 0 such as 1/sqrt(H), sqrt(D), 0.125 or -1, not {text!r}")
+    power = 0.5 if found["root"] else 2 if found["square"] else 1
+    return Factor(bare, of, power, found["over"] is not None, is_negative=found["minus"] is not None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Rope:
 _FACTOR_OF_WHOLE = Scalar((str, int, float), "a factor such as 1/sqrt(H)", parse_factor)
 CARRIES = Key(
     _FACTOR_OF_WHOLE,
-    "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D), 1/sqrt(H), or with a fact 1/$name^2. Default: none.",
+    "Factor that the source folds into the weight and that the target's code applies itself: a number, sqrt(D), 1/sqrt(H), or with a fact 1/$name^2; -1 for a weight of the other sign, such as that of a gate z where the target has 1 - z. Default: none.",
 )
 CARRIES_IN_PARTS = Key(
     Either(

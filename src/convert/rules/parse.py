@@ -14,7 +14,7 @@ from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import YamlNode, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
-from convert.layers.leaf_sums import by_role
+from convert.layers.leaf_sums import LeafSum, by_role
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
@@ -315,6 +315,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         asked=asked,
         each=tuple(values.get("each", ())),
         part=values.get("part", ()),
+        numbers=_numbers(kind, values),
     )
     return WrittenRule(rule, node)
 
@@ -358,7 +359,7 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     """Return the patterns of a rule's leaves by role."""
     if kind is Drop:
         return {"weight": values[word]}
-    paths = _paths(values.get("from", ()))
+    paths = _paths(values.get("from"))
     sources = dict(layer.patterns(paths[0])) if paths else {}
     sources |= by_role("weight", paths) if len(paths) > 1 else {}
     if "times" in values:
@@ -366,13 +367,19 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     if "plus" in values:
         sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
     for key, role in kind.leaf_keys.items():
-        sources |= by_role(role, _paths(values.get(key, ())))
+        sources |= by_role(role, _paths(values.get(key)))
     return sources
 
 
-def _paths(value: Pattern | tuple[Pattern, ...]) -> tuple[Pattern, ...]:
+def _paths(value: Pattern | LeafSum | None) -> tuple[Pattern, ...]:
     """Return the path of a leaf, or those of the leaves that are added up."""
-    return value if isinstance(value, tuple) else (value,)
+    return value.paths if isinstance(value, LeafSum) else () if value is None else (value,)
+
+
+def _numbers(kind: type[LayerKind], values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that the source adds to leaves, by their role."""
+    sums = {role: values.get(key) for key, role in {"from": "weight", **kind.leaf_keys}.items()}
+    return {role: value.number for role, value in sums.items() if isinstance(value, LeafSum) and value.number}
 
 
 _Layers = Mapping[str | None, tuple[TargetLayer, ...]]

@@ -17,6 +17,7 @@ from convert.core.tensor_spec import TensorSpec
 from convert.layers.transforms.probe import rope_pairs
 from convert.layers.weight_keys import parse_factor
 from convert.planning.planner import make_plan
+from convert.verify.mistakes.catalogue import known_mistakes
 from support.memory_source import HEAD, MemorySource, rule_file, run
 
 RULE = """
@@ -197,9 +198,9 @@ def test_the_scale_of_a_norm_and_a_bias_follow_their_layer() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("prescaled_by: 0.5", "prescaled_by: sqrt(HD)", "r.yaml:7:17: expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not 'sqrt(HD)'"),
-        ("prescaled_by: 0.5", "prescaled_by: 0", "r.yaml:7:17: expected a factor above 0 such as 1/sqrt(H), sqrt(D) or 0.125, not 0"),
-        ("prescaled_by: 0.5", "prescaled_by: -1.5", "not -1.5"),
+        ("prescaled_by: 0.5", "prescaled_by: sqrt(HD)", "r.yaml:7:17: expected a factor other than 0 such as 1/sqrt(H), sqrt(D), 0.125 or -1, not 'sqrt(HD)'"),
+        ("prescaled_by: 0.5", "prescaled_by: 0", "r.yaml:7:17: expected a factor other than 0 such as 1/sqrt(H), sqrt(D), 0.125 or -1, not 0"),
+        ("prescaled_by: 0.5", "prescaled_by: --1", "not '--1'"),
         ("{H: half-split}", "{H: halves}", "r.yaml:8:13: expected one of interleaved, half-split, got 'halves'"),
         ("{H: half-split}", "{H: half-split, N: half-split}", "r.yaml:5:3: `rope:` names one axis, such as {H: interleaved}, not 2"),
         ("{H: half-split}", "{D: half-split}", "r.yaml:5:3: RoPE rotates D, which is not among the layer's output axes NH, and is not the last factor"),
@@ -254,11 +255,28 @@ def test_a_parameter_without_the_factor_of_a_fact(factor: str, times: float) -> 
         ("1/$f^2", "{f: 0}", "f is 0; give a number above 0 with --set f=..."),
         ("1/$f^2", "{f: ask}", "f is None; give a number above 0 with --set f=..."),
         ("1/$f^2", "{f: [1, 2]}", "give a number above 0"),
-        ("sqrt($f)^2", "{f: 1}", "expected a factor above 0"),
-        ("$f^3", "{f: 1}", "expected a factor above 0"),
+        ("sqrt($f)^2", "{f: 1}", "expected a factor other than 0"),
+        ("$f^3", "{f: 1}", "expected a factor other than 0"),
     ],
 )
 def test_a_fact_that_gives_no_factor(factor: str, facts: str, said: str) -> None:
     with pytest.raises((PlanError, RuleError)) as refused:
         make_plan(rule_file(SCALED.format(factor=factor), f"{HEAD}facts: {facts}\n"), MemorySource({"w": np.ones(3)}))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("factor", ["-1", "{-1: [2]}", "-1/sqrt(H)"])
+def test_a_negative_factor(factor: str) -> None:
+    """A gate 1 - z where the source has z: its weight and its bias have the other sign, there and back, bit by bit."""
+    rng = np.random.default_rng(0)
+    tree = {"w": rng.standard_normal((3, 8)).astype(np.float32), "b": rng.standard_normal(8).astype(np.float32)}
+    axes = "(H + H)" if "[" in factor else "H"
+    rules = rule_file(
+        f"- einsum: '...D,D{axes}->...{axes}'\n  from: w\n  bias: b\n  prescaled_by: {factor}\n  linear: {{module: x, axes: '{axes}D'}}"
+    )
+    plan = make_plan(rules, MemorySource(tree))
+    made = run(plan)
+    sign = np.repeat([1, -1], 4) if "[" in factor else np.full(8, -np.sqrt(8) if "H" in factor else -1)
+    assert np.allclose(made["x.weight"], sign[:, None] * tree["w"].T) and np.allclose(made["x.bias"], sign * tree["b"])
+    names = {mistake.name for step in plan.steps for mistake in known_mistakes(step, plan)}
+    assert ("prescale applied twice" in names) == ("H" in factor), "the other sign twice is the same"

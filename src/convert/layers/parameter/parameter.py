@@ -155,11 +155,11 @@ class Parameter(LayerKind):
         return tuple(Pad(numbers[letter], count, 0) for letter, count in layer.zeros_before.items())
 
     def probe(self, sample: ProbeSample) -> Probe:
-        if self.axes is None:
-            return super().probe(sample)
         stored, factor = sample.stored, sample.rule.prescaled_by
         if factor is not None:
             stored = stored / factor.value(sample.plan.sizes, sample.plan.facts)
+        if self.axes is None:
+            return probe_of_values(sample.written, stored)
         y, letters = taken_apart(stored, self.axes.letters, self.axes.groups, sample)
         sizes = {letter: size for letter, size in zip(letters, y.shape, strict=True) if letter != "."}
         kept = "".join(sizes)

@@ -67,9 +67,9 @@ def factor_mistakes(step: Step, rule: Rule, source: LeafReader, likely: Factor |
         left_in = with_ops(step, source, tuple(op for op in part.ops if not isinstance(op, Multiply)))
         yield Mistake(NOT_REMOVED, NEEDLESS_FACTOR, f"the weight with its factor {text}", instead, left_in, NOT_REMOVED)
         inverted = tuple(Multiply(1 / op.value) if isinstance(op, Multiply) else op for op in part.ops)
-        yield symmetric(
-            TWICE, f"the weight with the factor {text} twice", instead, with_ops(step, source, inverted), TWICE
-        )
+        if inverted != part.ops:  # -1 twice is none
+            made = with_ops(step, source, inverted)
+            yield symmetric(TWICE, f"the weight with the factor {text} twice", instead, made, TWICE)
     elif likely is not None:
         wide = "float64" if step.spec.dtype == "float64" else "float32"
         bare = tuple(op for op in part.ops if not isinstance(op, Cast))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.core.ops import Op
-from convert.core.value_ops import Multiply
+from convert.core.value_ops import Add, Multiply
 from convert.layers.base import Rule
 from convert.layers.target import TargetLayer
 from convert.layers.transforms.rope import target_rope_pairs
@@ -72,6 +72,11 @@ def unflattened(
         raise ValueError(f"{axis} has {shape[at]} elements, and the map {product} = {math.prod(inner)}")
     moved = tuple(group.replace(axis, target_order(rule, layer)) for group in groups)
     return letters[:at] + order + letters[at + 1 :], (*shape[:at], *inner, *shape[at + 1 :]), moved
+
+
+def add_number(rule: Rule, role: str) -> tuple[Op, ...]:
+    """Return the addition of the number that the source adds to a leaf."""
+    return (Add(rule.numbers[role]),) if role in rule.numbers else ()
 
 
 def divide_by_prescale(rule: Rule, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> tuple[Op, ...]:

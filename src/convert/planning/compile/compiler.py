@@ -13,6 +13,7 @@ from convert.checkpoints.source import Source
 from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec, is_float
+from convert.core.value_ops import Multiply
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
@@ -20,7 +21,7 @@ from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.shared_keys import shown_part
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
-from convert.layers.transforms.weight_transforms import divide_by_prescale
+from convert.layers.transforms.weight_transforms import add_number, divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.arrange import arranged
 from convert.planning.compile.layer_tensor import LayerTensor, among_siblings, tensor_name, uniform
@@ -329,7 +330,8 @@ class Compiler:
             MisfitError: a number that it needs is unknown.
         """
         try:
-            return (*divide_by_prescale(rule, self.sizes, self.facts), *fold, *rule.kind.compute(role, layer))
+            factor = divide_by_prescale(rule, self.sizes, self.facts)
+            return (*add_number(rule, role), *factor, *fold, *rule.kind.compute(role, layer))
         except ValueError as error:
             of_fact = (
                 rule.prescaled_by is not None and rule.prescaled_by.fact is not None
@@ -371,5 +373,7 @@ def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _words(compute: tuple[Op, ...], rule: Rule) -> str:
     words = [str(op) for op in compute]
     if rule.prescaled_by is not None:
-        words[0] += f", as the source's weight carries {rule.prescaled_by.text}"
+        words[next(k for k, op in enumerate(compute) if isinstance(op, Multiply))] += (
+            f", as the source's weight carries {rule.prescaled_by.text}"
+        )
     return ", ".join(words)

@@ -75,7 +75,7 @@ def make_sample(
     def leaf(role: str) -> Array:
         others = (s.parts[0] for s in plan.steps if s.role == role and s.parts and s.name.rpartition(".")[0] == module)
         other = next(others)
-        return unstack(other, plan.source.read(other.leaf))
+        return _as_used(rule_of(other), role, unstack(other, plan.source.read(other.leaf)))
 
     def tensor(name: str) -> Array:
         full = f"{module}.{name}"
@@ -89,7 +89,7 @@ def make_sample(
         rule=rule,
         layer=layer,
         variant=plan.choices[rule.choice] if rule.choice else None,
-        stored=stored,
+        stored=_as_used(rule, step.role, stored),
         operands=tuple(unstack(part, plan.source.read(name)) for name in operand_leaves(part.ops)),
         pair=_pair(plan, part),
         written=_in_source_order(plan, part, part.share(written)),
@@ -99,6 +99,11 @@ def make_sample(
         leaf=leaf,
         tensor=tensor,
     )
+
+
+def _as_used(rule: Rule, role: str, stored: Array) -> Array:
+    """Return a leaf with the number that the source adds to it."""
+    return stored.astype(np.float64) + rule.numbers[role] if role in rule.numbers else stored
 
 
 def _in_source_order(plan: Plan, part: Part, written: Array) -> Array:

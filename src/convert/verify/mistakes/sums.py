@@ -1,16 +1,18 @@
-"""Mistakes with a sum of leaves: one of them left out, added twice, or subtracted."""
+"""Mistakes with a sum: a leaf or a number of it left out, added twice, or subtracted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from convert.core.ops import apply
+from convert.core.ops import Op, apply
+from convert.core.value_ops import Add
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
-from convert.layers.step_tensor import assemble
+from convert.layers.step_tensor import assemble, maker
 from convert.planning.merged_leaf import Sum
 from convert.planning.plan import Plan
 
@@ -20,6 +22,11 @@ FACTORS = {  # mistake -> what the leaf is multiplied by, and what that gives
     "leaf of a sum added twice": (2.0, "the sum with {} added twice"),
     "leaf of a sum subtracted": (-1.0, "the sum with {} subtracted"),
 }
+NUMBERS = {  # the same of the number that a rule adds to a leaf
+    "number of a sum left out": (0.0, "the leaf without the {} that the source adds"),
+    "number of a sum added twice": (2.0, "the leaf with {} added twice"),
+    "number of a sum subtracted": (-1.0, "the leaf with {} subtracted"),
+}
 
 
 def sum_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
@@ -28,6 +35,22 @@ def sum_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     for k, leaf in enumerate(first.terms if first is not None else ()):
         for name, (factor, gives) in FACTORS.items():
             yield symmetric(name, gives.format(leaf), "the sum", _made(step, plan, k, factor))
+
+
+def number_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
+    """Yield mistakes with the number that a rule adds to the leaf of a tensor."""
+    numbers = {part.rule.numbers.get(step.role, 0.0) for part in step.parts if part.rule is not None}
+    if len(numbers) != 1 or not (number := numbers.pop()):
+        return
+    for name, (factor, gives) in NUMBERS.items():
+        parts = tuple(replace(part, ops=_scaled(part.ops, number, factor)) for part in step.parts)
+        yield symmetric(name, gives.format(f"{number:g}"), "the sum", maker(step, plan.source, parts))
+
+
+def _scaled(ops: tuple[Op, ...], number: float, factor: float) -> tuple[Op, ...]:
+    """Return the operations with a multiple of the number that they add first."""
+    at = ops.index(Add(number))
+    return (*ops[:at], Add(factor * number), *ops[at + 1 :])
 
 
 def _made(step: Step, plan: Plan, k: int, factor: float) -> Callable[[], Array]:
