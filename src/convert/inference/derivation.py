@@ -164,6 +164,7 @@ class Part:
         values: of a computed part, with the weights of `Derivation.weights`; or the module's own numbers.
         low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
         terms: of a computed part that is a sum of leaves: each leaf, with the position in it for each of `elements`.
+        number: that is added to each element before the factor, beside that of `arithmetic`, where a rule says it so.
     """
 
     elements: Array
@@ -177,6 +178,7 @@ class Part:
     values: Array | None = None
     low_rank: LowRank | None = None
     terms: tuple[tuple[str, Array], ...] = ()
+    number: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as JSON values; positions as [first, step, count]."""

@@ -41,11 +41,12 @@ def derived(behind: Behind, bias: bool = True) -> tuple[Derivation, Mapping[str,
     return found, write_rules(found, model_of_module(net, "Net")).open
 
 
-LEAVES, SHIFTED = "the elements of its bias are computed from several leaves", "those of a leaf plus or minus 1"
+LEAVES = "the elements of its bias are computed from several leaves"
 SAME: dict[str, tuple[Behind, str | None]] = {
     "two": (lambda y, own: y + own["c"], None),  # a rule adds them up
-    "one": (lambda y, own: y + 1, SHIFTED),
-    "half": (lambda y, own: y + 0.5, LEAVES),
+    "one": (lambda y, own: y + 1, None),
+    "half": (lambda y, own: y + 0.5, None),
+    "twice": (lambda y, own: y + own["b"], None),
     "table": (lambda y, own: y + np.arange(WIDTH) / 3, LEAVES),
 }
 

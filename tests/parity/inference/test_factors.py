@@ -110,4 +110,4 @@ def test_a_table_that_the_target_multiplies_when_it_is_looked_up():
 def test_a_number_in_the_source():
     module = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh())
     found = derive(lambda w, x: jnp.tanh(x @ (w["a"] * 0.25)), module, {"a": (D, D)})
-    assert "prescaled_by: 4.0\n" in rules(found, module)[0]
+    assert "prescaled_by: 4\n" in rules(found, module)[0]

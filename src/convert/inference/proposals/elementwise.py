@@ -78,7 +78,7 @@ def _by_columns(
                 if not context.free(pairing.numbers, one.numbers):
                     continue
                 spots = _first(s, pairing.numbers)
-                operand = np.broadcast_to(source.array, s.shape).ravel()[spots]
+                operand = _sign(operation, side, meeting) * np.broadcast_to(source.array, s.shape).ravel()[spots]
                 every = np.arange(source.array.size).reshape(source.array.shape)
                 places = np.broadcast_to(every, s.shape).ravel()[spots]
                 here = _first(t, one.numbers)
@@ -100,6 +100,15 @@ def _by_columns(
                 if pieces is not None:
                     merged.append(Candidate(pieces, "columns of the data", ("computed", role, *order), tied))
     yield from merged
+
+
+def _sign(operation: Operation, side: int, meeting: Meeting) -> int:
+    """Return -1 where one program subtracts what the other adds."""
+    return -1 if _subtracts(operation, side) != _subtracts(meeting.operation, meeting.side) else 1
+
+
+def _subtracts(operation: Operation, side: int) -> bool:
+    return operation.name.removesuffix("_") == "sub" and side == 1
 
 
 def _all_factors(context: Context, weight: Value, x: Array, meeting: Meeting, role: Role) -> Iterator[Candidate]:

@@ -28,6 +28,7 @@ from convert.programs.program import Operation, Program, Value, producers_of, us
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
 KIND = ("gates",)  # of the candidates
+OTHERS = (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
 OFFSETS = {0.0: Arithmetic.SAME, 1.0: Arithmetic.ONE_PLUS, -1.0: Arithmetic.MINUS_ONE}
 
 
@@ -60,6 +61,10 @@ class Cells:
         return _residual(self._source, self._source_gates), _residual(self._target, of_target)
 
     @cached_property
+    def _subtracts_from_one(self) -> bool:
+        return any(map(_subtracts_from_one, self._source.operations))
+
+    @cached_property
     def _mixing(self) -> frozenset[Value]:
         """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
         users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
@@ -90,6 +95,20 @@ class Cells:
         """Return proposals for the cell that begins with a product of the target; None if it begins with none, or the source has none."""
         cell = self._cell(at) if self._recurrent and self._source_is_recurrent else []
         return list(self._for(cell, at)) if cell else None
+
+    def of_one_product(self, at: int) -> Iterator[Candidate]:
+        """Yield proposals for the gates of one product of which some are not the source's as they are.
+
+        They are negated, as those of a cell or a highway that has 1 - z for z, or the source adds 1 to them.
+        """
+        if not (self._subtracts_from_one or (self._recurrent and self._source_is_recurrent)):
+            return
+        found = self._of_target.get(at, [])
+        if not all(len(gate.factors) == 1 for gate in found) or not found or not self._is_unknown(at, found):
+            return
+        for candidate in self._for(found, at):
+            if any(piece.factor < 0 or piece.arithmetic in OTHERS for piece in candidate.pieces):
+                yield candidate
 
     def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
         options = [list(self._same(gate, self._met(gate, at))) for gate in cell]
@@ -318,10 +337,14 @@ def _behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> I
 def _mixes(operation: Operation, made_by: Mapping[Value, Operation]) -> bool:
     """Whether an operation subtracts a value from 1, or multiplies it by a difference."""
     if operation.name == "sub":
-        first = operation.operands[0]
-        return first.constant and first.array.size > 0 and bool((first.array == 1).all())
+        return _subtracts_from_one(operation)
     made = (made_by.get(value) for value in operation.data)
     return operation.name == "mul" and any(one is not None and one.name == "sub" for one in made)
+
+
+def _subtracts_from_one(operation: Operation) -> bool:
+    first = operation.operands[0] if operation.name == "sub" else None
+    return first is not None and first.constant and first.array.size > 0 and bool((first.array == 1).all())
 
 
 def _beside(bias: Bias, gate: Gate, matrices: Sequence[_Matrix]) -> int | None:

@@ -4,37 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from convert.core.path_pattern import escape_path
 from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Arithmetic, Derivation, Part
-from convert.layers.leaf_sums import PLUS
+from convert.layers.leaf_sums import PLUS, is_number
+
+Array = np.ndarray[Any, np.dtype[Any]]
+EXACT = 1e-12  # relative and absolute: a leaf with a number added, and multiplied
+FEWEST = 3  # elements that show a number and a factor
 
 
 def with_sums(derivation: Derivation) -> Derivation:
-    """Return a derivation in which a sum of leaves that a rule can say is a leaf.
+    """Return a derivation in which a sum of leaves, or of a leaf and a number, that a rule can say is a leaf.
 
-    A rule adds leaves of one shape, element by element, each once.
+    A rule adds leaves of one shape, element by element, each once; one leaf that is added several times is multiplied.
     """
     sums: dict[str, tuple[int, ...]] = {}
+    weights = derivation.weights
     tensors = []
     for tensor in derivation.tensors:
-        parts = tuple(_as_leaf(part, derivation.leaves) for part in tensor.parts)
+        parts = tuple(_with_number(_as_leaf(part, derivation.leaves), weights) for part in tensor.parts)
         sums |= {part.leaf: derivation.leaves[part.leaves[0]] for part in parts if PLUS in part.leaf}
         tensors.append(replace(tensor, parts=parts))
-    return replace(derivation, tensors=tuple(tensors), leaves={**derivation.leaves, **sums}) if sums else derivation
+    return replace(derivation, tensors=tuple(tensors), leaves={**derivation.leaves, **sums})
 
 
 def _as_leaf(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> Part:
-    names = [leaf for leaf, _ in part.terms]
-    one_shape = len({shapes[leaf] for leaf in names}) == 1 and len(set(names)) == len(names)
+    names = list(dict.fromkeys(leaf for leaf, _ in part.terms))
+    one_shape = len({shapes[leaf] for leaf in names}) == 1 and len(names) in (1, len(part.terms))
     if not one_shape or any(not np.array_equal(at, part.terms[0][1]) for _, at in part.terms):
         return part
-    return replace(
-        part, leaf=PLUS.join(names), positions=part.terms[0][1], arithmetic=Arithmetic.SAME, values=None, terms=()
-    )
+    times, positions = float(len(part.terms) // len(names)), part.terms[0][1]
+    alone = replace(part, leaf=PLUS.join(names), positions=positions, values=None, terms=())
+    return replace(alone, arithmetic=Arithmetic.SAME, factor=times)
+
+
+def _with_number(part: Part, weights: Mapping[str, Array]) -> Part:
+    """Return a part that the source computes of one leaf, element by element, by a number that it adds and one that it multiplies by, as such a part."""
+    if part.arithmetic is not Arithmetic.COMPUTED or len(part.leaves) != 1 or part.values is None:
+        return part
+    leaf = np.ravel(weights.get(part.leaves[0], np.zeros(0)))
+    if len(part.positions) != len(part.values) or len(part.values) < FEWEST or part.positions.max() >= leaf.size:
+        return part
+    found = leaf[part.positions]
+    low, high = np.argmin(found), np.argmax(found)
+    if found[low] == found[high]:
+        return part
+    factor = _rounded((part.values[high] - part.values[low]) / (found[high] - found[low]))
+    number = _rounded(part.values[0] / factor - found[0]) if factor else 0.0
+    if not number or not np.allclose((found + number) * factor, part.values, rtol=EXACT, atol=EXACT):
+        return part
+    alone = replace(part, leaf=part.leaves[0], leaves=(), values=None, arithmetic=Arithmetic.SAME)
+    return replace(alone, factor=factor, number=number)
+
+
+def _rounded(number: float) -> float:
+    """Return a number as people write it, where it is one up to rounding."""
+    return float(f"{number:.12g}")
 
 
 def terms_of(leaf: str) -> list[str]:
@@ -49,7 +79,8 @@ def are_alike(leaves: Iterable[str]) -> bool:
 
 def escaped(leaf: str) -> str:
     """Return a pattern that matches only this leaf, or the sum of such patterns."""
-    return PLUS.join(map(escape_path, terms_of(leaf)))
+    terms = terms_of(leaf)
+    return PLUS.join(rf"\{term}" if len(terms) > 1 and is_number(term) else escape_path(term) for term in terms)
 
 
 def common_path(paths: Sequence[str], *, nested: bool = False) -> str | None:

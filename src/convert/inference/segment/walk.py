@@ -407,6 +407,8 @@ class Walk(Assigned):
         self._hindered |= self._strict and cells == []
         if cells is None or not (cells or self._strict):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
+            if role_of(operation) is Role.PRODUCT:
+                yield from self._cells.of_one_product(at)
             yield from computed.propose(self.context, operation, side)
             if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
                 yield from with_vectors.propose(self.context, operation, side, PROPOSE[role_of(operation)])

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
-from convert.inference.rule_file.layers.rule import LayerRule, Source
+from convert.inference.rule_file.layers.rule import LayerRule, Source, bias_apart
 from convert.inference.rule_file.leaf_sums import terms_of
 
 TAKEN = "another rule has its leaf, and makes another layout of it"
@@ -50,8 +50,9 @@ def _biases(head: LayerRule) -> Iterator[LayerRule]:
     for key, of in head.sources[1:]:
         modules = (head.module, *head.also)
         first, *others = (f"{module}.{key}" for module in modules)
+        _, keys = bias_apart(head)
         yield LayerRule(
-            "parameter", first, (("from", of),), evidence=head.evidence, grade=head.grade, also=tuple(others)
+            "parameter", first, (("from", of),), keys=keys, evidence=head.evidence, grade=head.grade, also=tuple(others)
         )
 
 

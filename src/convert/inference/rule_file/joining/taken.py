@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from convert.inference.rule_file.joining.patterns import PatternRule, Taken, leaves_of
 from convert.inference.rule_file.layers.layout import Layout
-from convert.inference.rule_file.layers.rule import LayerRule, Source
+from convert.inference.rule_file.layers.rule import LayerRule, Source, bias_apart
 
 KINDS = ("linear", "parameter")  # whose rules may take a part of a leaf
 Runs = tuple[tuple[int, int], ...]  # start and stop along each axis of a leaf
@@ -70,9 +70,12 @@ def with_biases_apart(layers: Sequence[LayerRule], parts: Mapping[str, Sizes]) -
             name = dict(layer.names).get("bias", "bias")
             rest = tuple(item for item in layer.sources if item[0] != "bias")
             names = tuple(item for item in layer.names if item[0] != "bias")
-            found.append(replace(layer, sources=rest, names=names))
+            kept, numbers = bias_apart(layer)
+            found.append(replace(layer, sources=rest, names=names, keys=kept))
             keys = tuple(item for item in layer.target_keys if item[0] == "part")
-            bias = LayerRule("parameter", f"{layer.module}.{name}", (("from", sources["bias"]),), target_keys=keys)
+            bias = LayerRule(
+                "parameter", f"{layer.module}.{name}", (("from", sources["bias"]),), keys=numbers, target_keys=keys
+            )
             also = tuple(f"{module}.{name}" for module in layer.also)
             found.append(replace(bias, evidence=layer.evidence, grade=layer.grade, also=also))
         else:

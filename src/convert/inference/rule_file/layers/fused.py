@@ -95,13 +95,17 @@ def one_below_another(tensor: Tensor, count: int, axis: int = -1, *, alternate: 
     return replace(tensor, shape=shape, parts=parts)
 
 
-def by_parts(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the tensors of a layer for each block of rows of the first one that comes from one leaf; none where the others have other blocks."""
+def by_parts(tensors: Mapping[str, Tensor], *, runs: bool = False) -> list[dict[str, Tensor]]:
+    """Return the tensors of a layer for each block of rows of the first one that comes from one leaf; none where the others have other blocks.
+
+    Args:
+        runs: whether the rows of a block follow each other in the leaf, too.
+    """
     found = []
-    for start, count in _blocks(next(iter(tensors.values())), 0):
+    for start, count in _blocks(next(iter(tensors.values())), 0, runs=runs):
         block = {role: _cut(tensor, 0, start, count) for role, tensor in tensors.items()}
         if any(
-            sum(len(p.elements) for p in t.parts) != math.prod(t.shape) or len(set(map(_origin, t.parts))) > 1
+            sum(len(p.elements) for p in t.parts) != math.prod(t.shape) or len(set(map(origin, t.parts))) > 1
             for t in block.values()
         ):
             return []
@@ -114,25 +118,44 @@ def in_blocks(tensor: Tensor) -> bool:
     return bool(_blocks(tensor, 0))
 
 
-def _origin(part: Part) -> tuple[Any, ...]:
+def origin(part: Part) -> tuple[Any, ...]:
     """Return what the elements of a tensor have in common that one rule makes."""
-    return part.leaf, part.arithmetic, part.factor
+    return part.leaf, part.arithmetic, part.factor, part.number
 
 
-def _blocks(tensor: Tensor, axis: int) -> list[tuple[int, int]]:
-    """Return start and length of each run along an axis that comes from one leaf; none where two leaves share a place, or some have none."""
+def _blocks(tensor: Tensor, axis: int, *, runs: bool = False) -> list[tuple[int, int]]:
+    """Return start and length of each run along an axis that comes from one leaf; none where two leaves share a place, or some have none.
+
+    Args:
+        runs: whether the elements of a run follow each other in the leaf, too.
+    """
     size, inner = tensor.shape[axis], math.prod(tensor.shape[axis + 1 :])
     owners = np.full(size, -1)
-    for number, origin in enumerate(dict.fromkeys(map(_origin, tensor.parts))):
-        elements = np.concatenate([part.elements for part in tensor.parts if _origin(part) == origin])
+    for number, one in enumerate(dict.fromkeys(map(origin, tensor.parts))):
+        elements = np.concatenate([part.elements for part in tensor.parts if origin(part) == one])
         counts = np.bincount(elements // inner % size, minlength=size)
         if not np.isin(counts, (0, math.prod(tensor.shape) // size)).all():
             return []
         owners[counts > 0] = number
     starts = np.flatnonzero(np.diff(owners, prepend=-2))
+    if runs:
+        starts = np.union1d(starts, _breaks(tensor, axis, starts))
     whole = (owners >= 0).all() and len(starts) <= max(MAX_BLOCKS, len(set(owners)))
     ends = [*starts[1:], size]
     return [(int(start), int(end - start)) for start, end in zip(starts, ends, strict=True)] if whole else []
+
+
+def _breaks(tensor: Tensor, axis: int, starts: Array) -> Array:
+    """Return where the elements along an axis do not follow each other in their leaf, beside the starts of others."""
+    first = np.full(tensor.shape, -1)
+    for part in tensor.parts:
+        first.ravel()[part.elements[: len(part.positions)]] = part.positions
+    along = np.moveaxis(first, axis, 0).reshape(tensor.shape[axis], -1)[:, 0]
+    steps = np.diff(along)
+    within = np.setdiff1d(np.arange(1, len(along)), starts)
+    usual = np.bincount(np.abs(steps[within - 1])).argmax() if len(within) else 0
+    found: Array = within[steps[within - 1] != usual]
+    return found
 
 
 def _cut(tensor: Tensor, axis: int, start: int, count: int) -> Tensor:

@@ -22,6 +22,7 @@ BESIDE = "side by side"  # no key: how many leaves stand side by side, and along
 ALTERNATING = "alternating"  # no key: how many leaves alternate along the last axis
 COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
 TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
+ADDED = " + number"  # no key, behind one that names a leaf: the number that the source adds to it
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 
@@ -83,3 +84,11 @@ class LayerRule:
     def main(self) -> tuple[Source, ...]:
         """The sources of the first key."""
         return self.sources[0][1]
+
+
+def bias_apart(layer: LayerRule) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the keys of a layer without those of its bias, and those that a `parameter` rule of the bias alone has."""
+    own = f"bias{ADDED}"
+    numbers = tuple((f"from{ADDED}", value) for key, value in layer.keys if key == own)
+    factors = tuple(item for item in layer.keys if item[0] == PRESCALED)
+    return tuple(item for item in layer.keys if item[0] != own), (*numbers, *factors)

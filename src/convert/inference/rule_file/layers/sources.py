@@ -108,7 +108,7 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
     """Join parts of one leaf with the same arithmetic."""
     found: dict[Any, Part] = {}
     for part in parts:
-        key = (part.leaf, part.arithmetic, part.factor, part.contracted)
+        key = (part.leaf, part.arithmetic, part.factor, part.number, part.contracted)
         if key in found:
             first = found[key]
             elements = np.concatenate([first.elements, part.elements])

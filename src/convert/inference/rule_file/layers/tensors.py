@@ -19,12 +19,14 @@ from convert.inference.rule_file.layers.fused import (
     in_columns,
     in_turns,
     one_below_another,
+    origin,
     side_by_side,
 )
 from convert.inference.rule_file.layers.geometry import geometry_of
 from convert.inference.rule_file.layers.kind import kind_of, norm_keys
 from convert.inference.rule_file.layers.parametrized import LowRankWords, low_rank_words, main_leaf
 from convert.inference.rule_file.layers.rule import (
+    ADDED,
     ALTERNATING,
     ATTENTION,
     BESIDE,
@@ -57,7 +59,7 @@ GRID = (
     "give the module a layer for each value, such as one for the input and one for the state"
 )
 OTHER_PARTS = "its bias has other parts than its weight"
-SHIFTED = {Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE}
+NUMBERS = {Arithmetic.SAME: 0, Arithmetic.ONE_PLUS: 1, Arithmetic.MINUS_ONE: -1}  # that the source adds to a leaf
 ROLES = {
     "weight": "from",
     "bias": "bias",
@@ -97,8 +99,7 @@ class _Layer:
     @property
     def factors(self) -> set[float]:
         """The factors that its elements carry."""
-        parts = [part for tensor in self.tensors.values() for part in tensor.parts]
-        return {part.factor for part in parts if part.arithmetic is Arithmetic.SAME}
+        return {factor for tensor in self.tensors.values() for _, factor in _ways(tensor)}
 
 
 def describe_tensors(
@@ -141,22 +142,20 @@ def describe_tensors(
         parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
         return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
     for role, tensor in layer.tensors.items():
-        ways = {part.arithmetic for part in tensor.parts}
-        whose = "its elements are" if tensor is layer.first else f"the elements of its {role} are"
-        if kind not in NORMS and ways & SHIFTED:
-            raise NoWordsError(f"{whose} those of a leaf plus or minus 1, which only the rule of a norm says")
-        if role != "weight" and Arithmetic.COMPUTED in ways:
-            raise NoWordsError(f"{whose} computed from several leaves")
+        if role != "weight" and any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
+            raise NoWordsError(f"the elements of its {role} are computed from several leaves")
     sources = _in_one_rule(kind, layer, facts, derivation.leaves)
-    if sources is None and kind in CONVOLUTIONS:  # only the rules of parameters make a part of a kernel
+    if kind in CONVOLUTIONS and (
+        sources is None or layer.factors - {1.0}
+    ):  # only the rules of parameters make a part of a kernel, or have a factor
         return describe_tensors(replace(module, kind_name="parameter"), group, facts, derivation)
     if sources is None:
         return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):
             return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
-    if len(layer.factors) > 1 and kind == "linear" and len(layer.first.parts) > 1:
-        return _by_parts(module, layer, facts, derivation)
+    if len(_ways(layer.first)) > 1 and kind in ("linear", "parameter"):
+        return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     keys, target_keys = _keys(kind, module, layer, said, derivation)
     if _writes_constants(kind, group):
         target_keys = (*target_keys, (PARAMETERS, "weight and bias"))
@@ -210,6 +209,8 @@ def _has_bias_apart(
         return True
     if bias is not None and "weight" in tensors and not are_alike(part.leaf for part in bias.parts if part.leaf):
         return True
+    if bias is not None and "weight" in tensors and _has_other_ways(bias, tensors["weight"]):
+        return True
     if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
         return False
     of_kernel = tensors["weight"].parts[0].evidence.role is Role.CONVOLUTION and module.kind_name != "linear"
@@ -221,6 +222,19 @@ def _has_bias_apart(
     product = by == "dot_general" or (by == "conv_general_dilated" and module.kind_name == "linear")
     is_vector = len(leaves.get(main.leaf, ())) == len(main.contracted) == 1  # which has no axis of outputs for the bias
     return product and ((len(shape) > 1 and shape[-1] == 1 and bias.shape != shape) or (is_vector and len(shape) > 0))
+
+
+def _ways(tensor: Tensor) -> set[tuple[float, float]]:
+    """Return how the elements of a tensor are computed from single ones of leaves: the number that is added, and the factor."""
+    return {(NUMBERS[p.arithmetic] + p.number, p.factor) for p in tensor.parts if p.arithmetic in NUMBERS}
+
+
+def _has_other_ways(bias: Tensor, weight: Tensor) -> bool:
+    """Whether a bias is computed in several ways, or carries another factor than the weight; one number is added to it in its layer's rule."""
+    ways, factors = _ways(bias), {factor for _, factor in _ways(weight)}
+    if len(ways) > 1:
+        return len({number for number, _ in ways}) > 1
+    return bool(ways) and factors != {factor for _, factor in ways} and factors != set()
 
 
 def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
@@ -292,7 +306,7 @@ def _in_one_rule(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sour
     Raises:
         NoWordsError: the elements of a tensor lie in an order that has no name.
     """
-    several = len({part.leaf for part in layer.first.parts}) > 1 and layer.product is None
+    several = len(set(map(origin, layer.first.parts))) > 1 and layer.product is None
     try:
         sources = _sources(kind, layer, facts, leaves)
     except NoWordsError:
@@ -326,8 +340,20 @@ def _by_parts(module: TargetModule, layer: _Layer, facts: Facts, derivation: Der
     Raises:
         NoWordsError: there are no rules for the parts.
     """
+    with suppress(NoWordsError):
+        return _each_part(by_parts(layer.tensors), module, layer, facts, derivation)
+    return _each_part(by_parts(layer.tensors, runs=True), module, layer, facts, derivation)
+
+
+def _each_part(
+    parts: Sequence[Mapping[str, Tensor]], module: TargetModule, layer: _Layer, facts: Facts, derivation: Derivation
+) -> list[LayerRule]:
+    """Return a rule for each part of the rows.
+
+    Raises:
+        NoWordsError: there are no rules for them.
+    """
     found: list[LayerRule] = []
-    parts = by_parts(layer.tensors)
     for k, part in enumerate(parts, 1):
         if any(tensor.is_constant for tensor in part.values()):
             raise NoWordsError(NO_CONSTANT)
@@ -381,8 +407,9 @@ def _keys(
         keys = (*keys, ("activation", str(said["activation"])))
     if layer.product is not None:
         keys = (*keys, *_product_keys(layer.product))
+    keys = (*keys, *_numbers(kind, layer))
     if layer.factors not in (set(), {1.0}):
-        if len(layer.factors) > 1 or kind not in ("linear", "embedding", "parameter") or min(layer.factors) <= 0:
+        if len(layer.factors) > 1 or kind not in ("linear", "embedding", "parameter"):
             factors = " and ".join(f"{factor:g}" for factor in sorted(layer.factors))
             raise NoWordsError(f"its elements are multiplied by {factors}")
         keys = (*keys, (PRESCALED, repr(1 / min(layer.factors))))
@@ -396,6 +423,24 @@ def _keys(
     if kept := _parametrization(module, layer):
         target_keys = (*target_keys, ("parametrization", kept))
     return keys, target_keys
+
+
+def _numbers(kind: str, layer: _Layer) -> Keys:
+    """Return the numbers that the source adds to the leaves of a rule, but to the scale of a norm, whose factor says it.
+
+    Raises:
+        NoWordsError: a rule of this kind adds none.
+    """
+    found = []
+    for role, tensor in layer.tensors.items():
+        number = max((number for number, _ in _ways(tensor)), key=abs, default=0)
+        if not number or (kind in NORMS and role == "weight"):
+            continue
+        key = "from" if kind == "parameter" else ROLES.get(role, "from")
+        if key != "bias" and kind != "parameter":
+            raise NoWordsError("its elements are those of a leaf plus a number")
+        found.append((f"{key}{ADDED}", f"{number:.12g}"))
+    return tuple(found)
 
 
 def _product_keys(product: LowRankWords) -> Keys:

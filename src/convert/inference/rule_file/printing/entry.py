@@ -15,6 +15,7 @@ from convert.inference.rule_file.layers.cells import KINDS as CELLS
 from convert.inference.rule_file.layers.geometry import PADDED
 from convert.inference.rule_file.layers.layout import HALF_SPLIT, INTERLEAVED, REVERSED, Layout
 from convert.inference.rule_file.layers.rule import (
+    ADDED,
     ALTERNATING,
     ATTENTION,
     BESIDE,
@@ -70,6 +71,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     """
     if not rule.module:
         raise NoWordsError("it is a parameter of the model itself, and the rule needs the name of a module")
+    rule = _with_numbers(rule)
     if rule.layer.kind_name not in CONVOLUTIONS:
         rule = replace(rule, layer=_in_parts(rule.layer))
     layer, named = rule.layer, Named(letters)
@@ -205,13 +207,29 @@ def _in_parts(layer: LayerRule) -> LayerRule:
     return replace(layer, sources=((key, moved), *others))
 
 
+def _with_numbers(rule: PatternRule) -> PatternRule:
+    """Return a rule with the numbers that the source adds to leaves behind their paths: ``forget/bias + 1``."""
+    numbers = {key.removesuffix(ADDED): float(value) for key, value in rule.layer.keys if key.endswith(ADDED)}
+    sources = tuple((key, f"{path}{_signed(numbers.get(key, 0.0))}") for key, path in rule.sources)
+    keys = tuple(item for item in rule.layer.keys if not item[0].endswith(ADDED))
+    return replace(rule, sources=sources, layer=replace(rule.layer, keys=keys)) if numbers else rule
+
+
+def _signed(number: float) -> str:
+    return f" {'+' if number > 0 else '-'} {abs(number):.12g}" if number else ""
+
+
 def _factor(number: float, sizes: Mapping[str, int]) -> str:
     """Return a factor as a rule says it: ``1/sqrt(H)`` or ``sqrt(D)`` where the axis has this size."""
+    if number < 0:
+        return f"-{_factor(-number, sizes)}"
     for letter, size in sizes.items():
         for text, power in ((f"1/sqrt({letter})", -0.5), (f"sqrt({letter})", 0.5)):
             if size > 1 and math.isclose(number, size**power, rel_tol=1e-12):
                 return text
     inverse = 1 / number
+    if float(f"{number:g}") == number >= 1:
+        return f"{number:g}"
     return f"1/{inverse:g}" if number < 1 and float(f"{inverse:g}") == inverse else repr(number)
 
 
