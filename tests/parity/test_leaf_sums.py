@@ -261,3 +261,53 @@ def test_leaves_with_numbers_for_names_are_written_with_a_backslash() -> None:
 def test_numbers_alone_several_or_none_are_no_sum(text: str) -> None:
     with pytest.raises(RuleError, match="a sum has one number other than 0, and a path"):
         rule_file(f"- {{from: '{text}', parameter: p}}")
+
+
+# ---- leaves with different axes
+
+AXIAL = "- {from: row + col, axes: R.D + DC, parameter: {name: p, axes: '.(R C)D'}}"
+AXIAL_SHAPES = {"row": (3, 1, 4), "col": (4, 5)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_leaves_with_different_axes_are_repeated(dtype: str, tmp_path: Path) -> None:
+    leaves = drawn(AXIAL_SHAPES, dtype)
+    plan = make_plan(rule_file(AXIAL, HEAD), MemorySource(leaves))
+    out = tmp_path / "out.safetensors"
+    assert isinstance([*execute(plan, out, overwrite=True)][-1], Result)
+    want = leaves["row"].astype(np.float64) + leaves["col"].astype(np.float64).T
+    made = load_file(out)["p"]
+    assert np.array_equal(made, want.astype(np.float32).astype(made.dtype).reshape(1, 15, 4))
+    assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
+    assert check_layers(plan, open_written(out)).verdict is Verdict.PASSED
+    merge = plan.merges["row + col"]
+    piece = np.empty((2, 4, 2), np.float32)
+    merge.fill_piece(piece, (1, 0, 3), [leaves[leaf] for leaf in merge.whole], None)
+    assert np.array_equal(piece, plan.source.read(merge.name)[1:, :, 3:])
+    without = want.astype(np.float32) - leaves["col"].astype(np.float32).T  # planted
+    save_file({"p": np.ascontiguousarray(without.astype(made.dtype).reshape(1, 15, 4))}, out, {"format": "pt"})
+    level = check_weights(plan, open_written(out))
+    assert level.verdict is Verdict.FAILED
+    assert dtype == "bfloat16" or "leaf of a sum left out" in str(level.findings[0])
+
+
+def test_leaves_with_different_axes_in_a_stack() -> None:
+    leaves = {name: np.stack([x, 2 * x]) for name, x in drawn(AXIAL_SHAPES).items()}
+    rules = AXIAL.replace("parameter: {name: p", "stacked: {i: 0}, parameter: {name: 'l.{i}.p'")
+    made = run(make_plan(rule_file(rules), MemorySource(leaves)))
+    assert np.array_equal(made["l.1.p"].reshape(3, 5, 4), leaves["row"][1] + leaves["col"][1].T)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("R.D + DC", "R.D", "the leaf has the axes R D"),
+        ("R.D + DC", "R.D + DC + D", "has the letters of 3 leaves that are added up, and `from` has 2"),
+        ("row + col", "row", "has the letters of 2 leaves that are added up, and `from` has 1"),
+        ("R.D + DC", "R.D + D(C E)", "letter"),
+        ("R.D + DC", "R.D + CR", "R = "),
+    ],
+)
+def test_axes_that_are_not_those_of_the_leaves(old: str, new: str, message: str) -> None:
+    with pytest.raises((RuleError, PlanError), match=message):
+        make_plan(rule_file(AXIAL.replace(old, new)), MemorySource(drawn(AXIAL_SHAPES)))

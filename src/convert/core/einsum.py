@@ -62,6 +62,11 @@ class Projection:
         assert self.flat is not None
         return _opened(self.flat, with_part(self.groups, k), self.flat.equation)
 
+    def alone(self, k: int) -> Projection:
+        """Return the equation of one part of the axis that is a sum, as if the weight had no other."""
+        assert self.flat is not None
+        return _plain(open_letters(self.flat.equation, with_part(self.groups, k)), self.equation)
+
     def taken(self, part: Sequence[tuple[int, int]]) -> Projection:
         """Return the equation of one part of each axis that is a sum: (k, n) is the k-th of n, counted from 1.
 

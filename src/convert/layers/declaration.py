@@ -37,6 +37,7 @@ class Declaration(ABC):
     unit_axes: ClassVar[bool] = False  # whether the `axes` of a target may leave out axes of size 1
     from_key: ClassVar[str] = "required"  # the key `from`: required; optional; or none, where no leaf is matched
     adds: ClassVar[bool] = False  # whether `from` may be a sum of leaves
+    joins: ClassVar[bool] = False  # whether `from` may be several leaves that stand one after the other along an axis
     indexed: ClassVar[bool] = False  # of a kind without leaves: whether its target may have indices and alternatives
     burn_config: ClassVar[str] = ""  # of a norm: the config struct of its module in Burn, if it only takes an epsilon
     settings: ClassVar[tuple[str, ...]] = ()  # names that --set knows because of this kind
@@ -163,8 +164,17 @@ class Declaration(ABC):
 
     @property
     def merged(self) -> Self:
-        """The kind of the rule once its pair is merged."""
+        """The kind of the rule once its pair is merged, or leaves whose axes differ are one."""
         return self
+
+    def of_leaf(self, role: str) -> Self:
+        """Return the kind with the axes of one leaf, where `from` has several whose axes differ."""
+        return self
+
+    @property
+    def term_axes(self) -> tuple[str, ...]:
+        """The letters of each leaf of a sum, where they are not those of the sum; a dot is an axis of size 1."""
+        return ()
 
     @property
     def weight_rank(self) -> int:

@@ -1,6 +1,7 @@
 """Leaves that the source adds up, and the target has as one: ``bias: conv_x/bias + conv_g/bias``; also a leaf and a number: ``forget/bias + 1``.
 
-Each leaf of a sum has a role of its own until the plan adds them up, so that it is matched as any other leaf of its layer.
+Each leaf of a sum has a role of its own until the plan adds them up, so that it is matched as any other leaf of its layer. So has each
+of several leaves that stand one after the other along an axis: ``from: [x/kernel, h/kernel]``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from convert.core.fields import Scalar
 from convert.core.path_pattern import Pattern, parse_pattern
 
 PLUS = " + "  # between two paths; a path that has it itself escapes it, as in `a \+ b`
+NEXT = " , "  # in the role of a leaf that stands behind another one
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 _MINUS = re.compile(rf" - (?={_NUMBER}(?: [+-] |$))")
 
@@ -63,18 +65,23 @@ def is_number(term: str) -> bool:
 SUM = Scalar(str, "a tree path such as layers_{i}/bias, or a sum such as x/bias + h/bias or forget/bias + 1", parse_sum)
 
 
-def by_role(role: str, paths: Sequence[Pattern]) -> Mapping[str, Pattern]:
-    """Return the roles of the leaves that are added up to the leaf of a role: the first has the role itself."""
-    return {f"{role}{PLUS}{k}" if k else role: path for k, path in enumerate(paths)}
+def by_role(role: str, paths: Sequence[Pattern], sign: str = PLUS) -> Mapping[str, Pattern]:
+    """Return the roles of the leaves that are added up, or joined, to the leaf of a role: the first has the role itself."""
+    return {f"{role}{sign}{k}" if k else role: path for k, path in enumerate(paths)}
 
 
 def role_of_sum(role: str) -> str:
-    """Return the role of the sum that the leaf with this role is a term of; of other leaves their own."""
-    return role.partition(PLUS)[0]
+    """Return the role of the sum that the leaf with this role is a term of, or of the leaf that it is joined to; of other leaves their own."""
+    return role.partition(PLUS)[0].partition(NEXT)[0]
+
+
+def place_of(role: str) -> int:
+    """Return the place of a leaf among those that are added up or joined."""
+    return int(role.removeprefix(role_of_sum(role)).strip(f"{PLUS}{NEXT}") or 0)
 
 
 def sums_of(roles: Sequence[str]) -> Mapping[str, Sequence[str]]:
-    """Return the role of each sum with those of its terms, in their order."""
+    """Return the role of each sum with those of its terms, in their order; and of each leaf that several are joined to."""
     found: dict[str, list[str]] = {}
     for role in roles:
         found.setdefault(role_of_sum(role), []).append(role)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 from convert.checkpoints.source import Source
@@ -12,13 +13,13 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers import Rule
 from convert.layers.base import Matched, MatchKey
-from convert.layers.leaf_sums import PLUS, sums_of
+from convert.layers.leaf_sums import NEXT, role_of_sum, sums_of
 from convert.layers.leaves import MisfitError, shape_mismatch
 from convert.layers.low_rank import Pair
 from convert.planning.adapters.attach import Adapters
 from convert.planning.low_rank_source import Merge
 from convert.planning.match import Coverage
-from convert.planning.merged_leaf import MergedLeaf, Sum
+from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
 
 
 def merge_leaves(
@@ -72,8 +73,8 @@ def merge_leaves(
     return replace(coverage, matched=tuple(matched)), merges, findings
 
 
-def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[Sum]]:
-    """Return the leaves of a rule with the sums in place of their terms, and the sums.
+def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[MergedLeaf]]:
+    """Return the leaves of a rule with the sums in place of their terms, and the sums; leaves that stand one after the other in the same way.
 
     Raises:
         MisfitError: the leaves of a sum have different shapes, or are no floating-point numbers.
@@ -81,21 +82,27 @@ def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[Sum]]:
     of_rule = sums_of([*found.rule.sources])
     if not of_rule:
         return found, []
-    leaves, made = dict(found.leaves), list[Sum]()
+    leaves, made = dict(found.leaves), list[MergedLeaf]()
     for role, terms in of_rule.items():
         listed = [leaves.pop(term, {}) for term in terms]
         whole = [key for key in listed[0] if all(key in of_role for of_role in listed)]  # match.cover reports others
-        sums = {key: _sum(found.rule, [of_role[key] for of_role in listed], source) for key in whole}
+        join = _joined if NEXT in terms[-1] else _sum
+        sums = {key: join(found.rule, [of_role[key] for of_role in listed], source) for key in whole}
         leaves[role] = {key: one.name for key, one in sums.items()}
         made += sums.values()
-    order = {role: pattern for role, pattern in found.rule.sources.items() if PLUS not in role}
-    return Matched(replace(found.rule, sources=order), {role: leaves[role] for role in order if role in leaves}), made
+    order = {role: pattern for role, pattern in found.rule.sources.items() if role_of_sum(role) == role}
+    one_kind = any(isinstance(one, Joined) or one.places for one in made if isinstance(one, Joined | Sum))
+    kind = found.rule.kind.merged if one_kind else found.rule.kind
+    return Matched(
+        replace(found.rule, kind=kind, sources=order), {role: leaves[role] for role in order if role in leaves}
+    ), made
 
 
 def _sum(rule: Rule, leaves: Sequence[str], source: Source) -> Sum:
     specs = [source.leaves[leaf].spec for leaf in leaves]
+    apart = bool(rule.kind.term_axes)  # then the letters say which axes are the same
     for leaf, spec in zip(leaves, specs, strict=True):
-        if not is_float(spec.dtype) or spec.shape != specs[0].shape:
+        if not is_float(spec.dtype) or (spec.shape != specs[0].shape and not apart):
             floats = is_float(spec.dtype)
             raise shape_mismatch(
                 rule,
@@ -106,7 +113,40 @@ def _sum(rule: Rule, leaves: Sequence[str], source: Source) -> Sum:
                 fix="correct the paths of the sum",
             )
     dtype = reduce(_wider, (spec.dtype for spec in specs))
-    return Sum(tuple(leaves), TensorSpec(specs[0].shape, "float64" if dtype == "float64" else "float32"), dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    if apart:
+        shape, places = _spread(rule, [spec.shape for spec in specs])
+        return Sum(tuple(leaves), TensorSpec(shape, wide), dtype, places)
+    return Sum(tuple(leaves), TensorSpec(specs[0].shape, wide), dtype)
+
+
+def _spread(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the shape of a sum of leaves whose axes differ, and for each axis of each leaf that of the sum; -1 for one of size 1."""
+    stacked = sorted(rule.stacked.values())
+    names: list[str | int] = list(rule.kind.weight_axes[0][0])
+    for axis in stacked:
+        names.insert(axis, axis)
+    sizes: dict[str | int, int] = {}
+    places = []
+    for letters, shape in zip(rule.kind.term_axes, shapes, strict=True):
+        own = iter(letters)
+        axes = [axis if axis in stacked else next(own) for axis in range(len(shape))]
+        sizes |= zip(axes, shape, strict=True)
+        places.append(tuple(names.index(axis) if axis != "." else -1 for axis in axes))
+    return tuple(sizes[name] for name in names), tuple(places)
+
+
+def _joined(rule: Rule, leaves: Sequence[str], source: Source) -> Joined:
+    specs = [source.leaves[leaf].spec for leaf in leaves]
+    equation = rule.kind.merged.linear_map(None)
+    assert equation is not None, "leaves of a linear layer are joined"
+    own = [axis for axis in range(len(specs[0].shape)) if axis not in rule.stacked.values()]
+    axis = own[equation.weight.index(equation.inputs)]
+    lengths = [spec.shape[axis] for spec in specs]
+    dtype = reduce(_wider, (spec.dtype for spec in specs))
+    shape = (*specs[0].shape[:axis], sum(lengths), *specs[0].shape[axis + 1 :])
+    spec = TensorSpec(shape, "float64" if dtype == "float64" else "float32")
+    return Joined(tuple(leaves), tuple(accumulate(lengths[:-1], initial=0)), axis, spec, dtype)
 
 
 def _wider(one: str, two: str) -> str:

@@ -77,6 +77,55 @@ class MergedLeaf(ABC):
 
 
 @dataclass(frozen=True)
+class Joined(MergedLeaf):
+    """Leaves that stand one after the other along an axis.
+
+    Attributes:
+        terms: the leaves, in the order of the rule.
+        starts: where each begins along the axis.
+        axis: of the leaves and of the result.
+        spec: of the result, float32 or wider.
+        dtype: the widest of theirs, in which the result is written by default.
+    """
+
+    terms: tuple[str, ...]
+    starts: tuple[int, ...]
+    axis: int
+    spec: TensorSpec
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """``[x/kernel, h/kernel]``."""
+        return f"[{', '.join(self.terms)}]"
+
+    @property
+    def arithmetic(self) -> str:
+        return f"{len(self.terms)} leaves, one after the other"
+
+    @property
+    def in_pieces(self) -> None:
+        return None
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        return self.terms
+
+    def in_float64(self) -> Joined:
+        return replace(self, spec=replace(self.spec, dtype="float64"))
+
+    def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
+        here = [slice(start, start + size) for start, size in zip(origin, out.shape, strict=True)]
+        begin, end = here[self.axis].start, here[self.axis].stop
+        for leaf, start in zip(whole, self.starts, strict=True):
+            low, high = max(begin, start), min(end, start + leaf.shape[self.axis])
+            if low < high:
+                into, of = [slice(None)] * out.ndim, list(here)
+                into[self.axis], of[self.axis] = slice(low - begin, high - begin), slice(low - start, high - start)
+                out[tuple(into)] = leaf[tuple(of)]
+
+
+@dataclass(frozen=True)
 class Sum(MergedLeaf):
     """Leaves of one shape, added up in their order in float64, and rounded once.
 
@@ -84,11 +133,13 @@ class Sum(MergedLeaf):
         terms: the leaves, in the order of the rule.
         spec: of the sum, in float32, or in float64 where a leaf has it.
         dtype: the widest of theirs, in which the sum is written by default.
+        places: of leaves whose axes differ: for each axis of each leaf that of the sum, and -1 for one of size 1; empty: all are the same.
     """
 
     terms: tuple[str, ...]
     spec: TensorSpec
     dtype: str
+    places: tuple[tuple[int, ...], ...] = ()
 
     @property
     def name(self) -> str:
@@ -100,20 +151,32 @@ class Sum(MergedLeaf):
         return f"the sum of {len(self.terms)} leaves, added up in float64"
 
     @property
-    def in_pieces(self) -> str:
-        return self.terms[0]
+    def in_pieces(self) -> str | None:
+        return None if self.places else self.terms[0]
 
     @property
     def whole(self) -> tuple[str, ...]:
-        return self.terms[1:]
+        return self.terms if self.places else self.terms[1:]
 
     def in_float64(self) -> Sum:
         return replace(self, spec=replace(self.spec, dtype="float64"))
 
     def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
-        assert kept is not None, "the first leaf is read in pieces"
         here = tuple(slice(start, start + size) for start, size in zip(origin, out.shape, strict=True))
-        total = kept.astype(np.float64)
+        total = np.zeros(out.shape) if kept is None else kept.astype(np.float64)
+        if kept is None:
+            whole = [_spread(leaf, places, self.spec.shape) for leaf, places in zip(whole, self.places, strict=True)]
         for leaf in whole:
             total += leaf[here].astype(np.float64)
         out[...] = total
+
+
+def _spread(leaf: Array, places: Sequence[int], shape: tuple[int, ...]) -> Array:
+    """Return a leaf repeated along the axes that it lacks.
+
+    Args:
+        places: for each of its axes that of the result, and -1 for one of size 1.
+    """
+    kept = [place for place in places if place >= 0]
+    own = leaf.reshape([shape[place] for place in kept]).transpose(np.argsort(kept))
+    return np.broadcast_to(own.reshape([size if axis in kept else 1 for axis, size in enumerate(shape)]), shape)

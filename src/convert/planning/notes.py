@@ -17,7 +17,7 @@ from convert.planning.facts.values import (
     truncation_note,
     unknown_requirements,
 )
-from convert.planning.merged_leaf import MergedLeaf
+from convert.planning.merged_leaf import Joined, MergedLeaf
 from convert.planning.rule_match import RuleMatch, Sized
 
 MAX_TREES = 6  # of the leaves that a rule drops as the rest, that a note counts
@@ -89,7 +89,7 @@ def _twin_notes(match: RuleMatch) -> Iterator[str]:
 
 def _merge_note(merges: Mapping[str, MergedLeaf]) -> Iterator[str]:
     yield from merged_note(merges)
-    merges = {name: merge for name, merge in merges.items() if not merge.adapter}
+    merges = {name: merge for name, merge in merges.items() if not (merge.adapter or isinstance(merge, Joined))}
     if merges:
         first, count = next(iter(merges.values())), len(merges)
         yield (

@@ -22,7 +22,7 @@ from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.planning.low_rank_source import Merge
-from convert.planning.merged_leaf import MergedLeaf, Sum
+from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
 from convert.reversing.left_out import HEAD, left_out
@@ -207,7 +207,7 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
         user = next(step for step in plan.steps if any(part.leaf == merge.name for part in step.parts))
         yield Finding(
             "not-reversible",
-            f"the tensor is a sum or product of several leaves ({merge.name}); it does not tell them apart",
+            f"the tensor {_made(merge)} ({merge.name}); it does not tell them apart",
             rule=user.rule.line_only,
             path=user.name,
             fix=_of_merge(merge),
@@ -221,11 +221,18 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
                 yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
 
 
+def _made(merge: MergedLeaf) -> str:
+    joined = isinstance(merge, Joined)
+    return (
+        f"is {'the values of several leaves, one after the other' if joined else 'a sum or product of several leaves'}"
+    )
+
+
 def _of_merge(merge: MergedLeaf) -> str:
     """Say what to do where a tensor is computed from several leaves."""
     if merge.adapter:
         return "give the tensors of a conversion with --adapter base, and --adapter base again"
-    if isinstance(merge, Sum):
+    if isinstance(merge, Sum | Joined):
         return "keep the leaves apart in the target"
     if isinstance(merge, Merge) and merge.base is None:
         return "keep the factors apart in the target"

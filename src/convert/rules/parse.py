@@ -14,7 +14,7 @@ from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import YamlNode, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
-from convert.layers.leaf_sums import LeafSum, by_role
+from convert.layers.leaf_sums import NEXT, PLUS, LeafSum, by_role
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
@@ -361,7 +361,7 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
         return {"weight": values[word]}
     paths = _paths(values.get("from"))
     sources = dict(layer.patterns(paths[0])) if paths else {}
-    sources |= by_role("weight", paths) if len(paths) > 1 else {}
+    sources |= by_role("weight", paths, NEXT if kind.joins else PLUS) if len(paths) > 1 else {}
     if "times" in values:
         sources[SECOND] = values["times"]
     if "plus" in values:
@@ -371,9 +371,11 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
     return sources
 
 
-def _paths(value: Pattern | LeafSum | None) -> tuple[Pattern, ...]:
-    """Return the path of a leaf, or those of the leaves that are added up."""
-    return value.paths if isinstance(value, LeafSum) else () if value is None else (value,)
+def _paths(value: Pattern | LeafSum | tuple[Pattern, ...] | None) -> tuple[Pattern, ...]:
+    """Return the path of a leaf, or those of the leaves that are added up or joined."""
+    if value is None or isinstance(value, tuple):
+        return value or ()
+    return value.paths if isinstance(value, LeafSum) else (value,)
 
 
 def _numbers(kind: type[LayerKind], values: Mapping[str, Any]) -> dict[str, float]:

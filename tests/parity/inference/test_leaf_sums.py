@@ -318,3 +318,42 @@ def test_a_bias_that_another_term_may_hold_is_no_difference() -> None:
 
     found = derived(condition, Condition(), {**UNIT, "g/kernel": (G, H)})
     assert [difference.shown for difference in found.differences] == [False]
+
+
+# ---- leaves with different axes
+
+
+class Positions(torch.nn.Module):
+    def __init__(self, places: int, wrong: bool = False) -> None:
+        super().__init__()
+        self.position, self.o, self.wrong = torch.nn.Parameter(torch.zeros(1, places, X)), torch.nn.Linear(X, 2), wrong
+
+    def forward(self, x: Any, g: Any) -> Any:
+        return self.o(torch.tanh(x + (self.position * g[..., :1] if self.wrong else self.position)))
+
+
+def with_type(leaves: Leaves, x: Any, g: Any) -> Any:
+    return head(leaves, jnp.tanh(x + (leaves["position"] + leaves["type"])))
+
+
+def test_positions_and_a_vector_in_one_table() -> None:
+    net = Positions(STEPS)
+    shapes = {"position": (STEPS, X), "type": (X,), "o/kernel": (X, 2), "o/bias": (2,)}
+    found = derived(with_type, net, shapes)
+    (rule,) = [one for one in rules(found, net) if "position" in one]
+    assert rule.startswith("- from: position + type\n  axes: DC + C\n") and rule.endswith("{name: position, axes: .DC}")
+    assert not derived(with_type, Positions(STEPS, wrong=True), shapes).complete  # planted
+
+
+def test_positions_of_rows_and_columns_in_one_table() -> None:
+    def function(leaves: Leaves, given: Leaves) -> Any:
+        table = (leaves["row"][:, None] + leaves["column"]).reshape(-1, X)
+        return {"y": head(leaves, jnp.tanh(given["x"] + table))}
+
+    net = Positions(6).eval()
+    run = lambda net, given: {"y": net(given["x"], given["x"])}  # noqa: E731
+    shapes = {"row": (2, X), "column": (3, X), "o/kernel": (X, 2), "o/bias": (2,)}
+    found = infer(function, net, run, lambda seed: {"x": np.random.default_rng(seed).normal(size=(ROWS, 6, X))}, shapes)
+    (rule,) = [one for one in rules(found, net) if "position" in one]
+    assert rule.startswith("- from: row + column\n") and "  axes: DE + CE\n" in rule
+    assert rule.endswith('{name: position, axes: ".(D C)E"}')

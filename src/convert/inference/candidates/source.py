@@ -170,13 +170,13 @@ class Source:
         """Return the meetings of this role that may have one of these columns, in order: those of plain leaves.
 
         Args:
-            sums: those of sums of leaves instead, by the columns that the first leaf meets.
+            sums: those of sums of leaves instead.
         """
         if (role, sums) not in self._columns:
             every = enumerate(meeting.weight for meeting in self.meetings[role])
             plain = [k for k, of in every if (self.is_sum(of) if sums else len(of.elements) == 1)]
             met = [self.meetings[role][k] for k in plain]
-            first = [meeting.columns(meeting.weight.elements[0]).sums[1] for meeting in met]
+            first = [meeting.columns(meeting.names).sums[1] for meeting in met]
             keys = np.concatenate([np.zeros(0), *first])
             order = np.argsort(keys, kind="stable")
             self._columns[role, sums] = keys[order], np.repeat(plain, [len(x) for x in first]).astype(int)[order]

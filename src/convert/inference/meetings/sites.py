@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,14 @@ class Meeting:
         if self.instead is not None:
             return [self.instead]
         return [operation.data[0].array for operation in self.operations]
+
+    @cached_property
+    def names(self) -> Array:
+        """What its elements are called: by their number in the leaf; those of a value of several leaves by their place in it."""
+        several = len(self.weight.elements) != 1
+        return (
+            np.arange(self.weight.array.size).reshape(self.weight.array.shape) if several else self.weight.elements[0]
+        )
 
     def columns(self, numbers: Array) -> Columns:
         """Return the columns of the data that the elements `numbers` of the parameters meet."""

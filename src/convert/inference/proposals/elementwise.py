@@ -68,9 +68,13 @@ def _by_columns(
 ) -> Iterator[Candidate]:
     """Yield the source's operands that meet the same data in the same role."""
     weight = operation.operands[side]
-    merged = []
-    for meeting in context.near_first(context.source.same_data(role, met, context.tolerance)):
+    merged: list[Candidate] = []
+    alone = False  # whether a leaf fits by itself: then tables are added up at a further level
+    found = context.near_first(context.source.same_data(role, met, context.tolerance))
+    for meeting in sorted(found, key=lambda meeting: _is_sum_of_tables(context, meeting.weight)):
         source = meeting.weight
+        if alone and context.level == 0 and _is_sum_of_tables(context, source):
+            continue
         yield from _all_factors(context, weight, x, meeting, role)
         for t, s in itertools.product(context.lacking(weight), source.elements):
             one = columns_met([x], t)
@@ -91,6 +95,7 @@ def _by_columns(
                 pieces = context.fitted([one.numbers], [pairing.numbers], operand, read, meeting, places)
                 computed = pieces is not None and any(p.arithmetic is Arithmetic.COMPUTED for p in pieces)
                 if pieces is not None and not (computed and len(source.elements) > 1):
+                    alone = True
                     yield Candidate(pieces, "columns of the data", ("columns", role, *order), tied)
                     continue
                 theta = context.source.theta
@@ -100,6 +105,10 @@ def _by_columns(
                 if pieces is not None:
                     merged.append(Candidate(pieces, "columns of the data", ("computed", role, *order), tied))
     yield from merged
+
+
+def _is_sum_of_tables(context: Context, value: Value) -> bool:
+    return sum(size > 1 for size in value.array.shape) > 1 and context.source.is_sum(value)
 
 
 def _sign(operation: Operation, side: int, meeting: Meeting) -> int:
@@ -220,9 +229,11 @@ def _anywhere(
     chosen, owner = np.full(len(target.numbers), -1), np.full(len(target.numbers), -1)
     found: list[Meeting] = []
     for meeting in meetings:
-        columns = meeting.columns(meeting.weight.elements[0])
+        columns = meeting.columns(meeting.names)
         one, two = matches(target, columns, context.tolerance)
-        if not context.free(columns.numbers[two], target.numbers[one]):  # the rest of the leaf may be another layer's
+        if not context.free(
+            _in_leaf(meeting, columns.numbers[two]), target.numbers[one]
+        ):  # the rest of the leaf may be another layer's
             continue
         once = len(np.unique(two)) == len(two) or context.level > 1  # one gate may be two of the target's
         if len(np.unique(one)) != len(one) or not once or not len(one):
@@ -238,10 +249,16 @@ def _anywhere(
             by = "columns of the data; zeros where the source adds nothing"
             yield Candidate(pieces, by, ("partly", role, *kind))
         return
-    if len(np.unique(chosen)) == len(chosen) or context.level > 1:
+    if len(np.unique(np.stack([owner, chosen]), axis=1).T) == len(chosen) or context.level > 1:
         yield Candidate(
             _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role, *kind)
         )
+
+
+def _in_leaf(meeting: Meeting, names: Array) -> Array:
+    """Return the numbers of elements by what they are called; of a sum those of its first leaf."""
+    elements: Array = meeting.weight.elements[0]
+    return names if len(meeting.weight.elements) == 1 else elements.ravel()[names]
 
 
 def _owned(context: Context, target: Array, chosen: Array, owner: Array, found: list[Meeting]) -> tuple[Any, ...]:
@@ -249,12 +266,12 @@ def _owned(context: Context, target: Array, chosen: Array, owner: Array, found: 
     for k, meeting in enumerate(found):
         here = owner == k
         if here.any():
-            first, *others = meeting.weight.elements
-            values, way, places = context.source.theta[chosen[here]], Arithmetic.SAME, None
-            if others:
-                places = _first(first, chosen[here])
-                values, way = meeting.weight.array.ravel()[places], Arithmetic.COMPUTED
-            pieces += context.pieces(target[here], chosen[here], values, way, meeting, places=places)
+            numbers, places, way = _in_leaf(meeting, chosen[here]), None, Arithmetic.SAME
+            values = context.source.theta[numbers]
+            if len(meeting.weight.elements) > 1:
+                places, way = chosen[here], Arithmetic.COMPUTED
+                values = meeting.weight.array.ravel()[places]
+            pieces += context.pieces(target[here], numbers, values, way, meeting, places=places)
     return pieces
 
 

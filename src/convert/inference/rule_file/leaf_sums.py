@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ def with_sums(derivation: Derivation) -> Derivation:
     tensors = []
     for tensor in derivation.tensors:
         parts = tuple(_with_number(_as_leaf(part, derivation.leaves), weights) for part in tensor.parts)
-        sums |= {part.leaf: derivation.leaves[part.leaves[0]] for part in parts if PLUS in part.leaf}
+        sums |= {part.leaf: _shape(part, derivation.leaves) for part in parts if PLUS in part.leaf}
         tensors.append(replace(tensor, parts=parts))
     return replace(derivation, tensors=tuple(tensors), leaves={**derivation.leaves, **sums})
 
@@ -37,10 +38,50 @@ def _as_leaf(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> Part:
     names = list(dict.fromkeys(leaf for leaf, _ in part.terms))
     one_shape = len({shapes[leaf] for leaf in names}) == 1 and len(names) in (1, len(part.terms))
     if not one_shape or any(not np.array_equal(at, part.terms[0][1]) for _, at in part.terms):
-        return part
+        return _of_other_axes(part, shapes)
     times, positions = float(len(part.terms) // len(names)), part.terms[0][1]
     alone = replace(part, leaf=PLUS.join(names), positions=positions, values=None, terms=())
     return replace(alone, arithmetic=Arithmetic.SAME, factor=times)
+
+
+def _shape(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of a sum that a part is made of."""
+    sizes = {
+        place: size
+        for leaf, places in zip(part.leaf.split(PLUS), part.term_axes, strict=False)
+        for place, size in zip(places, shapes[leaf], strict=True)
+        if place >= 0
+    }
+    return tuple(sizes[place] for place in sorted(sizes)) or shapes[part.leaves[0]]
+
+
+def _of_other_axes(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> Part:
+    """Return a part that adds up leaves with different axes, each whole, as one of their sum; the part itself where it is none."""
+    columns: dict[bytes, Array] = {}
+    axes = []
+    for leaf, at in part.terms:
+        digits = np.unravel_index(at, shapes[leaf]) if shapes[leaf] else ()
+        wide = [size > 1 for size in shapes[leaf]]
+        columns |= {one.tobytes(): one for one, several in zip(digits, wide, strict=True) if several}
+        places = (
+            list(columns).index(one.tobytes()) if several else -1 for one, several in zip(digits, wide, strict=True)
+        )
+        axes.append(tuple(places))
+    sizes = [int(column.max()) + 1 for column in columns.values()]
+    names = [leaf for leaf, _ in part.terms]
+    if not axes or math.prod(sizes) != len(part.elements) or len(set(names)) < len(names):
+        return part
+    whole = all(
+        sizes[place] == size
+        for leaf, of in zip(names, axes, strict=True)
+        for place, size in zip(of, shapes[leaf], strict=True)
+        if place >= 0
+    )
+    positions = np.ravel_multi_index(list(columns.values()), sizes)
+    if not whole or len(np.unique(positions)) < len(positions):
+        return part
+    alone = replace(part, leaf=PLUS.join(names), positions=positions, values=None, terms=(), term_axes=tuple(axes))
+    return replace(alone, arithmetic=Arithmetic.SAME)
 
 
 def _with_number(part: Part, weights: Mapping[str, Array]) -> Part:

@@ -12,6 +12,7 @@ from convert.core.fields import Choice, Either, Key, MapOf, Record, Scalar
 from convert.core.path_pattern import Pattern
 from convert.layers.base import LayerKind, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
+from convert.layers.leaf_sums import place_of, role_of_sum
 from convert.layers.linear.draft import draft_weight
 from convert.layers.linear.mistakes import linear_mistakes
 from convert.layers.linear.probe import probe_linear
@@ -52,6 +53,7 @@ class Linear(LayerKind):
         product: the weight is the product of two leaves, until they are merged.
         plus: a product that is added to the weight, until it is merged.
         biased: whether the source adds a bias.
+        leaves: how many leaves stand one after the other along the axis of the inputs, until they are joined.
     """
 
     equations: Mapping[str, Projection]
@@ -59,6 +61,7 @@ class Linear(LayerKind):
     product: Product | None = None
     plus: Plus | None = None
     biased: bool = False
+    leaves: int = 1
 
     kind_name: ClassVar[str] = "linear"
     doc: ClassVar[str] = "torch.nn.Linear; the layout is derived from the equation of the source."
@@ -105,6 +108,7 @@ class Linear(LayerKind):
     )
     fuses: ClassVar[bool] = True
     splits: ClassVar[bool] = True
+    joins: ClassVar[bool] = True
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Linear:
@@ -139,7 +143,10 @@ class Linear(LayerKind):
                 )
             plus = Plus(values["plus"]["einsum"], values["plus"].get("scale", ONE))
             _check_same_map(equations, plus.product)
-        return cls({"": product.whole} if product else named, values.get("activation"), product, plus, "bias" in values)
+        whole, leaves = ({"": product.whole} if product else named), len(values["from"])
+        if leaves > 1:
+            _check_joined(whole, leaves, product is None and plus is None and "part" not in values)
+        return cls(whole, values.get("activation"), product, plus, "bias" in values, leaves)
 
     @classmethod
     def draft(
@@ -167,7 +174,15 @@ class Linear(LayerKind):
 
     @property
     def merged(self) -> Linear:
+        if self.leaves > 1:
+            return replace(self, equations={name: one.stored for name, one in self.equations.items()}, leaves=1)
         return replace(self, product=None, plus=None)
+
+    def of_leaf(self, role: str) -> Linear:
+        if self.leaves == 1 or role_of_sum(role) != "weight":
+            return self
+        alone = {name: one.alone(place_of(role)) for name, one in self.equations.items()}
+        return replace(self, equations=alone, leaves=1)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -285,6 +300,18 @@ def _split_inputs(equation: Projection, layer: TargetLayer) -> str:
     chosen = (group for group in equation.groups.values() if group.chosen is not None)
     parts = (str(group) for group in chosen if set(group.letters or "") & set(equation.inputs))
     return next(parts, "") or next((x for x in equation.inputs if x in layer.path.indices), "")
+
+
+def _check_joined(equations: Mapping[str, Projection], leaves: int, plain: bool) -> None:
+    """Check that an equation has an axis of inputs with a part for each of several leaves."""
+    equation, *others = equations.values()
+    parts = next((of.parts for of in equation.groups.values() if len(of.parts) == leaves), ())
+    known = plain and not others and len(equation.groups) == 1 and [len(part) for part in parts] == [1] * leaves
+    if not known or any(equation.alone(k).inputs != part for k, part in enumerate(parts)):
+        raise ValueError(
+            f"`from` has {leaves} leaves, one after the other; the equation then has one axis of inputs that is the sum of a letter for each, such as "
+            "...(D + E),(D + E)F->...F, and the rule has no `part`, `times` or `plus`"
+        )
 
 
 def _check_same_layer(source: Projection, target: Projection) -> None:

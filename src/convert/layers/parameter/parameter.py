@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from convert.core.axis_groups import AxisGroup, AxisNames, check_one_sum, parse_leaf_axes, taken_part, with_part
+from convert.core.axis_groups import (
+    AxisGroup,
+    AxisNames,
+    check_one_sum,
+    parse_leaf_axes,
+    take_groups,
+    taken_part,
+    with_part,
+)
 from convert.core.fields import INTEGER, Key, MapOf, Record, Scalar
 from convert.core.ops import Op, Pad
 from convert.core.path_pattern import Pattern
 from convert.layers.base import CompileContext, CompiledRule, LayerKind, Matched, PlanView, ProbeSample, Step
 from convert.layers.draft import DraftContext, DraftEntry, Layer
+from convert.layers.leaf_sums import PLUS, place_of
 from convert.layers.mistake import Mistake
 from convert.layers.parameter.draft import draft_parameter
 from convert.layers.probe import Probe, probe_of_values
@@ -25,6 +34,7 @@ from convert.layers.shared_keys import (
     TARGET_CONCATENATED,
     TENSOR_TARGET,
     named_axes,
+    parse_kept_axes,
 )
 from convert.layers.stored_axes import taken_apart, with_axes
 from convert.layers.target import TargetLayer
@@ -56,22 +66,53 @@ class Stored(LayerKind):
         return named_axes(self.axes, shape)
 
 
+def _parse_axes(text: str) -> AxisNames | tuple[str, ...]:
+    """Parse the axes of a leaf; of a sum of leaves with different axes, ``TD + D``, the letters of each.
+
+    Raises:
+        ValueError: no letters, or one twice.
+    """
+    flat, _ = take_groups(text)
+    return tuple(map(parse_kept_axes, text.split(PLUS))) if PLUS in flat else parse_leaf_axes(text)
+
+
+def _of_all(terms: Sequence[str]) -> str:
+    """Return the letters of several leaves, in the order in which they are first named."""
+    return "".join(dict.fromkeys("".join(terms).replace(".", "")))
+
+
+def _checked(terms: tuple[str, ...], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Check that `from` has a leaf for each of the axes of a sum.
+
+    Raises:
+        ValueError: it has not, or the rule takes a part.
+    """
+    count = len(values["from"].paths)
+    if count != len(terms) or "part" in values:
+        raise ValueError(
+            f"`axes: {PLUS.join(terms)}` has the letters of {len(terms)} leaves that are added up, and `from` has {count}; give the letters of each, and no `part`"
+        )
+    return terms
+
+
 @dataclass(frozen=True)
 class Parameter(LayerKind):
     """A tensor that both sides use in the same way.
 
     Attributes:
         axes: its axes as stored; None: they have no names.
+        term_axes: the letters of each leaf of a sum, where they differ.
     """
 
     axes: AxisNames | None = None
+    term_axes: tuple[str, ...] = ()
 
     kind_name: ClassVar[str] = "parameter"
     doc: ClassVar[str] = "A parameter with the values of the leaf; the target is the full name of the tensor."
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": Key(
-            Scalar(str, "axis letters such as ED, .ED or (N H)D", parse_leaf_axes),
-            "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Default: the leaf is kept as stored.",
+            Scalar(str, "axis letters such as ED, .ED, (N H)D or, of a sum, TD + D", _parse_axes),
+            "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Of a sum of leaves with different axes, those of each, such as TD + D: a leaf is repeated along the axes that it lacks. Default: the leaf is kept as stored.",
         ),
         "part": PART_OF_LEAF,
         "prescaled_by": CARRIES,
@@ -94,7 +135,9 @@ class Parameter(LayerKind):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Parameter:
-        axes: AxisNames | None = values.get("axes")
+        axes: AxisNames | tuple[str, ...] | None = values.get("axes")
+        if isinstance(axes, tuple):
+            return cls(AxisNames(_of_all(axes), {}), _checked(axes, values))
         if "part" in values:
             axes = axes or AxisNames("", {})
             axes = AxisNames(axes.letters, taken_part(axes.letters, axes.groups, values["part"]))
@@ -123,6 +166,15 @@ class Parameter(LayerKind):
     def groups(self, role: str, letters: str, variant: str | None, layer: TargetLayer) -> tuple[str, ...]:
         of = self.axes.opened if self.axes is not None else ()
         return tuple(filter(None, ("".join(x for x in axis if x in letters) for axis in of)))
+
+    @property
+    def merged(self) -> Parameter:
+        return replace(self, term_axes=())
+
+    def of_leaf(self, role: str) -> Parameter:
+        if not self.term_axes:
+            return self
+        return Parameter(AxisNames(self.term_axes[place_of(role)], {}))
 
     def axis_groups(self, variant: str | None) -> Mapping[str, AxisGroup]:
         return self.axes.groups if self.axes is not None else {}

@@ -82,13 +82,14 @@ def read_leaf(rule: Rule, role: str, name: str, spec: TensorSpec, variant: str |
     stacked, own = unstacked(rule, name, spec)
     try:
         second = rule.normalized is not None and role in rule.normalized.paths
-        letters = None if second else rule.kind.letters(role_of_sum(role), own, variant)
+        kind = rule.kind.of_leaf(role)
+        letters = None if second else kind.letters(role_of_sum(role), own, variant)
     except ValueError as error:
         apart = f" ({'x'.join(map(str, own))} without stacked axes)" if stacked else ""
         raise MisfitError(
             Finding("shape-mismatch", f"{spec}{apart} does not fit: {error}", rule=rule.at.line_only, path=name)
         ) from None
-    groups = rule.kind.axis_groups(variant)
+    groups = kind.axis_groups(variant)
     return NamedLeaf(name, spec, stacked, letters, own, {x: of for x, of in groups.items() if x in (letters or "")})
 
 

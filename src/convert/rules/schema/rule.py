@@ -7,12 +7,13 @@ from typing import Any
 from convert.core.fields import (
     Either,
     Key,
+    ListOf,
     MapOf,
     Record,
 )
 from convert.layers import KINDS
 from convert.layers.leaf_sums import SUM
-from convert.layers.shared_keys import CONCATENATED, FROM_SUM, PATTERN, SHARED
+from convert.layers.shared_keys import CONCATENATED, FROM_SEVERAL, FROM_SUM, PATTERN, SHARED
 from convert.rules.placeholders import ASK, OPTIONAL_WITHOUT_TARGET, REPLACEMENTS
 
 
@@ -38,6 +39,8 @@ def rule_record(word: str) -> Record:
         field, doc = SHARED["from"].field, SHARED["from"].doc
         if kind.adds:
             field, doc = SUM, f"{doc.removesuffix('.')}{FROM_SUM}."
+        if kind.joins:
+            field, doc = ListOf(PATTERN, or_one=True), f"{doc.removesuffix('.')}{FROM_SEVERAL}."
         shared["from"] = Key(field, doc, required=True, example="layers_{i}/dense/kernel")
     if kind.target is not None and "concatenated" in kind.target.keys:
         shared["concatenated"] = CONCATENATED

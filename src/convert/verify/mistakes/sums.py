@@ -1,8 +1,9 @@
-"""Mistakes with a sum: a leaf or a number of it left out, added twice, or subtracted."""
+"""Mistakes with a sum: a leaf or a number of it left out, added twice, or subtracted. And with leaves that are joined: another order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from convert.core.value_ops import Add
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble, maker
-from convert.planning.merged_leaf import Sum
+from convert.planning.merged_leaf import Joined, Sum
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,6 +36,30 @@ def sum_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     for k, leaf in enumerate(first.terms if first is not None else ()):
         for name, (factor, gives) in FACTORS.items():
             yield symmetric(name, gives.format(leaf), "the sum", _made(step, plan, k, factor))
+
+
+def joined_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
+    """Yield mistakes with leaves that the plan puts one after the other: another order."""
+    first = next((merge for part in step.parts if isinstance(merge := plan.merges.get(part.leaf), Joined)), None)
+    for order in itertools.permutations(range(len(first.terms))) if first is not None and len(first.terms) < 4 else ():
+        if list(order) == sorted(order):
+            continue
+        terms = ", ".join(first.terms[k] for k in order) if first is not None else ""
+        gives = f"the leaves in the order {terms}"
+        yield symmetric("leaves joined in another order", gives, "in that of the rule", _in_order(step, plan, order))
+
+
+def _in_order(step: Step, plan: Plan, order: Sequence[int]) -> Callable[[], Array]:
+    """Return what computes the tensor with the leaves in another order."""
+
+    def leaf_of(name: str) -> Array:
+        merge = plan.merges.get(name)
+        if not isinstance(merge, Joined):
+            return plan.source.read(name)
+        read = [plan.checkpoint.read(merge.terms[k]) for k in order]
+        return np.asarray(np.concatenate(read, merge.axis), merge.spec.dtype)
+
+    return lambda: assemble(step.parts, [apply(part.ops, leaf_of(part.leaf)) for part in step.parts])
 
 
 def number_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:

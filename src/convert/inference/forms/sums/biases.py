@@ -81,7 +81,8 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
         return
     numbers = [take(term.value.array, term.places) for term in constants if term.value.array.any()]
     elements = [take(term.value.elements[0], term.places) for term in own]
-    if len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1:  # a table, or a mask
+    several = len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1
+    if several and (numbers or len(own) < 2):  # one table, or a mask
         return
     cut = any(
         len(np.unique(of)) < len(np.unique(term.value.elements[0])) for of, term in zip(elements, own, strict=True)

@@ -81,7 +81,7 @@ def in_columns(tensor: Tensor) -> list[Tensor]:
     """Return the columns of a matrix, or the inputs of a kernel, that several leaves are, if they stand side by side; none if they do not."""
     blocks = _blocks(tensor, 1) if len(tensor.shape) > 1 else []
     several = len({part.leaf for part in tensor.parts}) > 1 and len(blocks) > 1
-    return [_cut(tensor, 1, *block) for block in blocks] if several else []
+    return [cut(tensor, 1, *block) for block in blocks] if several else []
 
 
 def one_below_another(tensor: Tensor, count: int, axis: int = -1, *, alternate: bool = False) -> Tensor:
@@ -103,7 +103,7 @@ def by_parts(tensors: Mapping[str, Tensor], *, runs: bool = False) -> list[dict[
     """
     found = []
     for start, count in _blocks(next(iter(tensors.values())), 0, runs=runs):
-        block = {role: _cut(tensor, 0, start, count) for role, tensor in tensors.items()}
+        block = {role: cut(tensor, 0, start, count) for role, tensor in tensors.items()}
         if any(
             sum(len(p.elements) for p in t.parts) != math.prod(t.shape) or len(set(map(origin, t.parts))) > 1
             for t in block.values()
@@ -120,7 +120,7 @@ def in_blocks(tensor: Tensor) -> bool:
 
 def origin(part: Part) -> tuple[Any, ...]:
     """Return what the elements of a tensor have in common that one rule makes."""
-    return part.leaf, part.arithmetic, part.factor, part.number
+    return part.leaf, part.arithmetic, part.factor, part.number, part.term_axes
 
 
 def _blocks(tensor: Tensor, axis: int, *, runs: bool = False) -> list[tuple[int, int]]:
@@ -158,7 +158,7 @@ def _breaks(tensor: Tensor, axis: int, starts: Array) -> Array:
     return found
 
 
-def _cut(tensor: Tensor, axis: int, start: int, count: int) -> Tensor:
+def cut(tensor: Tensor, axis: int, start: int, count: int) -> Tensor:
     """Return some elements along an axis of a tensor."""
     size, inner = tensor.shape[axis], math.prod(tensor.shape[axis + 1 :])
     parts = []

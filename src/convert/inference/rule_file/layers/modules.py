@@ -14,7 +14,8 @@ from convert.inference.rule_file.layers.fused import alternating, in_columns, si
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
 from convert.inference.rule_file.layers.rule import ATTENTION, NORMS, PARAMETERS, LayerRule, NoWordsError, Source
-from convert.inference.rule_file.layers.tensors import NO_CONSTANT, ROLES, Facts, describe_tensors, evidence_of
+from convert.inference.rule_file.layers.tensors import NO_CONSTANT, Facts, describe_tensors, evidence_of
+from convert.inference.rule_file.layers.ways import ROLES
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NO_CELL = "no cell of the rule language gives these tensors"

@@ -23,6 +23,7 @@ ALTERNATING = "alternating"  # no key: how many leaves alternate along the last 
 COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
 TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
 ADDED = " + number"  # no key, behind one that names a leaf: the number that the source adds to it
+TERM_AXES = "axes of terms"  # no key: which axes of a sum each of its leaves has, as `Part.term_axes`
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 

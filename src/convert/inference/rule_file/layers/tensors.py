@@ -23,10 +23,10 @@ from convert.inference.rule_file.layers.fused import (
     side_by_side,
 )
 from convert.inference.rule_file.layers.geometry import geometry_of
+from convert.inference.rule_file.layers.grid import grid_of
 from convert.inference.rule_file.layers.kind import kind_of, norm_keys
 from convert.inference.rule_file.layers.parametrized import LowRankWords, low_rank_words, main_leaf
 from convert.inference.rule_file.layers.rule import (
-    ADDED,
     ALTERNATING,
     ATTENTION,
     BESIDE,
@@ -45,8 +45,10 @@ from convert.inference.rule_file.layers.rule import (
     Source,
 )
 from convert.inference.rule_file.layers.sources import Shapes, is_divided, is_part_of_leaf, matrix, sources_of
+from convert.inference.rule_file.layers.ways import ROLES, has_other_ways, numbers, term_axes, ways
 from convert.inference.rule_file.leaf_sums import are_alike
 from convert.layers.activations import ACTIVATIONS
+from convert.layers.leaf_sums import NEXT
 from convert.layers.shared_keys import ASK
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
@@ -59,14 +61,6 @@ GRID = (
     "give the module a layer for each value, such as one for the input and one for the state"
 )
 OTHER_PARTS = "its bias has other parts than its weight"
-NUMBERS = {Arithmetic.SAME: 0, Arithmetic.ONE_PLUS: 1, Arithmetic.MINUS_ONE: -1}  # that the source adds to a leaf
-ROLES = {
-    "weight": "from",
-    "bias": "bias",
-    "running_mean": "mean",
-    "running_var": "var",
-    "weight_norm": "weight_norm",
-}  # of a tensor -> the rule's key
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class _Layer:
     @property
     def factors(self) -> set[float]:
         """The factors that its elements carry."""
-        return {factor for tensor in self.tensors.values() for _, factor in _ways(tensor)}
+        return {factor for tensor in self.tensors.values() for _, factor in ways(tensor)}
 
 
 def describe_tensors(
@@ -144,7 +138,7 @@ def describe_tensors(
     for role, tensor in layer.tensors.items():
         if role != "weight" and any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
             raise NoWordsError(f"the elements of its {role} are computed from several leaves")
-    sources = _in_one_rule(kind, layer, facts, derivation.leaves)
+    sources = _in_grid(kind, layer, derivation.leaves) or _in_one_rule(kind, layer, facts, derivation.leaves)
     if kind in CONVOLUTIONS and (
         sources is None or layer.factors - {1.0}
     ):  # only the rules of parameters make a part of a kernel, or have a factor
@@ -154,7 +148,7 @@ def describe_tensors(
     if _has_unequal_parts(kind, layer, sources, derivation.leaves):
         with suppress(NoWordsError):
             return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
-    if len(_ways(layer.first)) > 1 and kind in ("linear", "parameter"):
+    if len(ways(layer.first)) > 1 and kind in ("linear", "parameter"):
         return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     keys, target_keys = _keys(kind, module, layer, said, derivation)
     if _writes_constants(kind, group):
@@ -209,7 +203,7 @@ def _has_bias_apart(
         return True
     if bias is not None and "weight" in tensors and not are_alike(part.leaf for part in bias.parts if part.leaf):
         return True
-    if bias is not None and "weight" in tensors and _has_other_ways(bias, tensors["weight"]):
+    if bias is not None and "weight" in tensors and has_other_ways(bias, tensors["weight"]):
         return True
     if bias is None or "weight" not in tensors or len(tensors["weight"].parts) != 1 or len(bias.parts) != 1:
         return False
@@ -222,19 +216,6 @@ def _has_bias_apart(
     product = by == "dot_general" or (by == "conv_general_dilated" and module.kind_name == "linear")
     is_vector = len(leaves.get(main.leaf, ())) == len(main.contracted) == 1  # which has no axis of outputs for the bias
     return product and ((len(shape) > 1 and shape[-1] == 1 and bias.shape != shape) or (is_vector and len(shape) > 0))
-
-
-def _ways(tensor: Tensor) -> set[tuple[float, float]]:
-    """Return how the elements of a tensor are computed from single ones of leaves: the number that is added, and the factor."""
-    return {(NUMBERS[p.arithmetic] + p.number, p.factor) for p in tensor.parts if p.arithmetic in NUMBERS}
-
-
-def _has_other_ways(bias: Tensor, weight: Tensor) -> bool:
-    """Whether a bias is computed in several ways, or carries another factor than the weight; one number is added to it in its layer's rule."""
-    ways, factors = _ways(bias), {factor for _, factor in _ways(weight)}
-    if len(ways) > 1:
-        return len({number for number, _ in ways}) > 1
-    return bool(ways) and factors != {factor for _, factor in ways} and factors != set()
 
 
 def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
@@ -317,6 +298,20 @@ def _in_one_rule(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sour
     unequal = kind in CONVOLUTIONS and len(shapes) > 1
     unequal = unequal or not are_alike(source.leaf for _, of in sources[:1] for source in of)
     return sources if _are_alike(sources) and not unequal else None
+
+
+def _in_grid(kind: str, layer: _Layer, leaves: Shapes) -> Sources | None:
+    """Return the sources of a layer whose matrix has its rows and its columns from several leaves; None where it has not.
+
+    Raises:
+        NoWordsError: the elements of its bias lie in an order that has no name.
+    """
+    grid = grid_of(layer.first, leaves) if kind == "linear" and layer.product is None else ()
+    if not grid or len(ways(layer.first)) > 1:
+        return None
+    of_weight = ((f"from{NEXT}{k}" if k else "from", of) for k, of in enumerate(grid))
+    others = ((ROLES[role], sources_of(tensor, leaves)) for role, tensor in layer.tensors.items() if role != "weight")
+    return *of_weight, *others
 
 
 def _are_alike(sources: Sources) -> bool:
@@ -407,7 +402,7 @@ def _keys(
         keys = (*keys, ("activation", str(said["activation"])))
     if layer.product is not None:
         keys = (*keys, *_product_keys(layer.product))
-    keys = (*keys, *_numbers(kind, layer))
+    keys = (*keys, *numbers(kind, layer.tensors), *term_axes(kind, layer.first))
     if layer.factors not in (set(), {1.0}):
         if len(layer.factors) > 1 or kind not in ("linear", "embedding", "parameter"):
             factors = " and ".join(f"{factor:g}" for factor in sorted(layer.factors))
@@ -423,24 +418,6 @@ def _keys(
     if kept := _parametrization(module, layer):
         target_keys = (*target_keys, ("parametrization", kept))
     return keys, target_keys
-
-
-def _numbers(kind: str, layer: _Layer) -> Keys:
-    """Return the numbers that the source adds to the leaves of a rule, but to the scale of a norm, whose factor says it.
-
-    Raises:
-        NoWordsError: a rule of this kind adds none.
-    """
-    found = []
-    for role, tensor in layer.tensors.items():
-        number = max((number for number, _ in _ways(tensor)), key=abs, default=0)
-        if not number or (kind in NORMS and role == "weight"):
-            continue
-        key = "from" if kind == "parameter" else ROLES.get(role, "from")
-        if key != "bias" and kind != "parameter":
-            raise NoWordsError("its elements are those of a leaf plus a number")
-        found.append((f"{key}{ADDED}", f"{number:.12g}"))
-    return tuple(found)
 
 
 def _product_keys(product: LowRankWords) -> Keys:

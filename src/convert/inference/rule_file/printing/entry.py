@@ -25,6 +25,7 @@ from convert.inference.rule_file.layers.rule import (
     LOW_RANK,
     PRESCALED,
     TAPS,
+    TERM_AXES,
     LayerRule,
     NoWordsError,
 )
@@ -33,6 +34,7 @@ from convert.inference.rule_file.printing.equation import added_equation, equati
 from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
+from convert.layers.leaf_sums import NEXT
 from convert.layers.recurrent.equations import NO_LAYER
 from convert.layers.shared_keys import shown_part
 
@@ -126,11 +128,14 @@ def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
     for key, value in more:
         entry.say(key, value)
     written = {line.key for line in entry.lines}
+    paths = joined_paths(rule)
     for key, path in rule.sources:
-        if key not in written and "." not in key:
+        if key == "from" and len(paths) > 1:
+            entry.say(key, f"[{', '.join(map(flow, paths))}]")
+        elif key not in written and "." not in key and NEXT not in key:
             entry.say(key, plain(path))
     nested: dict[str, list[str]] = {}
-    for key, value in (*rule.sources, *words.source):
+    for key, value in (*((key, path) for key, path in rule.sources if NEXT not in key), *words.source):
         whole, dot, inner = key.partition(".")
         if dot:
             nested.setdefault(whole, []).append(f"{inner}: {value if NUMERAL.fullmatch(value) else flow(value)}")
@@ -145,6 +150,11 @@ def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
         if "." not in key:
             entry.say(key, _factor(float(value), words.sizes) if key == PRESCALED else value)
     return entry
+
+
+def joined_paths(rule: PatternRule) -> list[str]:
+    """Return the patterns of the leaves that stand one after the other along the inputs of a weight; of another rule its one."""
+    return [path for key, path in rule.sources if key.partition(NEXT)[0] == "from"]
 
 
 def _words(rule: PatternRule, named: Named) -> _Words:
@@ -171,9 +181,10 @@ def _words(rule: PatternRule, named: Named) -> _Words:
     flattened = flattened_features(rule, named)
     stored, of_target = stored_axes(rule, named)
     key, path = rule.sources[0]  # `from`, or the first leaf of a norm without a scale
+    of_leaf = [item for item in layer.keys if item[0] != TERM_AXES]
     return _Words(
         [(key, plain(path))],
-        [*layer.keys, *([("axes", stored)] if stored else []), *([("flattened", flattened)] if flattened else [])],
+        [*of_leaf, *([("axes", stored)] if stored else []), *([("flattened", flattened)] if flattened else [])],
         [*names, *([("axes", of_target)] if of_target else [])],
         {stored[-1]: layer.main[0].layout.shape[-1]} if stored.isalpha() else {},
     )

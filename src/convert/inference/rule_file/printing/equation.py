@@ -19,6 +19,7 @@ from convert.inference.rule_file.printing.letters import (
     one_after_another,
     target_axes,
 )
+from convert.layers.leaf_sums import NEXT
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
         parted = named.sum(rule.parts[1], letter)
         x, weight, grouped = (text.replace(letter, parted) for text in (x, weight, grouped))
     x, weight, grouped = map(named.as_stored, (x, weight, grouped))
+    if others := [of[0] for key, of in rule.layer.sources if NEXT in key]:
+        widths = [one.layout.leaf_shape[one.contracted[0]] for one in others]
+        parted = f"({' + '.join((x, *(named.take('width', width) for width in widths)))})"
+        x, weight = parted, weight.replace(x, parted)
     rows = "..."
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))

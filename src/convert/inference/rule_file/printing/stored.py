@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.layout import Axis
-from convert.inference.rule_file.layers.rule import ALTERNATING, BESIDE, COLUMNS, NORMS, TAPS, NoWordsError
+from convert.inference.rule_file.layers.rule import (
+    ALTERNATING,
+    BESIDE,
+    COLUMNS,
+    NORMS,
+    TAPS,
+    TERM_AXES,
+    NoWordsError,
+)
 from convert.inference.rule_file.printing.letters import (
     Named,
     axes_in_groups,
@@ -50,7 +58,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         return _in_pieces(rule, named, stacked)
     columns = said.get(COLUMNS, "")
     single = len(layer.main) == 1 and not columns
-    if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved:
+    terms = dict(layer.keys).get(TERM_AXES, "")
+    if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved and not terms:
         return "", ""
     taps = _taps(rule)
     named.divided(layout, rule.taken, stacked, taps)
@@ -84,6 +93,10 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         )
     if layer.kind_name == "parameter" and len(layer.main) > 1:
         return stored, one_after_another(target_axes(layout, named), len(layer.main))
+    if terms:
+        return _of_terms(stored, terms), "" if ordered and len(stored) == len(layout.shape) else target_axes(
+            layout, named
+        )
     if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
         return stored, ""
     if layer.kind_name in (*NORMS, "embedding"):
@@ -92,6 +105,18 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         return stored, ""
     of_target = target_axes(layout, named)
     return stored, of_target if of_target != own or not rule.taken else ""
+
+
+def _of_terms(letters: str, terms: str) -> str:
+    """Return the letters of each leaf of a sum, ``TD + D``.
+
+    Raises:
+        NoWordsError: an axis of the sum is made of several.
+    """
+    if not letters.isalpha():
+        raise NoWordsError("its elements are sums of leaves with different axes, one of which the target splits")
+    places = ([int(place) for place in term.split()] for term in terms.split(","))
+    return " + ".join("".join(letters[place] if place >= 0 else "." for place in of) for of in places)
 
 
 def _taps(rule: PatternRule) -> tuple[Axis, ...]:
