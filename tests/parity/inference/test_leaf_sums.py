@@ -345,6 +345,13 @@ def test_positions_and_a_vector_in_one_table() -> None:
     assert not derived(with_type, Positions(STEPS, wrong=True), shapes).complete  # planted
 
 
+def test_a_row_of_a_table_is_not_added_up() -> None:
+    """A target that lacks the table of types is told so; its other row has no place in the sum."""
+    shapes = {"position": (STEPS, X), "type": (2, X), "o/kernel": (X, 2), "o/bias": (2,)}
+    found = derived(lambda w, x, g: with_type({**w, "type": w["type"][0]}, x, g), Positions(STEPS), shapes)
+    assert not found.complete and "adds type" in found.differences[0].problem
+
+
 def test_positions_of_rows_and_columns_in_one_table() -> None:
     def function(leaves: Leaves, given: Leaves) -> Any:
         table = (leaves["row"][:, None] + leaves["column"]).reshape(-1, X)

@@ -69,11 +69,11 @@ def biases_together(program: Program) -> Program:
     terms = _Terms(program)
     operations: list[Operation] = []
     for operation in program.operations:
-        operations += (operation, *_again(operation, terms.of(operation)))
+        operations += (operation, *_again(program, operation, terms.of(operation)))
     return replace(program, operations=tuple(operations))
 
 
-def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
+def _again(program: Program, operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     data = [term for term in terms if term.value.data]
     own = [term for term in terms if term.value.of_parameters and len(term.value.elements) == 1]
     constants = [term for term in terms if term.value.constant]
@@ -82,8 +82,8 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     numbers = [take(term.value.array, term.places) for term in constants if term.value.array.any()]
     elements = [take(term.value.elements[0], term.places) for term in own]
     several = len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1
-    if several and (numbers or len(own) < 2):  # one table, or a mask
-        return
+    if several and (numbers or len(own) < 2 or not all(_is_whole(program, term.value) for term in own)):
+        return  # one table, a mask, or a row of a table, which another program may lack
     cut = any(
         len(np.unique(of)) < len(np.unique(term.value.elements[0])) for of, term in zip(elements, own, strict=True)
     )
@@ -116,6 +116,11 @@ def _again(operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
     assert total is not None, "there is data"
     result = Value(total.array + bias.array, data=True, leaves=total.leaves | bias.leaves)
     yield step(operation, "add", (total, bias), result, np.add)
+
+
+def _is_whole(program: Program, value: Value) -> bool:
+    """Whether a value of parameters has all elements of its leaves."""
+    return len(np.unique(value.elements[0])) == sum(program.parameters[leaf].array.size for leaf in value.leaves)
 
 
 def _varying(array: Array) -> list[int]:
