@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,30 @@ COPIES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unfla
 JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
 
 
+@dataclass(frozen=True, eq=False)
+class ShownAlone:
+    """Runs an operation, with zeros in the elements of its results that no output depends on.
+
+    Attributes:
+        operation: as it ran.
+        hidden: these elements, of each result; None where it has none.
+    """
+
+    operation: Operation
+    hidden: tuple[Array | None, ...]
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the results."""
+        results = self.operation.again(arrays)
+        return [x if of is None else np.where(of, 0.0, x) for x, of in zip(results, self.hidden, strict=True)]
+
+
+def move(operation: Operation, arrays: Sequence[Array]) -> Sequence[Array]:
+    """Run an operation on the numbers of elements: those that no output depends on are moved as well."""
+    whole = operation.again.operation if isinstance(operation.again, ShownAlone) else operation
+    return whole.again(arrays)
+
+
 def step(
     like: Operation, name: str, operands: tuple[Value, ...], result: Value, run: Callable[..., Array]
 ) -> Operation:
@@ -44,21 +68,21 @@ def step(
     return replace(like, name=name, operands=operands, results=(result,), settings={}, again=lambda x: [run(*x)])
 
 
-def moved_by(move: Operation, value: Value) -> Value:
+def moved_by(operation: Operation, value: Value) -> Value:
     """Return a value of parameters, or a constant, as an operation moves it."""
 
     def run(array: Array) -> Array:
-        return np.asarray(move.again([array])[0])
+        return np.asarray(move(operation, [array])[0])
 
     elements = tuple(run(numbers.astype(np.float64)).astype(np.int64) for numbers in value.elements)
     return Value(run(value.array), leaves=value.leaves, elements=elements)
 
 
-def as_moved(move: Operation, value: Value) -> Value:
+def as_moved(operation: Operation, value: Value) -> Value:
     """Return a value as an operation moves it, of parameters or of data."""
     if not value.data:
-        return moved_by(move, value)
-    return Value(np.asarray(move.again([value.array])[0]), data=True, leaves=value.leaves)
+        return moved_by(operation, value)
+    return Value(np.asarray(operation.again([value.array])[0]), data=True, leaves=value.leaves)
 
 
 def without_idle(operations: Sequence[Operation], program: Program) -> list[Operation]:
@@ -94,7 +118,7 @@ def elements_moved(operation: Operation) -> list[Array] | None:
     value, others = operation.operands[0], operation.operands[1:]
     numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
     try:
-        made = [np.asarray(out).ravel() for out in operation.again([numbers, *(x.array for x in others)])]
+        made = [np.asarray(out).ravel() for out in move(operation, [numbers, *(x.array for x in others)])]
     except REFUSALS:
         return None
     return [of.astype(int) for of in made] if all(np.isin(of, numbers).all() for of in made) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,26 +19,31 @@ from convert.programs.fingerprint import column_fingerprints
 from convert.programs.program import Operation, Program, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 MAX_EXPERTS = 64  # a product that sums over so many experts is taken apart
 SAME = 1e-9  # relative: a factor that is the same for all features
 
 
-class Rows:
-    """The rows of products, each known by a few sums, in any order of its columns."""
+class RowTable(Generic[T]):
+    """Arrays of rows, each with what it belongs to. A row is known by a few sums, in any order of its columns."""
 
-    def __init__(self, products: Sequence[tuple[Product, Meeting]]) -> None:
-        self._products = products
-        self._rows = [_joined(product.rows) for product, _ in products]
+    def __init__(self, items: Sequence[tuple[Array, T]]) -> None:
+        self._rows = [rows for rows, _ in items]
+        self._items = [item for _, item in items]
         self._sums = [_by_row(rows) for rows in self._rows]
         sizes = [sums.sums[0] for sums in self._sums]
         keys = np.concatenate([np.zeros(0), *sizes])
         order = np.argsort(keys, kind="stable")
         self._keys = keys[order]
-        self._owners = np.repeat(np.arange(len(products)), [len(x) for x in sizes])[order]
+        self._owners = np.repeat(np.arange(len(items)), [len(x) for x in sizes])[order]
 
-    def find(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
-        """Return the products that are applied to each of these rows, with these rows alone, in their order."""
-        wanted = _joined(rows)
+    def find(self, wanted: Array, tolerance: float) -> list[tuple[T, Array]]:
+        """Return the items whose arrays have each of these rows, with these rows alone, in their order.
+
+        Rows of zeros beside others are those of any: no output depends on them, or a state begins from them.
+        """
+        rows, here = wanted, wanted.any(1) | ~wanted.any()
+        wanted = rows[here]
         if not wanted.size:
             return []
         first = _by_row(wanted[:1])
@@ -56,9 +61,22 @@ class Rows:
             one, two = one[order], two[order]
             known, at = np.unique(one, return_index=True)
             if len(known) == len(wanted):
-                product, meeting = self._products[k]
-                found.append((replace(product, rows=(self._rows[k][two[at]],), _columns=[]), meeting))
+                same = np.zeros(rows.shape)
+                same[here] = self._rows[k][two[at]]
+                found.append((self._items[k], same))
         return found
+
+
+class Rows:
+    """The rows of products."""
+
+    def __init__(self, products: Sequence[tuple[Product, Meeting]]) -> None:
+        self._table = RowTable([(_joined(product.rows), (product, meeting)) for product, meeting in products])
+
+    def find(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the products that are applied to each of these rows, with these rows alone, in their order."""
+        found = self._table.find(_joined(rows), tolerance)
+        return [(replace(product, rows=(at,), _columns=[]), meeting) for (product, meeting), at in found]
 
 
 def _joined(rows: Sequence[Array]) -> Array:

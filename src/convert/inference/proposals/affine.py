@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import move
 from convert.inference.meetings.sites import free_axes, parameter_operands, role_of
 from convert.programs import jax_elements
 from convert.programs.program import Operation, Program, Value, users_of
@@ -225,7 +226,7 @@ def _again(operation: Operation, place: int, numbers: Array) -> list[Array]:
     """Run an operation that moves elements on numbers, from 1, so that what it fills in is -1 afterwards."""
     given = [x.array if x.array.dtype.kind != "f" else np.zeros(x.array.shape) for x in operation.operands]
     given[place] = numbers + 1.0
-    return [np.nan_to_num(np.asarray(x)).astype(int) - 1 for x in operation.again(given)]
+    return [np.nan_to_num(np.asarray(x)).astype(int) - 1 for x in move(operation, given)]
 
 
 def _parts(value: Value, of: Sum, users: Mapping[Value, Sequence[Operation]]) -> list[tuple[Value, Sum]] | None:
@@ -241,12 +242,10 @@ def _parts(value: Value, of: Sum, users: Mapping[Value, Sequence[Operation]]) ->
         if user.name not in _moves():
             return None
         for result, moved in zip(user.results, _moved(user, {value: of}), strict=True):
-            if result.array.size < value.array.size:
-                found.append((result, moved))
-            elif (parts := _parts(result, moved, users)) is not None:
-                found += parts
-            else:
+            parts = _parts(result, moved, users)
+            if parts is None and result.array.size == value.array.size:
                 return None
+            found += parts or [(result, moved)]
     return found or None
 
 

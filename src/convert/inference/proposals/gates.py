@@ -20,6 +20,7 @@ from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
 from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.columns import columns_of_rows, pair
+from convert.inference.meetings.rows import RowTable
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
 from convert.inference.proposals.affine import Bias, Factor, Gate, gates
 from convert.programs.fingerprint import ValueTable
@@ -84,12 +85,30 @@ class Cells:
     def _of_source(self) -> ValueTable[tuple[Gate, list[_Matrix]]]:
         """The source's gates with their products, and with each one of several, by the data of these."""
         table: ValueTable[tuple[Gate, list[_Matrix]]] = ValueTable(self._context.tolerance)
+        for gate, matrices in self._source_matrices:
+            table.add(_data(matrices), (gate, matrices))
+        return table
+
+    @cached_property
+    def _source_matrices(self) -> list[tuple[Gate, list[_Matrix]]]:
+        found = []
         for gate in self._source_gates:
             single = [[factor] for factor in gate.factors] if len(gate.factors) > 1 else []
             for factors in (gate.factors, *single):
-                matrices = _matrices(self._source.operations, factors, lambda value: value.array)
-                table.add(_data(matrices), (gate, matrices))
-        return table
+                found.append((gate, _matrices(self._source.operations, factors, lambda value: value.array)))
+        return found
+
+    @cached_property
+    def _of_all_steps(self) -> RowTable[tuple[Gate, list[_Matrix]]]:
+        """The source's gates with the rows of all steps: one program may begin with the last steps of the longest sequences, where
+        another has the last step of each."""
+        groups: dict[Any, list[tuple[Gate, list[_Matrix]]]] = {}
+        for gate, matrices in self._source_matrices:
+            weights = tuple(matrix.numbers.tobytes() for matrix in matrices)
+            biases = tuple(bias.numbers.tobytes() for bias in gate.biases)
+            groups.setdefault((gate.enters, gate.number, gate.rest, weights, biases), []).append((gate, matrices))
+        several = [steps for steps in groups.values() if len(steps) > 1]
+        return RowTable([(np.concatenate([_data(matrices) for _, matrices in steps]), steps[0]) for steps in several])
 
     def propose(self, at: int) -> list[Candidate] | None:
         """Return proposals for the cell that begins with a product of the target; None if it begins with none, or the source has none."""
@@ -157,15 +176,23 @@ class Cells:
         return bool(fed and np.isnan(now).all() and sum(map(len, columns)) == weight.value[0].size)
 
     def _same(self, gate: Gate, met: Sequence[Factor]) -> Iterator[tuple[Gate, list[Piece]]]:
-        """Yield the source's gates of the same data, with what they make of the target's parameters.
+        """Yield the source's gates of the same data, with what they make of the target's parameters; if there are none, those that have
+        its rows at other steps.
 
         Args:
             gate: of the target.
             met: its products that are known.
         """
-        seen = set[bytes]()
         ours = _matrices(self._target.operations, met, self._context.replay.value)
-        for other, theirs in self._of_source.find(_data(ours)):
+        same = list(self._made(gate, ours, self._of_source.find(_data(ours))))
+        yield from same or self._made(gate, ours, self._by_rows(_data(ours)))
+
+    def _made(
+        self, gate: Gate, ours: Sequence[_Matrix], found: Iterable[tuple[Gate, list[_Matrix]]]
+    ) -> Iterator[tuple[Gate, list[Piece]]]:
+        """Yield those of some gates of the source that are a gate of the target, each once, with what they make of its parameters."""
+        seen = set[bytes]()
+        for other, theirs in found:
             further = len(gate.factors) - len(ours), len(other.factors) - len(theirs)
             if (other.enters, other.rest) == (gate.enters, gate.rest) and further[0] == further[1]:
                 for sign in (1.0, -1.0) if other.value in self._mixing else (1.0,):
@@ -174,6 +201,13 @@ class Cells:
                     if made and key not in seen:
                         seen.add(key)
                         yield other, made
+
+    def _by_rows(self, data: Array) -> list[tuple[Gate, list[_Matrix]]]:
+        """Return the source's gates that have each of these rows at any step, with these rows."""
+        return [
+            (gate, _with_rows(matrices, rows))
+            for (gate, matrices), rows in self._of_all_steps.find(data, self._context.tolerance)
+        ]
 
     def _made_of(
         self, gate: Gate, ours: Sequence[_Matrix], other: Gate, theirs: Sequence[_Matrix], sign: float
@@ -385,6 +419,12 @@ def _matrices(
         found.append(_Matrix(product.rows[0][factor.rows], numbers, value, meeting))
     _, rows = np.unique(_data(found), axis=0, return_index=True)
     return [replace(matrix, data=matrix.data[rows]) for matrix in found]
+
+
+def _with_rows(matrices: Sequence[_Matrix], rows: Array) -> list[_Matrix]:
+    """Return products with other rows of data, which stand side by side."""
+    ends = np.cumsum([matrix.data.shape[1] for matrix in matrices])[:-1]
+    return [replace(matrix, data=data) for matrix, data in zip(matrices, np.split(rows, ends, 1), strict=True)]
 
 
 def _data(matrices: Sequence[_Matrix]) -> Array:

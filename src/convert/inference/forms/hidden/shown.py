@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
+from convert.inference.forms.elements import ShownAlone
 from convert.inference.forms.hidden.certain import certain_elements, hides
 from convert.inference.forms.hidden.influence import HIDDEN, SHOWN, levels_of
 from convert.inference.forms.hidden.perturbed import changes, others, run
@@ -47,8 +47,8 @@ def shown_alone(program: Program, hidden: Mapping[Value, Array]) -> Program:
 
     def made(operation: Operation) -> Operation:
         operands, results = (tuple(new.get(x, x) for x in of) for of in (operation.operands, operation.results))
-        masks = [hidden.get(x) for x in operation.results]
-        again = operation.again if all(mask is None for mask in masks) else partial(_zeroed, operation, masks)
+        masks = tuple(hidden.get(x) for x in operation.results)
+        again = operation.again if all(mask is None for mask in masks) else ShownAlone(operation, masks)
         return replace(operation, operands=operands, results=results, again=again)
 
     return replace(
@@ -91,8 +91,3 @@ def _levels(operation: Operation, k: int, levels: Sequence[Array], certain: Mapp
     if plain or operand.array.dtype.kind != "f":
         return np.full(operand.array.shape, SHOWN, np.int8)
     return levels_of(operation, k, levels, certain)
-
-
-def _zeroed(operation: Operation, masks: Sequence[Array | None], arrays: Sequence[Array]) -> list[Array]:
-    results = operation.again(arrays)
-    return [x if mask is None else np.where(mask, 0.0, x) for x, mask in zip(results, masks, strict=True)]

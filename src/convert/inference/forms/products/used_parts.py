@@ -121,7 +121,11 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
 
 
 def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:
-    """Return the values that the rows of a product's data are those of."""
+    """Return the values that the rows of a product's data are those of.
+
+    Rows of constants are no value of their own: a packed sequence that is read backwards begins from zeros beside the states of
+    those that have begun.
+    """
     whole = value = operation.operands[1 - matrices.side]
     places = np.arange(whole.array.size)  # of the data's elements in `value`
     for _ in range(MAX_MOVES):
@@ -134,7 +138,7 @@ def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operati
         places, value = found[made.results.index(value)][places], made.operands[0]
     made = made_by.get(value)
     rows: list[_Rows] = []
-    if made is not None and made.name in JOINS:
+    if made is not None and made.name in JOINS and not any(x.constant for x in made.operands):
         sizes = [x.array.size for x in made.operands]
         numbers = np.split(np.arange(float(sum(sizes))), np.cumsum(sizes)[:-1])
         joined = made.again([n.reshape(x.array.shape) for n, x in zip(numbers, made.operands, strict=True)])[0]
