@@ -270,3 +270,40 @@ def test_a_product_that_is_gathered_and_added_to_others() -> None:
         "axes: CD",
         'parameter: {name: "edge.{i}.weight", axes: "D(C + C + C)"}',
     ]
+
+
+PAIRS: dict[str, tuple[int, ...]] = {"to": (D, D), "from": (D, D), "far": (D,), "bias": (D,), "out": (2 * D, D)}
+
+
+def _all_pairs(w: Any, x: Any, own: bool = False) -> Any:
+    """Messages between all pairs of nodes, of which those of a node to itself do not count."""
+    far = ((x[:, None] - x[None]) ** 2).sum(-1)
+    m = (x @ w["to"])[:, None] + (x @ w["from"])[None] + far[..., None] * w["far"] + w["bias"]
+    return (
+        jnp.concatenate([x, jnp.einsum("ij,ijd->id", 1 - (not own) * jnp.eye(len(x)), jax.nn.silu(m))], -1) @ w["out"]
+    )
+
+
+class Pairs(nn.Module):
+    """The distance of two nodes stands beside their features, and no node has an edge to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge, self.node = nn.Linear(2 * D + 1, D), nn.Linear(2 * D, D, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        a, b = torch.where(~torch.eye(len(x), dtype=torch.bool))
+        far = ((x[a] - x[b]) ** 2).sum(1, keepdim=True)
+        m = functional.silu(self.edge(torch.cat([x[a], x[b], far], 1)))
+        return self.node(torch.cat([x, torch.zeros_like(x).index_add(0, a, m)], 1))
+
+
+def test_pairs_of_nodes_without_those_of_a_node_and_itself_whose_distance_is_zero() -> None:
+    found = derive(_all_pairs, Pairs(), PAIRS, floats(NODES, D))
+    assert grades(found) == {Grade.DERIVED}
+    assert sources(found)["edge.weight"] == ("to", "from", "far")
+
+
+def test_messages_of_nodes_to_themselves_are_a_difference() -> None:
+    found = derive(lambda w, x: _all_pairs(w, x, own=True), Pairs(), PAIRS, floats(NODES, D))
+    assert not found.complete and found.proof is None

@@ -88,11 +88,12 @@ def _distinct(rows: Array) -> Array:
 
 
 def columns_of_rows(arrays: Sequence[Array]) -> Columns:
-    """Return the columns of matrices [rows, columns] that stand below each other.
+    """Return the columns of matrices [rows, columns] that stand below each other. Rows of zeros do not count: they show nothing.
 
     Sums that weigh each row by the sum of its elements are added: without them, columns of zeros and ones are only counts.
     """
-    x = _distinct(np.concatenate([np.asarray(a, np.float64) for a in arrays]))
+    x = np.concatenate([np.asarray(a, np.float64) for a in arrays])
+    x = _distinct(x[x.any(1)] if x.any() else x)
     ids = np.arange(x.shape[1])
     with np.errstate(all="ignore"):
         size = np.abs(x).sum(1)
