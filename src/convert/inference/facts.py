@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,13 +13,17 @@ import numpy as np
 from convert.inference.candidates.candidate import Choice, Piece, equal
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Fact, Role
+from convert.inference.forms.elements import behind_moves
+from convert.inference.forms.products.commuted import run_with
 from convert.inference.meetings.sites import Meeting, parameter_operands, plain, role_of
 from convert.inference.search import Search
 from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS, torch_activation
-from convert.programs.program import Operation, Program, Value
+from convert.programs.fingerprint import TINY
+from convert.programs.program import REFUSALS, Operation, Program, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGEST_EPSILON = 0.02
+ROUNDING = 1e-12  # relative: two functions are equal
 STEPS = 14  # so many operations lie between an epsilon and what it belongs to
 
 
@@ -182,7 +187,7 @@ def _functions() -> Mapping[str, Callable[[Array], Array]]:
 
 def _activations(search: Search, products: Mapping[int, Choice], producers: _Producers) -> Iterator[Fact]:
     """Yield the activation behind each product: the function of its result that is a value of the source."""
-    functions = _functions()
+    functions, users = _functions(), users_of(search.target.operations)
     biases = {
         choice.index: choice
         for segment in search.segments
@@ -197,20 +202,51 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
             behind[product].append(choice)
             last[product] = index
     for product, choices in behind.items():
-        y = search.replay.value(search.target.operations[last[product]].results[0])
+        made = search.target.operations[last[product]].results[0]
+        y = search.replay.value(made)
         pieces = [piece for choice in choices for piece in choice.candidate.pieces]
         tensors = tuple(dict.fromkeys(piece.tensor for piece in pieces))
         leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(search.source, piece)))
-        found: dict[str, int] = {}
+        found: dict[str, tuple[int, float]] = {}
         for name, function in functions.items():
             with np.errstate(all="ignore"):
                 value = function(y)
             if np.allclose(value, value.ravel()[:1]):
                 continue  # zeros, or nearly so, as a ReLU or a SiLU makes of negative numbers: many programs have zeros
             if not np.allclose(value, y) and (where := search.source.table.find(value)):
-                found[name] = where[0]
+                found[name] = where[0], _error(value, search.source.program, where[0])
         if found:  # the last: softplus computes relu, and silu computes sigmoid
-            yield Fact("activation", max(found, key=lambda name: found[name]), tensors, leaves)
+            last_index = max(index for index, _ in found.values())
+            errors = {name: error for name, (index, error) in found.items() if index == last_index}
+            alike = [name for name, error in errors.items() if error <= 2 * min(errors.values()) + ROUNDING]
+            if len(alike) > 1:  # of large numbers, relu and silu are equal
+                alike = [
+                    name
+                    for name in alike
+                    if any(_computes(user, functions[name]) for user in behind_moves(made, users))
+                ]
+            for name in alike if len(alike) == 1 else ():
+                yield Fact("activation", name, tensors, leaves)
+
+
+def _computes(operation: Operation, function: Callable[[Array], Array]) -> bool:
+    """Whether an operation computes a function, of small numbers."""
+    if len(operation.data) != 1:
+        return False
+    (value,) = operation.data
+    x = np.linspace(-8, 8, value.array.size).reshape(value.array.shape)
+    try:
+        return equal(run_with(operation, value, x), function(x))
+    except REFUSALS:
+        return False
+
+
+def _error(array: Array, program: Program, index: int) -> float:
+    """Return how far an array is from the result of an operation in which it was found, relative to the largest element; infinite if none has its size."""
+    results = program.operations[index].results if index >= 0 else tuple(program.inputs.values())
+    same = [np.sort(x.array, axis=None) for x in results if x.array.size == array.size]
+    ours = np.sort(array, axis=None)
+    return min((float(np.abs(ours - x).max() / np.abs(x).max(initial=TINY)) for x in same), default=math.inf)
 
 
 def _product_before(value: Value, producers: _Producers) -> int:

@@ -26,8 +26,12 @@ def _facts(found: Derivation, tensor: str) -> dict[str, Any]:
     return {fact.name: fact.value for fact in found.facts if tensor in fact.tensors}
 
 
-@pytest.mark.parametrize("name", ["relu", "silu", "gelu_tanh", "gelu_erf", "tanh", "softplus"])
-def test_the_activation_behind_a_layer(name):
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(name, 1) for name in ("relu", "silu", "gelu_tanh", "gelu_erf", "tanh", "softplus")]
+    + [("relu", 100), ("silu", 100), ("softplus", 100)],  # large numbers, of which the three are nearly equal
+)
+def test_the_activation_behind_a_layer(name, size):
     ours = {"gelu_tanh": lambda x: jax.nn.gelu(x), "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False)}
     theirs = {"gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "gelu_erf": functional.gelu}
     act = theirs.get(name) or getattr(functional, name)
@@ -43,7 +47,10 @@ def test_the_activation_behind_a_layer(name):
     def function(w, x):
         return (ours.get(name) or getattr(jax.nn, name))(x @ w["a"] + w["s"]) @ w["b"] + w["t"]
 
-    found = derive(function, Model(), {"a": SQUARE, "b": SQUARE, "s": (D,), "t": (D,)})
+    def given(seed: int) -> dict[str, Any]:
+        return {"x": size * floats(3, 7, D)(seed)["x"]}
+
+    found = derive(function, Model(), {"a": SQUARE, "b": SQUARE, "s": (D,), "t": (D,)}, given)
     assert _facts(found, "a.weight") == _facts(found, "a.bias") == {"activation": name}
     assert "activation" not in _facts(found, "b.weight")
 

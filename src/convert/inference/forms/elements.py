@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,6 +111,17 @@ def moved(operation: Operation, value: Value) -> list[Array] | None:
     found = elements_moved(operation)
     repeats = found is None or any(len(np.unique(of)) != len(of) for of in found)
     return None if repeats else found
+
+
+def behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
+    """Yield the operations that use a value, or some of its elements."""
+    todo = [value]
+    while todo:
+        for user in users.get(todo.pop(), ()):
+            if user.name in MOVES:
+                todo += user.results
+            else:
+                yield user
 
 
 def elements_moved(operation: Operation) -> list[Array] | None:

@@ -18,7 +18,7 @@ import numpy as np
 from convert.inference.candidates.candidate import COMPUTE, Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
-from convert.inference.forms.elements import MOVES
+from convert.inference.forms.elements import behind_moves
 from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.rows import RowTable
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
@@ -70,7 +70,7 @@ class Cells:
         """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
         users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
         sigmoids = {gate.value for gate in self._source_gates if gate.enters == "sigmoid"}
-        return frozenset(v for v in sigmoids if any(_mixes(user, made_by) for user in _behind_moves(v, users)))
+        return frozenset(v for v in sigmoids if any(_mixes(user, made_by) for user in behind_moves(v, users)))
 
     @cached_property
     def _of_target(self) -> dict[int, list[Gate]]:
@@ -355,17 +355,6 @@ def _residual(program: Program, found: Iterable[Gate]) -> frozenset[bytes]:
 def _digest(operation: Operation, side: int) -> bytes:
     """Return what tells the elements of a weight from those of others."""
     return hashlib.blake2b(operation.operands[side].elements[0].tobytes()).digest()
-
-
-def _behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
-    """Yield the operations that use a value, or some of its elements."""
-    todo = [value]
-    while todo:
-        for user in users.get(todo.pop(), ()):
-            if user.name in MOVES:
-                todo += user.results
-            else:
-                yield user
 
 
 def _mixes(operation: Operation, made_by: Mapping[Value, Operation]) -> bool:
