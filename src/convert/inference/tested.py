@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
-from convert.inference.grading import fast_path, proof, unshown, weak_proof
+from convert.inference.grading import fast_path, proof, small_weights, unshown, weak_proof
 from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart, told_by_some
@@ -98,7 +98,8 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     unseen = _unseen(target, found, [source, *fresh], as_derived, allowed)
     losses = () if lost is None else lost.notes
     fast = fast_path.notes(module, run, masks, proof.weights(found, fresh[0]), fresh[0], allowed)
-    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen)
+    small = small_weights.notes(source, as_derived)
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *small)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)

@@ -113,9 +113,35 @@ def test_a_fused_attention_takes_the_bias_with_its_mask(place: str, seen: Any) -
     assert_derived(derived(function(("choose, sum", LEAST), seen), Model((place, LARGE), seen, fused=place)))
 
 
+class Buffer(Model):
+    """Adds a mask that is one of its buffers, as Swin does."""
+
+    def __init__(self, number: float, seen: Any = causal) -> None:
+        super().__init__(("add, sum", number))
+        self.register_buffer("mask", torch.where(seen(torch, None), 0.0, number))
+
+    def forward(self, x: Any, padding: Any) -> Any:
+        bias = self.e(torch.as_tensor(ROWS)).permute(2, 0, 1)[None]
+        q, k, v = (m(x).view(-1, T, HEADS, D // HEADS).transpose(1, 2) for m in self.m)
+        return (((q @ k.mT + bias) + self.mask).softmax(-1) @ v).transpose(1, 2).reshape(-1, T, D)
+
+
+def test_a_mask_by_a_smaller_number_that_no_sum_shows_has_a_note() -> None:
+    found = derived(function(("choose, sum", LARGE)), Buffer(-100.0))
+    assert found.complete and list(sources(found).values()) == ["", "q", "k", "v", "table"]
+    assert found.notes and "its mask leaves weights of" in found.notes[-1]
+    assert not derived(function(("add, sum", -100.0)), Buffer(-100.0)).notes
+
+
 def window(xp: Any, padding: Any) -> Any:
     near = np.tril(np.ones((T, T), bool)) & ~np.tril(np.ones((T, T), bool), -4)
     return xp.asarray(near)[None, None]
+
+
+@pytest.mark.parametrize(("number", "seen"), [(-10.0, causal), pytest.param(-100.0, window, marks=pytest.mark.slow)])
+def test_a_mask_by_a_number_that_shows_or_of_other_positions_is_a_difference(number: float, seen: Any) -> None:
+    found = derived(function(("choose, sum", LARGE)), Buffer(number, seen))
+    assert not found.complete and found.proof is None
 
 
 def shifted(xp: Any, padding: Any) -> Any:

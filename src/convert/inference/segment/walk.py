@@ -434,8 +434,10 @@ class Walk(Assigned):
                 self._refute(at, "it does not run")
             elif not np.isnan(out).any() and self.source.has(out, self.context.tolerance):
                 good.append(choice)
-            elif candidate.kind != own.KIND or self.context.level:
+            elif candidate.kind != own.KIND:
                 rest.append(choice)
+            elif self.context.level:
+                factors.append(choice)  # of a mask that the source writes in another way
             else:
                 self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) + len(factors) == len(wanted):

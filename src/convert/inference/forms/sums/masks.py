@@ -1,7 +1,8 @@
 """Compare sums in front of a softmax where the mask lets them through.
 
 One program adds a mask to its scores or to the bias table that they meet, another chooses between them and a large negative number.
-What stands at hidden positions differs, and the softmax makes zeros of all of it. Here the operands are zeros there.
+What stands at hidden positions differs, and the softmax makes zeros of all of it, or numbers that no sum shows. Here the operands are
+zeros there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from convert.programs.program import Array, Operation, Program, Value, producers
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))
 BY_ELEMENT = frozenset(("add", "add_any", "sub", "mul", "div", "where", "select_n", "masked_fill"))
 COPIES = LAYOUTS | {"convert_element_type", "_to_copy", "clone", "contiguous", "copy", "stop_gradient"}
+UNSEEN = 1e-30  # a weight below it changes no sum of float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def _hidden(program: Program) -> dict[int, Array]:
     found: dict[int, Array] = {}
     for operation in program.operations:
         if operation.name in SOFTMAX and operation.operands[0].data:
-            todo = [(operation.operands[0], np.asarray(operation.results[0].array == 0))]
+            todo = [(operation.operands[0], np.asarray(operation.results[0].array < UNSEEN))]
             while todo:
                 value, hidden = todo.pop()
                 index = made.get(value)
