@@ -18,6 +18,7 @@ MOST = 300  # elements of a value of which functions are compared
 FITS = 1e-4  # of the difference that may be left
 STARTS = (1.0, -1.0, 0.5, 2.0, 1.7, 0.6)  # factors of a value from which the search for one begins
 SMALLEST = 1e-7  # step of the search
+TRIES = 100  # of steps from each start: a function that fits better and better, as tanh of smaller numbers does a line, has no end
 MOVED = np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
 DEPTH = 12  # operations behind a layer
 
@@ -74,11 +75,13 @@ def _fits(x: Array, wanted: Array, function: Callable[[Array], Array], enough: f
     for start in STARTS:
         numbers, step = np.array([start, 0.0]), 0.25
         best = left(numbers)
-        while best > enough and step > SMALLEST:
+        for _ in range(TRIES):
+            if best <= enough or step < SMALLEST:
+                break
             near = [numbers + step * move for move in MOVED]
             errors = [left(one) for one in near]
             if min(errors) < best:
-                best, numbers = min(errors), near[int(np.argmin(errors))]
+                best, numbers, step = min(errors), near[int(np.argmin(errors))], 2 * step
             else:
                 step /= 2
         if best <= enough:
