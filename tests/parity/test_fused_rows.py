@@ -206,7 +206,7 @@ def test_a_factor_of_one_part_where_each_part_is_a_tensor(plan: Plan, variables:
         ("{1/sqrt(H): [1]}", "{1/sqrt(H): [4]}", "names part 4, and the leaf has 3"),
         ("{1/sqrt(H): [1]}", "{1/sqrt(H): [0]}", "numbers different parts from 1"),
         ("{1/sqrt(H): [1]}", "{1/sqrt(H): [1], 2: [2]}", "has one factor"),
-        ("{1/sqrt(H): [1]}", "{no: [1]}", "expected a factor above 0"),
+        ("{1/sqrt(H): [1]}", "{no: [1]}", "expected a factor other than 0"),
         ('linear: "{q,k,v}"', "linear: qkv", "name one target for each part, or give the target `axes`"),
         ("(N H + K H + K H)", "E", "the leaf has no parts; write the factor alone"),
     ],

@@ -218,14 +218,14 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
         if found:  # the last: softplus computes relu, and silu computes sigmoid
             last_index = max(index for index, _ in found.values())
             errors = {name: error for name, (index, error) in found.items() if index == last_index}
-            alike = [name for name, error in errors.items() if error <= 2 * min(errors.values()) + ROUNDING]
-            if len(alike) > 1:  # of large numbers, relu and silu are equal
-                alike = [
+            fitting = [name for name, error in errors.items() if error <= 2 * min(errors.values()) + ROUNDING]
+            if len(fitting) > 1:  # of large numbers, relu and silu are equal
+                fitting = [
                     name
-                    for name in alike
+                    for name in fitting
                     if any(_computes(user, functions[name]) for user in behind_moves(made, users))
                 ]
-            for name in alike if len(alike) == 1 else ():
+            for name in fitting if len(fitting) == 1 else ():
                 yield Fact("activation", name, tensors, leaves)
 
 

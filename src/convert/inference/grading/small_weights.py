@@ -1,4 +1,4 @@
-"""Masks that leave small weights, as one by -100 does, where the other program hides the position for good.
+"""Masks that leave small weights, as one by -100 does, where the other program hides the position at any score.
 
 No output shows such a weight, unless the scores of other weights or inputs differ more.
 """

@@ -89,6 +89,12 @@ def _fits(x: Array, wanted: Array, function: Callable[[Array], Array], enough: f
     return False
 
 
+def only_hides(got: Array, want: Array) -> bool:
+    """Whether two values are equal but for what one of them sets to zero, or hides by a mask."""
+    one, two = visible(got), visible(want)
+    return bool(((one == two) | (one == 0) | (two == 0)).all())
+
+
 def is_of_a_layer(value: Value, made_by: Mapping[Value, Operation]) -> bool:
     """Whether a value is what a layer gives, or a sum that has it: then other weights may give a multiple of it, or more."""
     waiting = [value]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.grading.differences.compensated import is_compensated, is_of_a_layer
+from convert.inference.grading.differences.compensated import is_compensated, is_of_a_layer, only_hides
 from convert.inference.grading.differences.functions import Function, functions_of
 from convert.programs.divergence.constants import constant_of_parameters
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
@@ -188,6 +188,8 @@ def _correction(
         return None
     own: Callable[[Array], Array] | None = None
     if is_of_a_layer(given, known.made_by):
+        if any(f is not None and f.inputs for f in (mine, other)) and not only_hides(got, want):
+            return None  # the layer may give what is computed of inputs, too
         own = (lambda x: x) if mine is None else partial(_of_each, mine, inputs) if mine.of_each else None
     if is_compensated(array, got, want, own):
         return None
