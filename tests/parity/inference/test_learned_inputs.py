@@ -133,6 +133,38 @@ def test_learned_queries_stand_last_in_a_product_with_one_vector(rows):
     assert "the target's values are 0.25 times the JAX model's" in wrong.brief
 
 
+class FromLearned(torch.nn.Module):
+    """An LSTM whose first state and memory are parameters, one for all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r = torch.nn.LSTM(D, D)
+        self.h, self.c = torch.nn.Parameter(torch.ones(1, 1, D)), torch.nn.Parameter(torch.ones(1, 1, D))
+
+    def forward(self, x: Any) -> Any:
+        return self.r(x, (self.h.repeat(1, x.shape[1], 1), self.c.repeat(1, x.shape[1], 1)))[0]
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_cell_begins_from_a_learned_state(again: bool) -> None:
+    """In JAX code of one row, which `vmap` runs, the state is a vector. Planted: each step begins from the first state."""
+
+    def one(w: Any, x: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            h, c = (w["h"], state[1]) if again else state
+            i, f, g, o = jnp.split(w["u"] @ x + w["v"] @ h + w["b"], 4)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        return jax.lax.scan(step, (w["h"], w["c"]), x)[1]
+
+    shapes = {"u": (4 * D, D), "v": (4 * D, D), "b": (4 * D,), "h": (D,), "c": (D,)}
+    found = derive(lambda w, x: jax.vmap(lambda x: one(w, x), 1, 1)(x), FromLearned(), shapes, floats(5, 3, D))
+    assert found.complete is not again
+    assert again or (sources(found)["h"], sources(found)["c"]) == ("h", "c")
+
+
 def test_a_unit_that_one_draw_switches_off_is_told_apart_by_the_others():
     """Of few rows several units of a ReLU are never on; other weights switch on others."""
 

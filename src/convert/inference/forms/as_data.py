@@ -144,8 +144,10 @@ def _learned(program: Program, turned_over: bool) -> list[str]:
     live: set[Value] = set()
     found: list[str] = []
     for index, operation in enumerate(program.operations):
-        weights = [x for x in operation.operands if x.of_parameters and x not in live and x.array.ndim > 1]
-        if not any(x.data or x in live for x in operation.operands) and _is_product(operation) and len(weights) > 1:
+        weights = [x for x in operation.operands if x.of_parameters and x not in live and x.array.ndim]
+        ranks = [x.array.ndim for x in weights]
+        applied = _is_product(operation) and len(weights) > 1 and max(ranks) > 1
+        if applied and not any(x.data or x in live for x in operation.operands):
             last = turned_over and _turned_over(program.operations, index)
             root = _root(operation, made, last)
             if root is None:
@@ -165,9 +167,12 @@ def _pass_on(operation: Operation, live: set[Value]) -> None:
 
 
 def _root(product: Operation, made: dict[Value, Operation], last: bool) -> Value | None:
-    """Return the parameter that a product is applied to: behind more operations than the other, or else the first, or the `last`."""
-    steps = [_walked(x, made) for x in product.operands if x.of_parameters][:2]
-    value, _ = max(reversed(steps) if last else steps, key=lambda step: step[1])
+    """Return the parameter that a product is applied to: a vector beside a matrix, as a first state is under `vmap`; or the one behind
+    more operations than the other; or else the first, or the `last`.
+    """
+    operands = [x for x in product.operands if x.of_parameters][:2]
+    steps = [(x.array.ndim == 1, *_walked(x, made)) for x in operands]
+    _, value, _ = max(reversed(steps) if last else steps, key=lambda step: (step[0], step[2]))
     return value if value not in made else None
 
 
