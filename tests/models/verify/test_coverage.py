@@ -221,6 +221,21 @@ def test_a_package_that_turns_out_to_be_missing(plan: Plan, file: Path) -> None:
     assert level.notes[-1] == "load_state_dict of the target's module was not run: flux is not installed"
 
 
+def test_a_module_that_needs_numbers_is_not_called_wrong(plan: Plan, file: Path) -> None:
+    """As PyTorch Geometric's layers, whose `__init__` takes a number off a tensor."""
+
+    def build(state: Mapping[str, Any]) -> torch.nn.Module:
+        torch.zeros(1, device="meta").item()
+        return torch.nn.Module()
+
+    reference = Reference(lambda seed: {}, build, lambda module, inputs: {}, (), 1, 1)
+    level = check_coverage(plan, open_written(file), reference, factory="mine:reference")
+    assert level.verdict is Verdict.PASSED
+    assert level.notes[-1].endswith(
+        "nothing is wrong with code that needs numbers: the model level loads the module with the weights"
+    )
+
+
 # ---- files
 
 
