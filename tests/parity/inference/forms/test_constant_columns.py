@@ -100,3 +100,22 @@ def test_a_time_that_is_an_input_and_has_the_name_of_the_parameter(
     found = infer(function, module, lambda m, given: {"y": m(given["x"], given["t"].reshape(-1, 1))}, inputs, shapes)
     assert grades(found) == {Grade.DERIVED}
     assert rules(found, module)
+
+
+def test_a_pool_that_is_padded_with_infinity() -> None:
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.nn.functional.max_pool1d(self.a(x).mT, 3, 1, 1).mT)
+
+    def function(w: Any, x: Any) -> Any:
+        y = x @ w["a"] + w["c"]
+        none = jnp.full_like(y[:, :1], -jnp.inf)
+        padded = jnp.concatenate([none, y, none], 1)
+        return jnp.maximum(jnp.maximum(padded[:, :-2], padded[:, 1:-1]), padded[:, 2:]) @ w["b"] + w["d"]
+
+    shapes = {"a": (WIDTH, WIDTH), "b": (WIDTH, WIDTH), "c": (WIDTH,), "d": (WIDTH,)}
+    assert grades(derive(function, Pooled(), shapes)) == {Grade.DERIVED}

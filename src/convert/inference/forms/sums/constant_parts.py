@@ -194,15 +194,21 @@ def parts_apart(program: Program) -> Program:
 
 def _joined_with_constants(join: Operation) -> _Marks | None:
     """Return which parts of a value are which constants; None where no constant is joined with data."""
-    of = [
-        float(x.array.flat[0]) if x.constant and x.array.size and np.ptp(x.array) == 0 else None for x in join.operands
-    ]
+    of = [_one_number(x) for x in join.operands]
     if not join.results[0].data or all(one is None for one in of):
         return None
     if not all(x.data or x.constant for x in join.operands):
         return None
     axis = int(join.settings.get(JOINS[join.name], 0))
     return _Marks(np.concatenate([np.full(x.array.shape, k) for k, x in enumerate(join.operands)], axis), of)
+
+
+def _one_number(value: Value) -> float | None:
+    """Return the number that a constant has everywhere; None if it has others, or if it is infinite, as what a pooling layer is padded with."""
+    array = value.array
+    if not value.constant or not array.size or not np.isfinite(array.flat[0]) or (array != array.flat[0]).any():
+        return None
+    return float(array.flat[0])
 
 
 def _apart(operation: Operation, marks: dict[Value, _Marks], known: dict[Value, _Parts]) -> list[Operation] | None:
