@@ -1,4 +1,4 @@
-"""QK-norm over the full width, as OLMo 2 has it: the leaf may have an axis of heads, the module's norm has one axis."""
+"""Norms whose leaf has an axis of heads or groups, and whose module has one axis, as QK-norm over the full width in OLMo 2."""
 
 from __future__ import annotations
 
@@ -84,3 +84,51 @@ def test_a_flat_scale_keeps_the_rule_of_a_norm() -> None:
     found = derive(flat, module, SHAPES | dict.fromkeys(("qn", "kn"), (D,)))
     written = write_rules(found, model_of_module(module, "Model"))
     assert 'rms_norm: "{qn,kn}"' in written.text and compare_rules(written.text, found) == []
+
+
+class Normed(torch.nn.Module):
+    """A norm of all channels behind a product."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.w, self.n = torch.nn.Linear(D, D, bias=False), norm
+
+    def forward(self, x: Any) -> Any:
+        return x + self.n(self.w(x).flatten(0, 1)).view_as(x)
+
+
+def _norm_of_groups(w: Any, x: Any, axis: int = -1) -> Any:
+    """A norm over each group of channels, with a scale and a bias that may have an axis of groups."""
+    y = (x @ w["w"]).reshape(*x.shape[:2], N, H)
+    y = (y - y.mean(axis, keepdims=True)) / jnp.sqrt(y.var(axis, keepdims=True) + 1e-5)
+    return x + (y * w["s"].reshape(N, H) + w["b"].reshape(N, H)).reshape(x.shape)
+
+
+def _batch_norm(w: Any, x: Any) -> Any:
+    y = (x @ w["w"]).reshape(*x.shape[:2], N, H)
+    return x + ((y - w["m"]) / jnp.sqrt(w["v"] + 1e-5) * w["s"] + w["b"]).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("scale", "bias"), [((N, H), (N, H)), ((N, H), (D,)), ((D,), (N, H))])
+def test_a_group_norm_whose_leaves_have_an_axis_of_groups(scale: tuple[int, ...], bias: tuple[int, ...]) -> None:
+    module = Normed(torch.nn.GroupNorm(N, D))
+    found = derive(_norm_of_groups, module, {"w": (D, D), "s": scale, "b": bias})
+    assert grades(found) == {Grade.DERIVED}
+    written = " ".join(rules(found, module))
+    assert written.count('"(E F)"') == 1 and "group_norm" not in written
+
+
+def test_a_batch_norm_whose_leaves_have_an_axis_of_heads() -> None:
+    module = Normed(torch.nn.BatchNorm1d(D))
+    found = derive(_batch_norm, module, {"w": (D, D), **dict.fromkeys("sbmv", (N, H))})
+    assert 'parameter: {name: "n.{weight,bias,running_mean,running_var}", axes: "(E F)"}' in " ".join(
+        rules(found, module)
+    )
+
+
+def test_a_group_norm_over_every_fourth_channel_is_another_one() -> None:
+    def other(w: Any, x: Any) -> Any:
+        return _norm_of_groups(w, x, axis=-2)
+
+    found = derive(other, Normed(torch.nn.GroupNorm(N, D)), {"w": (D, D), "s": (N, H), "b": (N, H)})
+    assert not found.complete and found.differences and found.proof is None

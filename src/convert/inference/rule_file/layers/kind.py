@@ -10,13 +10,14 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModule
 from convert.inference.derivation import Role, Tensor
-from convert.inference.rule_file.layers.rule import ATTENTION, CONVOLUTIONS
+from convert.inference.rule_file.layers.rule import ATTENTION, CONVOLUTIONS, NORMS
 from convert.inference.rule_file.layers.sources import (
     Shapes,
     has_one_channel_of_leaf,
     is_joined,
     is_part_of_leaf,
     is_permuted,
+    joins_axes,
 )
 from convert.layers.norm.layer_rms import UNSCALED
 from convert.layers.shared_keys import ASK
@@ -55,9 +56,9 @@ def kind_of(
         has_one_channel_of_leaf(first, leaves) or any(is_part_of_leaf(tensor, leaves) for tensor in tensors.values())
     ):
         return "parameter"  # a rule for a convolution takes whole leaves
-    of_heads = any(sum(size > 1 for size in leaves.get(part.leaf, ())) > 1 for part in first.parts)
-    if kind in ("layer_norm", "rms_norm") and of_heads and is_joined(first, leaves) and len(first.shape) == 1:
-        return "parameter"  # the leaf has an axis of heads, and a rule for a norm joins no axes
+    vectors = (tensor for tensor in (first, *tensors.values()) if len(tensor.shape) == 1)
+    if kind in NORMS and any(joins_axes(tensor, leaves) for tensor in vectors):
+        return "parameter"  # a leaf has an axis of heads, and a rule for a norm joins no axes
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
     if kind == "linear" and alone and is_part_of_leaf(first, leaves):
         return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one

@@ -84,6 +84,12 @@ def is_joined(tensor: Tensor, leaves: Shapes) -> bool:
     return any(len(group) > 1 for source in _named(tensor, leaves) for group in source.layout.groups or ())
 
 
+def joins_axes(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether one axis of a tensor is made of several axes of a leaf, and not only of the parts of one."""
+    groups = (group for source in _named(tensor, leaves) for group in source.layout.groups or ())
+    return any(len({axis.of for axis in group}) > 1 for group in groups)
+
+
 def is_permuted(tensor: Tensor, leaves: Shapes) -> bool:
     """Whether the axes of a tensor's leaf lie in another order."""
     places = [[(axis.of, axis.place) for axis in source.layout.axes] for source in _named(tensor, leaves)]
