@@ -122,7 +122,7 @@ class Context:
                 axes = _split_off(at.array.shape, result.array.shape) if user.name in VIEWS else ()
                 if axes and self._is_convolved(result):
                     return axes
-                if result.array.shape[-1:] == (size,) and result not in seen:
+                if result.array.shape[-1:] == (size,) and result not in seen and _keeps_last_axis(user, at):
                     made.append(result)
                     seen.add(result)
             level = made
@@ -340,6 +340,17 @@ def _repeated(array: Array, batch: Sequence[int]) -> int:
 def _adds_bias(operation: Operation) -> bool:
     """Whether an operation adds parameters to data."""
     return role_of(operation) is Role.SHIFT and any(x.of_parameters for x in operation.operands)
+
+
+def _keeps_last_axis(operation: Operation, value: Value) -> bool:
+    """Whether the last axis of a result that is as long as that of a value is that axis, and not another of the same size, such as the tokens."""
+    if role_of(operation) is Role.PRODUCT:
+        return value is not operation.operands[0]  # which it adds up along that axis
+    if operation.name not in TURNS:
+        return True
+    numbers = np.arange(value.array.shape[-1], dtype=float)
+    turned = operation.again([np.broadcast_to(numbers, value.array.shape).copy()])[0]
+    return np.array_equal(turned, np.broadcast_to(numbers, turned.shape))
 
 
 def _split_off(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.inferred import derive, floats, layer_norm, rules
+from convert.inference.derivation import Grade
+from support.inferred import derive, floats, grades, layer_norm, rules
 
 C, H, W = 4, 3, 5
 N = C * H * W
@@ -131,3 +132,57 @@ def test_a_dense_layer_that_makes_a_map(between: str, shape: tuple[int, int, int
     linear = next(rule for rule in rules(found, module) if "linear:" in rule)
     moved = between not in ("permuted", "channels first")
     assert bool(re.search(r'axes: "\((\w) (\w)\)\w"', linear)) == moved and ("linear: d" in linear) != moved
+
+
+class OfTokens(torch.nn.Module):
+    """Makes a map of tokens, as many as channels, behind a layer; the channels become the second axis."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.turned = turned
+        self.d, self.f = torch.nn.Linear(16, 16, bias=False), torch.nn.Conv2d(32, 3, 1, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = self.d(x.flatten(1, 2))
+        y = (y.transpose(1, 2) if self.turned else y).reshape(len(x), -1, 4, 4)
+        return self.f(torch.cat([x.movedim(-1, 1), y], 1)).movedim(1, -1)
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_axis_of_tokens_is_no_axis_of_channels(turned: bool):
+    """The layer in front keeps its order, though the last axis of what is made of it is as long."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        return jnp.concatenate([x, x @ w["d"]], -1) @ w["f"]
+
+    module = OfTokens(turned)
+    found = derive(function, module, {"d": (16, 16), "f": (32, 3)}, floats(2, 4, 4, 16))
+    if not turned:  # a layer that forgets to turn them is another one
+        assert not found.complete and found.differences and found.proof is None
+        return
+    assert grades(found) == {Grade.DERIVED}
+    assert "linear: d" in rules(found, module)[0]
+
+
+class Hidden(torch.nn.Module):
+    """Two layers of one width, of which the second makes a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(7, 16, bias=False), torch.nn.Linear(16, 16, bias=False)
+        self.c = torch.nn.Conv2d(4, 2, 3, padding=1, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.c(self.b(torch.tanh(self.a(x))).reshape(-1, 4, 2, 2))
+
+
+def test_a_layer_in_front_of_the_one_that_makes_a_map_keeps_its_order():
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        y = (jnp.tanh(x @ w["a"]) @ w["b"]).reshape(-1, 2, 2, 4)
+        return conv(y, w["c"], 0).transpose(0, 3, 1, 2)
+
+    module = Hidden()
+    found = derive(function, module, {"a": (7, 16), "b": (16, 16), "c": (3, 3, 4, 2)}, floats(6, 7))
+    assert grades(found) == {Grade.DERIVED}
+    first, second, _ = rules(found, module)
+    assert "linear: a" in first and 'linear: {module: b, axes: "(N H)C"}' in second
