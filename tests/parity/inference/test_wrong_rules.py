@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from convert.core.tensor_spec import TensorSpec
 from convert.inference.pair import Pair
 from convert.inference.rule_file import from_pair
 from convert.inference.rule_file.write import WrittenRules
+from convert.rules.parse import parse_rules
 from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH
 
@@ -29,24 +31,28 @@ class Net(torch.nn.Module):
         return self.last(torch.tanh(self.first(x)))
 
 
-def _written(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> WrittenRules:
+def _written(monkeypatch: pytest.MonkeyPatch, old: str, new: str, of: str = "decided") -> WrittenRules:
     """The rules where the writer would say one thing wrongly."""
     write = from_pair.write_rules
 
     def wrong(*args: Any, **keywords: Any) -> WrittenRules:
         made = write(*args, **keywords)
-        return WrittenRules(**{**vars(made), "decided": re.sub(old, new, made.decided)})
+        return WrittenRules(**{**vars(made), of: re.sub(old, new, getattr(made, of))})
 
     monkeypatch.setattr(from_pair, "write_rules", wrong)
     module = Net()
+    return _inferred(lambda p, x: jnp.tanh(x @ p["a"] + p["ab"]) @ p["o"] + p["ob"], module, LEAVES)
+
+
+def _inferred(function: Any, module: torch.nn.Module, leaves: Mapping[str, tuple[int, ...]]) -> WrittenRules:
     pair = Pair(
-        lambda p, given: {"y": jnp.tanh(given["x"] @ p["a"] + p["ab"]) @ p["o"] + p["ob"]},
+        lambda p, given: {"y": function(p, given["x"])},
         module,
         lambda net, given: {"y": net(given["x"])},
         lambda seed: {"x": np.random.default_rng(seed).normal(size=(5, WIDTH)).astype(np.float32)},
         "pair:pair",
     )
-    specs = {name: TensorSpec(shape, "float32") for name, shape in LEAVES.items()}
+    specs = {name: TensorSpec(shape, "float32") for name, shape in leaves.items()}
     return from_pair.infer_rules(pair, model_of_module(module, "Net"), specs, "net", option="--reference ").written
 
 
@@ -77,3 +83,45 @@ def test_what_is_wrong_of_no_rule_leaves_all_open(monkeypatch: pytest.MonkeyPatc
     assert set(written.open) == {"first", "last"}
     assert all(why.startswith(from_pair.WRONG) and "\\n" not in why for why in written.open.values())
     assert written.text.count("parameter: ask") == len(LEAVES)
+
+
+@pytest.mark.parametrize("of", ["text", "decided"])
+def test_a_rule_that_no_file_can_have_is_a_question(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = _written(monkeypatch, r"einsum: .*(\n  from: a\n)", r"einsum: ...D,()D->...D\1", of)
+    ((module, why),) = written.open.items()
+    assert module == "first" and "() is not letters" in why and why.endswith(from_pair.BY_HAND)
+    parse_rules(written.text)
+    assert "linear: last" in written.text and "linear: first" not in written.text
+
+
+class Norms(torch.nn.Module):
+    """Layers with two norms each, the last of which is another function than in the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.norm_1 = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH) for _ in range(2))
+        self.norm_2 = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH) for _ in range(1))
+
+    def forward(self, x: Any) -> Any:
+        norms = (self.norm_1[0], self.norm_2[0], self.norm_1[1], torch.sin)
+        for linear, norm in zip(self.linear, norms, strict=True):
+            x = torch.tanh(linear(norm(x)))
+        return x
+
+
+def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -> None:
+    def norm(x: Any) -> Any:
+        x = x - x.mean(-1, keepdims=True)
+        return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+    def function(p: Any, x: Any) -> Any:
+        for k in range(4):
+            name = f"ln{k % 2 + 1}"
+            x = jnp.tanh((norm(x) * p[f"{name}/g"][k // 2] + p[f"{name}/b"][k // 2]) @ p["w"][k])
+        return x
+
+    shapes = {f"ln{k}/{name}": (2, WIDTH) for k in (1, 2) for name in "gb"}
+    written = _inferred(function, Norms(), {"w": (4, WIDTH, WIDTH), **shapes})
+    parse_rules(written.text)
+    assert "one element of axis 0 of the leaf, of 2" in written.open.values()

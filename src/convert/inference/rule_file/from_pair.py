@@ -25,6 +25,7 @@ from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG = "the rule that would be written for it makes something else"
+UNREADABLE = "the rule that would be written for it is no rule"
 BY_HAND = "write a rule for it by hand, and report this with both programs"
 PLACE = re.compile(r"rules\.yaml:[0-9]+,? ")  # of rules that no file has yet
 
@@ -121,6 +122,7 @@ def infer_rules(
             seen |= wrong
             found = _unclaimed(found, wrong)
             written = write(found)
+        written = _without_unreadable_rules(written, write, found)
     return InferredRules(found, target, written)
 
 
@@ -171,7 +173,7 @@ def _without_wrong_rules(
     while not all(is_open(tensor.name, written.open) for tensor in derivation.tensors):  # there is a plan to compare
         wrong = _blamed(written, derivation, written.open, root)
         if not wrong:
-            return written
+            break
         more = {
             name: f"{WRONG}: {PLACE.sub('', problem)}; {BY_HAND}"
             for name, problem in wrong.items()
@@ -181,11 +183,37 @@ def _without_wrong_rules(
             raise _internal(next(iter(wrong.values())))
         refused |= more
         written = write(derivation, refused=refused)
-    try:
-        parse_rules(written.text)
-    except ConvertError as error:
-        raise _internal("; ".join(one.problem or str(one) for one in error.findings)) from error
-    return written
+    return _without_unreadable_rules(written, write, derivation, refused)
+
+
+def _without_unreadable_rules(
+    written: WrittenRules,
+    write: Callable[..., WrittenRules],
+    derivation: Derivation,
+    refused: Mapping[str, str] | None = None,
+) -> WrittenRules:
+    """Return the rules without those, open ones also, that are no rules of a file: their leaves are questions.
+
+    Raises:
+        ConvertError: the others are no rule file, too.
+    """
+    refused = refused or {}
+    while True:
+        try:
+            parse_rules(written.text)
+        except ConvertError as error:
+            more = {
+                module: f"{UNREADABLE}: {one.problem}; {BY_HAND}"
+                for one in error.findings
+                for module in _at_line(one, written.text, written.drafted)
+                if module not in refused
+            }
+            if not more:
+                raise _internal("; ".join(one.problem or str(one) for one in error.findings)) from error
+            refused = {**refused, **more}
+            written = write(derivation, refused=refused)
+        else:
+            return written
 
 
 def _internal(problem: str) -> ConvertError:
@@ -205,10 +233,25 @@ def _maker(tensor: str, modules: Sequence[str]) -> str:
 
 def _at(finding: Finding, written: WrittenRules) -> list[str]:
     """Return the module of the rule that a finding of `WrittenRules.decided` is about, or those made of the leaf that it is about; else nothing."""
-    line = re.search(r":([0-9]+)", finding.rule or "")
-    if line is None:
-        makers = zip(written.modules, written.leaves, strict=True)
-        return [module for module, leaves in makers if module and _names_any(finding.path, leaves)]
-    lines = written.decided.splitlines()[: int(line[1])]
-    begun = sum(text.startswith("- ") for text in lines[lines.index("rules:") :]) if "rules:" in lines else 0
-    return [module for module in written.modules[begun - 1 : begun] if begun and module]
+    if _line(finding) is not None:
+        return _at_line(finding, written.decided, written.modules)
+    makers = zip(written.modules, written.leaves, strict=True)
+    return [module for module, leaves in makers if module and _names_any(finding.path, leaves)]
+
+
+def _line(finding: Finding) -> int | None:
+    found = re.search(r":([0-9]+)", finding.rule or "")
+    return int(found[1]) if found is not None else None
+
+
+def _at_line(finding: Finding, text: str, modules: Sequence[str]) -> list[str]:
+    """Return the module of the rule of a file that a finding is about; else nothing.
+
+    Args:
+        finding: with the line.
+        text: of the file.
+        modules: of its rules.
+    """
+    lines = text.splitlines()[: _line(finding) or 0]
+    begun = sum(line.startswith("- ") for line in lines[lines.index("rules:") :]) if "rules:" in lines else 0
+    return [module for module in modules[begun - 1 : begun] if begun and module]

@@ -49,6 +49,7 @@ class WrittenRules:
         open: tensor or module -> why no rule makes it.
         modules: of each rule of `decided`, what it makes; of the others, such as constants, ``""``.
         leaves: of each rule of `decided`, what it makes that of; of the others, none.
+        drafted: of each rule of `text`, what it makes, as `modules`; those of constants and the like, which stand last, are left out.
         sure: the rules without guesses, and with the questions about leaves that the language has no words for.
         left: leaves that `sure` says nothing of.
         letters: of the axes.
@@ -60,6 +61,7 @@ class WrittenRules:
     guessed: Collection[str]
     modules: tuple[str, ...]
     leaves: tuple[frozenset[str], ...]
+    drafted: tuple[str, ...]
     sure: tuple[DraftEntry, ...]
     left: tuple[str, ...]
     letters: Letters
@@ -162,6 +164,7 @@ def write_rules(
     if facts:
         head += ["", "facts:", *(f"  {name}: {value}" for name, value in facts.items())]
     decided = [entry for k, entry in enumerate(entries) if k not in unfinished]
+    drafted = tuple(module for module, _ in makers)
     makers = [maker for k, maker in enumerate(makers) if k not in unfinished]
     makers += [("", frozenset())] * (len(decided) - len(makers))
     modules, leaves = zip(*makers, strict=True) if makers else ((), ())
@@ -173,10 +176,10 @@ def write_rules(
         texts.append("\n".join([*head, *rest, "", "rules:", "\n\n".join(rule_texts(of)), ""]))
     sure = [entry for k, entry in enumerate(entries) if k not in guesses]
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
-    drafted = guessed.union(*guesses.values(), set(left) - wordless)
-    asked = [leaf for leaf in derivation.leaves if leaf in drafted]
+    unsure = guessed.union(*guesses.values(), set(left) - wordless)
+    asked = [leaf for leaf in derivation.leaves if leaf in unsure]
     return WrittenRules(
-        texts[0], texts[1], unwritten, tuple(doubtful), modules, leaves, tuple(sure), tuple(asked), letters
+        texts[0], texts[1], unwritten, tuple(doubtful), modules, leaves, drafted, tuple(sure), tuple(asked), letters
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.joining.patterns import Taken
 from convert.inference.rule_file.layers.layout import Axis, Layout
+from convert.inference.rule_file.layers.rule import NoWordsError
 from convert.layers.draft import flow
 
 ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # of the axes that a group is made of
@@ -133,7 +134,11 @@ def is_flattened(axes: Sequence[Axis]) -> bool:
 def leaf_letters(
     layout: Layout, named: Named, stacked: Collection[int] = (), split: tuple[int, str] | None = None
 ) -> str:
-    """Return the letters of the leaf's axes as stored, without the stacked ones."""
+    """Return the letters of the leaf's axes as stored, without the stacked ones.
+
+    Raises:
+        NoWordsError: the block has one element of an axis, and no rule says which.
+    """
     found = []
     for axis, size in enumerate(layout.leaf_shape):
         if axis in stacked:
@@ -145,7 +150,9 @@ def leaf_letters(
             found.append(named.whole[axis])
             continue
         of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
-        found.append("." if not of and size == 1 else of[0] if len(of) == 1 else f"({' '.join(of)})")
+        if not of and size > 1:
+            raise NoWordsError(f"one element of axis {axis} of the leaf, of {size}")
+        found.append("." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})")
     return "".join(found)
 
 
