@@ -144,3 +144,51 @@ def test_a_layer_may_be_applied_to_the_table():
         "head.bias": "c",
     }
     assert write_rules(found, model_of_module(module, "Model")).open == {}
+
+
+class Decayed(Places):
+    """Queries and keys that are turned, and scaled by powers of a buffer, as xPos does: the source multiplies their halves by other tables."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__(of, (HALF,))
+        self.m.append(torch.nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def turned(self, y: Any) -> Any:
+        places = torch.arange(T, dtype=self.p.dtype)[:, None]
+        scale, angles = (
+            (self.p ** (places / 9)).repeat(1, 2),
+            (places * torch.as_tensor(factors(500, False))).repeat(1, 2),
+        )
+        one, two = y[..., :HALF], y[..., HALF:]
+        return y * (angles.cos() * scale) + torch.cat([-two, one], -1) * (angles.sin() * scale)
+
+    def forward(self, x: Any) -> Any:
+        return self.turned(self.m[0](x)) @ self.turned(self.m[1](x)).mT @ self.m[2](x)
+
+
+@pytest.mark.parametrize(
+    "number", [1.0, *(pytest.param(other, marks=pytest.mark.slow) for other in (1.001, 2.0))], ids=str
+)
+def test_a_buffer_that_is_part_of_what_queries_and_keys_are_multiplied_by_is_kept(number):
+    of = (np.arange(HALF) + 4.0) / 16
+
+    def turned(y):
+        places = np.arange(T)[:, None]
+        scale, angles = (number * of) ** (places / 9), places * factors(500, False)
+        sine, cosine = jnp.sin(angles) * scale, jnp.cos(angles) * scale
+        one, two = y[..., :HALF], y[..., HALF:]
+        return jnp.concatenate([one * cosine - two * sine, two * cosine + one * sine], -1)
+
+    def function(w, x):
+        return turned(x @ w["a"]) @ turned(x @ w["b"]).swapaxes(-1, -2) @ (x @ w["c"])
+
+    found = derive(function, Decayed(of), SHAPES | {"c": (WIDTH, WIDTH)}, floats(3, T, WIDTH))
+    if number != 1:
+        assert not found.complete and grades(found) <= UNPROVEN
+        return
+    assert found.complete and found.tensor("p").parts[0].arithmetic is Arithmetic.OWN
+    assert {name: of for name, of in sources(found).items() if name != "p"} == {
+        "m.0.weight": "a",
+        "m.1.weight": "b",
+        "m.2.weight": "c",
+    }

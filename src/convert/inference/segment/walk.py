@@ -436,9 +436,10 @@ class Walk(Assigned):
                 good.append(choice)
             elif candidate.kind != own.KIND:
                 rest.append(choice)
-            elif self.context.level:
-                factors.append(choice)  # of a mask that the source writes in another way
+            elif not self._strict:
+                factors.append(choice)  # of a mask or a turn that the source writes in another way
             else:
+                self._hindered = True
                 self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) + len(factors) == len(wanted):
                 break
