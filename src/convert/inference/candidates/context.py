@@ -24,6 +24,7 @@ from convert.programs.program import Operation, Value, producers_of, users_of
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 TURNS = ("transpose", "permute", "movedim", "t")
+BY_DATA = (Role.PRODUCT, Role.SCALE)  # of two values of data
 SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
 MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
 MAX_BEFORE_MAP = 16  # operations between a product and the map that is made of its result, as those of a norm
@@ -187,17 +188,28 @@ class Context:
         return list(found)
 
     def sizes_behind(self, value: Value) -> list[int]:
-        """Return the sizes of the last axis in the views that the target takes of what it makes of each element of a value, and then turns."""
-        found, level = dict[int, None](), [value]
-        for _ in range(MAX_DEPTH):
-            users = [(at, user) for at in level for user in self._users.get(at, [])]
-            level = [user.results[0] for at, user in users if user.results[0].array.shape == at.array.shape]
-            for at, user in users:
+        """Return the sizes of the last axis in the views that the target takes of what it makes of each element of a value, and then turns or multiplies by data."""
+        found = dict[int, None]()
+        for at in self._of_each_element(value):
+            for user in self._users.get(at, []):
                 made = user.results[0]
-                turned = any(of.name in TURNS for of in self._users.get(made, []))
-                if user.name in VIEWS and turned and made.array.ndim > at.array.ndim:
+                if user.name in VIEWS and made.array.ndim > at.array.ndim and self._is_turned(made):
                     found |= dict.fromkeys(made.array.shape[-1:])
         return list(found)
+
+    def _is_turned(self, value: Value) -> bool:
+        """Whether the target turns the axes of what it makes of each element of a value, or multiplies it by data, which may have them in another order."""
+        users = (user for at in self._of_each_element(value) for user in self._users.get(at, []))
+        return any(user.name in TURNS or (role_of(user) in BY_DATA and len(user.data) == 2) for user in users)
+
+    def _of_each_element(self, value: Value) -> list[Value]:
+        """Return a value, and what the target makes of it with the same axes."""
+        found, level = [value], [value]
+        for _ in range(MAX_DEPTH - 1):
+            users = [user for at in level for user in self._users.get(at, [])]
+            level = [user.results[0] for user in users if user.results[0].array.shape == value.array.shape]
+            found += level
+        return found
 
     def free(self, numbers: Array, target: Array | None = None) -> bool:
         """Whether no element is used yet, but where it is the target's element already, or all may be used again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -52,3 +53,65 @@ def test_with_a_layer_behind_it_no_difference_is_claimed() -> None:
 def test_rows_of_the_data_in_another_order_are_a_difference() -> None:
     found = derive(_function(False, reverse=True), Net(behind=False), LEAVES, floats(5, WIDTH))
     assert any(difference.shown for difference in found.differences)
+
+
+C, OUT, MIDDLE, IN = 8, 4, 3, 5  # features that matrices are computed of, and their axes
+MADE = {"m": (C, OUT * IN), "n": (OUT * IN,), "o": (OUT, 2)}
+
+
+class Made(torch.nn.Module):
+    """A matrix for each row, computed by a layer, with its axes in the other order than the function has them; ``fault``: planted."""
+
+    def __init__(self, way: str, fault: str = "") -> None:
+        super().__init__()
+        self.way, self.fault = way, fault
+        self.m, self.o = torch.nn.Linear(C, OUT * IN), torch.nn.Linear(OUT, 2, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        h, matrix = x[:, C:], self.m(x[:, :C]).view(-1, IN, OUT)
+        h = h.flip(0) if self.fault == "rows" else h
+        matrix = matrix.softmax(1) if self.fault == "axis" else matrix.tanh()
+        y = (matrix * h.unsqueeze(2)).sum(1) if self.way == "sum" else (h.unsqueeze(1) @ matrix).squeeze(1)
+        return self.o(torch.tanh(y))
+
+
+def _made(w: Any, x: Any, of: Any = jnp.tanh) -> Any:
+    matrix = of((x[:, :C] @ w["m"] + w["n"]).reshape(-1, OUT, IN))
+    return jnp.tanh(jnp.einsum("boi,bi->bo", matrix, x[:, C:])) @ w["o"]
+
+
+@pytest.mark.parametrize("way", ["product", "sum"])
+def test_a_matrix_for_each_row_is_multiplied_from_the_other_side(way: str) -> None:
+    module = Made(way)
+    found = derive(_made, module, MADE, floats(6, C + IN))
+    assert grades(found) == {Grade.DERIVED}
+    assert any('linear: {module: m, axes: "(N H)D"}' in rule for rule in rules(found, module))
+
+
+@pytest.mark.parametrize("fault", ["rows", pytest.param("axis", marks=pytest.mark.slow)])
+def test_a_fault_beside_such_a_matrix_is_a_difference(fault: str) -> None:
+    function = _made if fault == "rows" else lambda w, x: _made(w, x, lambda matrix: jax.nn.softmax(matrix, 1))
+    found = derive(function, Made("product", fault), MADE, floats(6, C + IN))
+    assert [difference.shown for difference in found.differences] == [True]
+
+
+class OfThree(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.m, self.o = torch.nn.Linear(C, OUT * MIDDLE * IN), torch.nn.Linear(OUT, 2, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        made = self.m(x[:, :C]).view(-1, IN, MIDDLE, OUT)
+        return self.o(torch.tanh(torch.einsum("bimo,bi,bm->bo", made, x[:, C:-MIDDLE], x[:, -MIDDLE:])))
+
+
+def test_three_axes_in_another_order_are_no_difference() -> None:
+    """No order of three axes is found; as the layer's rows can have it, none is claimed to differ."""
+
+    def function(w: Any, x: Any) -> Any:
+        made = (x[:, :C] @ w["m"] + w["n"]).reshape(-1, OUT, MIDDLE, IN)
+        return jnp.tanh(jnp.einsum("bomi,bi,bm->bo", made, x[:, C:-MIDDLE], x[:, -MIDDLE:])) @ w["o"]
+
+    shapes = {"m": (C, OUT * MIDDLE * IN), "n": (OUT * MIDDLE * IN,), "o": (OUT, 2)}
+    found = derive(function, OfThree(), shapes, floats(6, C + IN + MIDDLE))
+    assert not any(difference.shown for difference in found.differences)

@@ -17,6 +17,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
+from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.search import Divergence
@@ -52,6 +53,8 @@ def is_only_explanation(
     if not found.proven or found.error > EXACT:
         return False
     if _are_columns_of_a_layer(found.repairs[0], target) or _is_in_a_layer(found.repairs[0], target):
+        return False
+    if are_split_in_another_order(found.repairs[0], target):
         return False
     overwritten = _overwritten(found, target, output)
     doubtful = [t for t in tensors if t.name in overwritten and t.grade is not Grade.IN_FRONT]
