@@ -244,11 +244,12 @@ class Runs:
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
         """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
-        first = found = self._run(seed, given)
+        first, size = self._run(seed, given), self._draws.size
+        found = first
         while not (self._infinite or _is_finite(found)):
             self._infinite = not self._draws.smaller()
             if self._infinite:  # as masked logits are with any weights
-                self._draws.size = 1.0
+                self._draws.size = size
                 return first
             found = self._run(seed, given)
         return found

@@ -15,7 +15,9 @@ from torch.nn import functional
 
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Derivation
+from convert.inference.draws import Draws
 from convert.inference.infer import infer
+from convert.inference.models import Runs
 from support.inferred import WIDTH, derive
 
 D = WIDTH
@@ -119,3 +121,11 @@ def test_infinities_of_a_mask_stay(inputs: Any) -> None:
 def test_a_difference_beside_the_infinities_of_a_mask_is_named() -> None:
     (difference,) = found(Masked(scale=1.0), with_mask).differences
     assert "divides" in (difference.brief or difference.problem)
+
+
+def test_runs_keep_the_size_of_their_weights_where_no_size_makes_the_outputs_finite() -> None:
+    """As those of masked logits: all further runs have weights of the size of the first."""
+    given = {"x": np.ones((2, D))}
+    runs = Runs(lambda w, x: {"y": x["x"] @ w["w"] - jnp.inf}, Draws({"w": (D, D)}, size=0.5))
+    first, again = runs.program(0, given), runs.program(0, given)
+    np.testing.assert_array_equal(again.parameters["w"].array, first.parameters["w"].array)
