@@ -215,18 +215,23 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
                 continue  # zeros, or nearly so, as a ReLU or a SiLU makes of negative numbers: many programs have zeros
             if not np.allclose(value, y) and (where := search.source.table.find(value)):
                 found[name] = where[0], _error(value, search.source.program, where[0])
-        if found:  # the last: softplus computes relu, and silu computes sigmoid
-            last_index = max(index for index, _ in found.values())
-            errors = {name: error for name, (index, error) in found.items() if index == last_index}
-            fitting = [name for name, error in errors.items() if error <= 2 * min(errors.values()) + ROUNDING]
-            if len(fitting) > 1:  # of large numbers, relu and silu are equal
-                fitting = [
-                    name
-                    for name in fitting
-                    if any(_computes(user, functions[name]) for user in behind_moves(made, users))
-                ]
-            for name in fitting if len(fitting) == 1 else ():
-                yield Fact("activation", name, tensors, leaves)
+        fitting = _nearest(found)
+        if len(fitting) > 1:  # of large numbers, relu and silu are equal
+            behind_it = list(behind_moves(made, users))
+            fitting = [name for name in fitting if any(_computes(user, functions[name]) for user in behind_it)]
+        if len(fitting) == 1:
+            yield Fact("activation", fitting[0], tensors, leaves)
+
+
+def _nearest(found: Mapping[str, tuple[int, float]]) -> list[str]:
+    """Return the functions that were found last, as softplus computes relu, and silu computes sigmoid; of these the nearest.
+
+    Args:
+        found: name of a function -> index of the operation that gives its values, and how far off they are.
+    """
+    last = max((index for index, _ in found.values()), default=0)
+    errors = {name: error for name, (index, error) in found.items() if index == last}
+    return [name for name, error in errors.items() if error <= 2 * min(errors.values()) + ROUNDING]
 
 
 def _computes(operation: Operation, function: Callable[[Array], Array]) -> bool:

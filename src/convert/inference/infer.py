@@ -17,7 +17,13 @@ from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
-from convert.inference.grading.differences.explained import explained, not_reached, run_with_guesses, where_it_ended
+from convert.inference.grading.differences.explained import (
+    GuessedRun,
+    explained,
+    not_reached,
+    run_with_guesses,
+    where_it_ended,
+)
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
 from convert.inference.grading.differences.resumed import resume
@@ -238,15 +244,20 @@ def _with_the_difference(
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
-    buffers, learned = both.target.buffers, both.learned_of_target
-    shown = explained(ended, found, buffers, learned, models.module, models.run, seen.shown_by, hidden=seen.hidden)
+
+    def guessed(tensors: Sequence[Tensor], source: Program) -> GuessedRun | None:
+        of_target = both.target.buffers, both.learned_of_target
+        return run_with_guesses(tensors, *of_target, models.module, models.run, source)
+
+    guess = guessed(found, seen.shown_by)
+    shown = explained(ended, found, guess, seen.shown_by, hidden=seen.hidden)
     if not (shown.shown or seen.hidden):
-        guess = run_with_guesses(found, buffers, learned, models.module, models.run, both.source)
+        guess = guess if seen.shown_by is both.source else guessed(found, both.source)
         derive = partial(_all_derived, models, seed)
-        right = None if guess is None else of_corrected(both.source, both.as_run, guess[0], guess[2], same, derive)
+        right = None if guess is None else of_corrected(both.source, both.as_run, guess, same, derive)
         if right is not None:
             found = with_those_behind(found, right)
-            shown = explained(ended, found, buffers, learned, models.module, models.run, seen.shown_by)
+            shown = explained(ended, found, guessed(found, seen.shown_by), seen.shown_by)
             shown = replace(shown, shown=True)
     return replace(seen, tensors=not_reached(found, both.target, ended.site.index)), (shown,)
 

@@ -129,10 +129,11 @@ class Models:
             ConvertError: a side does not run, is not deterministic, or gives NaN; or the two have not the same outputs.
         """
         given = whole_rows(self.all_given(seed), self.masks)
-        require_finite_products(self.runs.program(seed, given))
+        source = self.runs.program(seed, given)
+        require_finite_products(source)
         as_run = recorded(self.module, self.run, given, known)
         require_same_again(self.module, self.run, as_run)
-        return self.records_of(as_run, seed)
+        return self._records(source, as_run, seed, given)
 
     def records_of(self, as_run: Program, seed: int) -> Records:
         """Return the records of the function with the weights of a seed, and of a run of the module that has its inputs.
@@ -141,7 +142,9 @@ class Models:
             ConvertError: the two have not the same outputs.
         """
         given = whole_rows(self.all_given(seed), self.masks)
-        source = self.runs.program(seed, given)
+        return self._records(self.runs.program(seed, given), as_run, seed, given)
+
+    def _records(self, source: Program, as_run: Program, seed: int, given: Mapping[str, Array]) -> Records:
         target = _in_one_form(as_run, self.runs.forms, keep=False)
         for form, differs in WRITTEN_IN_TWO_WAYS.items():
             if not getattr(self.runs.forms, form) and (needed := differs(source, target)):

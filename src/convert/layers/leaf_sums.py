@@ -70,6 +70,11 @@ def by_role(role: str, paths: Sequence[Pattern], sign: str = PLUS) -> Mapping[st
     return {f"{role}{sign}{k}" if k else role: path for k, path in enumerate(paths)}
 
 
+def what_is_lost(joined: bool) -> str:
+    """Return what a tensor is that does not tell its leaves apart: several that are joined, or added up or multiplied."""
+    return "the values of several leaves, one after the other" if joined else "a sum or product of several leaves"
+
+
 def role_of_sum(role: str) -> str:
     """Return the role of the sum that the leaf with this role is a term of, or of the leaf that it is joined to; of other leaves their own."""
     return role.partition(PLUS)[0].partition(NEXT)[0]

@@ -21,6 +21,7 @@ from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
+from convert.layers.leaf_sums import what_is_lost
 from convert.planning.low_rank_source import Merge
 from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
 from convert.planning.plan import Plan
@@ -207,7 +208,7 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
         user = next(step for step in plan.steps if any(part.leaf == merge.name for part in step.parts))
         yield Finding(
             "not-reversible",
-            f"the tensor {_made(merge)} ({merge.name}); it does not tell them apart",
+            f"the tensor is {what_is_lost(isinstance(merge, Joined))} ({merge.name}); it does not tell them apart",
             rule=user.rule.line_only,
             path=user.name,
             fix=_of_merge(merge),
@@ -219,13 +220,6 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec, like)) is not None:
                 fix = "" if why == _FOLDED else _OTHER_FACTOR
                 yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
-
-
-def _made(merge: MergedLeaf) -> str:
-    joined = isinstance(merge, Joined)
-    return (
-        f"is {'the values of several leaves, one after the other' if joined else 'a sum or product of several leaves'}"
-    )
 
 
 def _of_merge(merge: MergedLeaf) -> str:

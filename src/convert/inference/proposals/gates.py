@@ -283,13 +283,15 @@ class Cells:
         is right in which each input and state has its columns side by side.
         """
         starts = np.cumsum([0, *(len(matrix.numbers) for matrix in ours)])
+        as_they_are = None
         for order in itertools.permutations(range(len(ours))):
             rows = self._columns([ours[k] for k in order], theirs)
             if rows is None:
                 return None
+            as_they_are = rows if as_they_are is None else as_they_are
             if np.array_equal(rows, np.arange(len(rows))):
                 return np.argsort(np.concatenate([np.arange(starts[k], starts[k + 1]) for k in order]))
-        return self._columns(ours, theirs)
+        return as_they_are
 
     def _columns(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
         one, two = _data(ours), _data(theirs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
-from convert.layers.leaf_sums import NEXT, PLUS, sums_of
+from convert.layers.leaf_sums import NEXT, PLUS, sums_of, what_is_lost
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
 from convert.planning.facts.values import published_version
@@ -296,8 +296,7 @@ def _lost(rules: RuleFile, target: str) -> Iterator[Finding]:
         terms = next(iter(sums_of([*rule.sources]).values()), ())
         joined = any(NEXT in role for role in terms)
         if layer is not None and (rule.kind.pair is not None or terms):
-            of = "the values of several leaves, one after the other" if joined else "a sum or product of several leaves"
-            why = f"{of}; it does not tell them apart"
+            why = f"{what_is_lost(joined)}; it does not tell them apart"
         elif layer is not None and rule.normalized is not None and not kept(rule, layer):
             why = "the weight with its normalisation folded into it; it does not hold the weight without it"
         if why:

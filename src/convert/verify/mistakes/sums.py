@@ -18,6 +18,7 @@ from convert.planning.merged_leaf import Joined, Sum
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MOST_JOINED = 3  # leaves whose orders are tried
 FACTORS = {  # mistake -> what the leaf is multiplied by, and what that gives
     "leaf of a sum left out": (0.0, "the sum without {}"),
     "leaf of a sum added twice": (2.0, "the sum with {} added twice"),
@@ -41,11 +42,12 @@ def sum_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
 def joined_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     """Yield mistakes with leaves that the plan puts one after the other: another order."""
     first = next((merge for part in step.parts if isinstance(merge := plan.merges.get(part.leaf), Joined)), None)
-    for order in itertools.permutations(range(len(first.terms))) if first is not None and len(first.terms) < 4 else ():
-        if list(order) == sorted(order):
-            continue
-        terms = ", ".join(first.terms[k] for k in order) if first is not None else ""
-        gives = f"the leaves in the order {terms}"
+    if first is None or len(first.terms) > MOST_JOINED:
+        return
+    for order in itertools.islice(
+        itertools.permutations(range(len(first.terms))), 1, None
+    ):  # the first is that of the rule
+        gives = f"the leaves in the order {', '.join(first.terms[k] for k in order)}"
         yield symmetric("leaves joined in another order", gives, "in that of the rule", _in_order(step, plan, order))
 
 

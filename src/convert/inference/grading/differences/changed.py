@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.forms.elements import without_idle
 from convert.inference.grading.differences.corrections import Correction
 from convert.programs.divergence.layouts import same
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
@@ -141,7 +142,8 @@ def _with(correction: Correction, places: _Places, program: Program) -> Program:
             operations.append(_operation(correction, given, value, names, inputs, operation.where, operation.module))
             new[value] = operations[-1].results[0]
     outputs = {name: new.get(value, value) for name, value in program.outputs.items()}
-    return _again(replace(program, operations=_used(operations, outputs, {*places}), outputs=outputs))
+    changed = replace(program, outputs=outputs)
+    return _again(replace(changed, operations=tuple(without_idle(operations, changed))))
 
 
 def _operation(
@@ -194,17 +196,3 @@ def _with_number(operation: Operation, number: float) -> Operation:
         for x in operation.operands
     )
     return replace(operation, operands=operands)
-
-
-def _used(operations: list[Operation], outputs: Mapping[str, Value], replaced: set[Value]) -> tuple[Operation, ...]:
-    """Return the operations without those that computed only what was replaced."""
-    made_by = producers_of(operations)
-    left = list(operations)
-    waiting = [made_by[value] for value in replaced if value in made_by]
-    while waiting:
-        operation = waiting.pop()
-        users = {x for one in left for x in one.operands} | set(outputs.values())
-        if operation in left and users.isdisjoint(operation.results):
-            left.remove(operation)
-            waiting += [made_by[x] for x in operation.operands if x in made_by]
-    return tuple(left)

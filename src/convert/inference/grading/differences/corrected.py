@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from convert.inference.derivation import Grade, Tensor
 from convert.inference.grading import proof
 from convert.inference.grading.differences.changed import changed
 from convert.inference.grading.differences.corrections import corrections
+from convert.inference.grading.differences.explained import GuessedRun
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart
 from convert.numerics.magnitude import relative_error
@@ -32,8 +33,7 @@ Derive = Callable[[Program], tuple[Sequence[Tensor], Program] | None]
 def of_corrected(
     source: Program,
     target: Program,
-    guessed: Program,
-    lacking: Collection[str],
+    guessed: GuessedRun,
     fresh: Sequence[Program],
     derive: Derive,
 ) -> tuple[Tensor, ...] | None:
@@ -41,15 +41,14 @@ def of_corrected(
 
     Args:
         target: the record of its run.
-        guessed: one with the weights that were guessed.
-        lacking: parameters for which nothing was guessed.
+        guessed: its run with the weights that were guessed.
         fresh: runs of the source with other weights and inputs.
         derive: record of a target -> its tensors, and the record in the source's form; None where one of them is open.
     """
     given = _given(source)
-    if not can_rerun(target, given) or not can_rerun(guessed, given):
+    if not can_rerun(target, given) or not can_rerun(guessed.program, given):
         return None
-    for program in itertools.islice(_corrected(source, target, guessed, lacking), MOST):
+    for program in itertools.islice(_corrected(source, target, guessed), MOST):
         try:
             found = derive(program)
             if found is None:
@@ -91,14 +90,14 @@ def with_those_behind(tensors: Sequence[Tensor], right: Sequence[Tensor]) -> tup
     return tuple(t if t.grade is Grade.IN_FRONT else behind[t.name] for t in tensors)
 
 
-def _corrected(source: Program, target: Program, guessed: Program, lacking: Collection[str]) -> Iterator[Program]:
+def _corrected(source: Program, target: Program, guessed: GuessedRun) -> Iterator[Program]:
     """Yield records of the target with a correction."""
     for name in source.outputs:
-        way, own = on_the_way(source, name), on_the_way(guessed, name)
-        known = Knowledge(way, own, name, SharedValues(way, EXACT), lacking)
+        way, own = on_the_way(source, name), on_the_way(guessed.program, name)
+        known = Knowledge(way, own, name, SharedValues(way, EXACT), guessed.lacking)
         for correction in corrections(known):
             try:
-                yield from changed(correction, guessed, target)
+                yield from changed(correction, guessed.program, target)
             except (ValueError, ConvertError):  # of another shape; not a number
                 continue
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,21 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 SHARE = 1e-3  # of the error that may be left when the operation is replaced
 FINEST = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class GuessedRun:
+    """A run of the target with the weights that were guessed.
+
+    Attributes:
+        program: its record.
+        known: names of these weights.
+        lacking: those of which nothing is known.
+    """
+
+    program: Program
+    known: Collection[str]
+    lacking: Collection[str]
 
 
 def where_it_ended(search: Search) -> Difference:
@@ -63,27 +78,24 @@ def not_reached(tensors: Sequence[Tensor], target: Program, index: int) -> tuple
 def explained(
     ended: Difference,
     tensors: Sequence[Tensor],
-    buffers: Collection[str],
-    learned: Sequence[str],
-    module: torch.nn.Module,
-    run: Run,
+    guessed: GuessedRun | None,
     source: Program,
     *,
     hidden: bool = False,
 ) -> Difference:
     """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
 
-    The target runs with the guessed weights, and the source's values are put in until the output is the source's.
+    The source's values are put into the run with the guessed weights until the output is the source's.
 
     Args:
         tensors: with the grades that hold although the programs differ: an open one may be guessed wrongly.
-        learned: parameters of the target that are data.
+        guessed: the run with what was guessed for them; None if it gives NaN.
+        source: with the weights of that run.
         hidden: whether the outputs agree, and the numbers differ that a choice is made by.
     """
-    guessed = run_with_guesses(tensors, buffers, learned, module, run, source)
     if guessed is None:
         return ended
-    target, state, lacking = guessed
+    target, lacking = guessed.program, guessed.lacking
     if hidden:
         source, target = choices_as_outputs(source), choices_as_outputs(target)
     for name, value in source.outputs.items():
@@ -99,7 +111,7 @@ def explained(
 
         before = error(target.outputs[name].array)
         share = max(FINEST, SHARE * min(1.0, before))
-        doubtful = {t.name for t in tensors if t.grade is Grade.OPEN and t.name in state}
+        doubtful = {t.name for t in tensors if t.grade is Grade.OPEN and t.name in guessed.known}
         found = diverge(source, target, name, error, share, min(share, EXACT), lacking)
         if found is None or not (found.proven or found.entry):
             continue
@@ -126,10 +138,13 @@ def run_with_guesses(
     module: torch.nn.Module,
     run: Run,
     source: Program,
-) -> tuple[Program, Collection[str], Collection[str]] | None:
-    """Return a run of the target with the weights that were guessed, their names, and those of which nothing is known; None if it gives NaN.
+) -> GuessedRun | None:
+    """Return a run of the target with the weights that were guessed; None if it gives NaN.
 
-    Buffers for which no leaf was guessed keep the module's own numbers.
+    Args:
+        buffers: of the target; those for which no leaf was guessed keep the module's own numbers.
+        learned: parameters of the target that are data.
+        source: the run whose weights and inputs it has.
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     weights = proof.weights(guessed, source)
@@ -138,7 +153,7 @@ def run_with_guesses(
         target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
     except ConvertError:  # not a number: with these weights the target's code shows nothing
         return None
-    return parameters_as_data(target, learned), state.keys(), weights.keys() - state.keys()
+    return GuessedRun(parameters_as_data(target, learned), state.keys(), weights.keys() - state.keys())
 
 
 def infinite_alone(name: str, got: Array, want: Array) -> str:
