@@ -1,167 +1,229 @@
-"""Gemma 3 in the trees of Tunix and of MaxText, each converted by orbaxport, MaxText and `convert`, and what `convert check` says.
+"""One Gemma 3 1B in three layouts, each converted by orbaxport, MaxText and `convert`: time, memory, and what `convert check` says.
 
     pip install -e '.[test]'                                             # the environment that runs this
     pip install --no-deps --target /some/folder orbaxport==1.3.0
-    ORBAXPORT=/some/folder MAXTEXT=/env/of/make_maxtext/bin/python python benchmarks/gemma_converters.py > benchmarks/results/gemma-converters.txt
+    ORBAXPORT=/some/folder MAXTEXT=/env/of/make_maxtext/bin/python python benchmarks/gemma_converters.py FOLDER
 
-The checkpoints are golden cases of the tests (tests/golden/README.md): random weights of toy sizes that Tunix's and MaxText's own models ran.
-Tunix's is saved here as its CheckpointManager does, MaxText's by MaxText. No time is measured.
+The weights are random bfloat16 numbers of the published shapes (`checkpoints.py`): the same in the layouts of the gemma package, of Tunix (saved
+as its CheckpointManager does) and of MaxText (saved by MaxText; rounded once more, see `gemma_layouts.py`). MaxText's exporter asks the Hub for a
+tokenizer, and for a garbage collection after each tensor: both are left out. The rest runs as on the command line. FOLDER needs 14 GB.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import convert
-from convert.verify.run import check
+import gemma_layouts
+from checkpoints import SIZES
+from measuring import Runs, machine, measure, settle
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-LEVELS = ("coverage", "weights", "layers")
+HERE = Path(__file__).parent
+LEVELS = ["coverage", "weights", "layers"]
 SHOWN = 4  # findings of a level
 ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception)\b")
-# The sizes of Tunix's golden case, as MaxText's command line has them.
-TUNIX_SIZES = {
-    "base_emb_dim": 16, "base_num_query_heads": 4, "base_num_kv_heads": 2, "base_mlp_dim": 24, "head_dim": 4, "vocab_size": 40,
-    "base_num_decoder_layers": 7, "scan_layers": False, "sliding_window_size": 4,
-}  # fmt: skip
-# MaxText writes these two facts of the published model for a model of toy sizes, too.
-PUBLISHED = {"sliding_window": 1024, "query_pre_attn_scalar": 256}
-# The golden case without the files that no reader of ours needs, and orbaxport does: MaxText writes it again.
+# Facts of the published 1B that no weight holds: MaxText has no configuration of that size.
+FACTS = {"context_length": 32768, "sliding_window": 512, "query_pre_attn_scalar": 256, "rope_factor_global": 1.0}
 SAVE = """
 import sys
-sys.path.insert(0, "tests/golden")
-import make_maxtext as m
-name, _, changes = m.CASES["gemma3-unscanned"]
-config = m.pyconfig.initialize_pydantic(m.configured(name, changes))
-items, reader = m.HERE / "gemma3-unscanned" / "ckpt" / "0" / "items", m.ocp.PyTreeCheckpointer()
-known = reader.metadata(items).item_metadata.tree
-arrays = m.jax.tree.map(lambda _: m.ocp.RestoreArgs(restore_type=m.np.ndarray), known)
-tree = m.jax.tree.map(m.jnp.asarray, reader.restore(items, restore_args=arrays))
-manager = m.checkpointing.create_orbax_checkpoint_manager(sys.argv[1], True, False, 1)
-m.checkpointing.save_checkpoint(manager, 0, tree, config=config, force=True)
-m.checkpointing.wait_until_finished(manager)
+import gemma_layouts, jax
+from maxtext.common import checkpointing
+from maxtext.configs import pyconfig
+size, folder, out, *argv = sys.argv[1:]
+config = pyconfig.initialize_pydantic(["save", *argv])
+tree = jax.tree.map(jax.numpy.asarray, gemma_layouts.maxtext(gemma_layouts.weights(size, folder)))
+manager = checkpointing.create_orbax_checkpoint_manager(out, True, False, 1)
+checkpointing.save_checkpoint(manager, 0, tree, config=config, force=True)
+checkpointing.wait_until_finished(manager)
 """
 TO_HUGGINGFACE = """
-import json, sys, types
-sys.path.insert(0, "tests/golden")
-import make_maxtext as m
-from absl import flags
-name, _, changes = m.CASES["gemma3-unscanned"]
-argv = m.configured(name, changes | json.loads(sys.argv[3]))
-flags.FLAGS(["benchmark", "--override_model_architecture"])
-m.to_huggingface.gc = types.SimpleNamespace(collect=lambda: None)
-m.to_huggingface.AutoTokenizer = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
-m.to_huggingface.main([*argv, f"load_parameters_path={sys.argv[2]}", f"base_output_directory={sys.argv[1]}"])
+import gc, runpy, types
+import transformers
+gc.collect = lambda *_: 0
+transformers.AutoTokenizer = transformers.AutoProcessor = types.SimpleNamespace(from_pretrained=lambda *_, **__: None)
+runpy.run_module("maxtext.checkpoint_conversion.to_huggingface", run_name="__main__", alter_sys=True)
 """
 
 
-def tunix_checkpoint(folder: Path) -> Path:
-    """Save the golden as Tunix's CheckpointManager does: the item `model_params` of a step."""
+def in_maxtext(code: str) -> str:
+    """Return what a line of Python prints in MaxText's environment."""
+    command = [os.environ["MAXTEXT"], "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the other converters, and what MaxText runs in."""
+    code = "from importlib.metadata import version as v; print(*map(v, ('maxtext', 'jax', 'transformers')))"
+    taken = zip(("maxtext", "jax of maxtext", "transformers of maxtext"), in_maxtext(code).split(), strict=True)
+    return {x.name: x.version for x in distributions(path=[os.environ["ORBAXPORT"]])} | dict(taken)
+
+
+def maxtext_options(size: str) -> list[str]:
+    """Return MaxText's command line for a Gemma 3 of these sizes: it has no configuration of the 1B, so that of the 4B is given other sizes."""
+    layers, width, heads, kv_heads, head, hidden, vocabulary = SIZES[size]
+    folder = in_maxtext("import importlib.util as u; print(u.find_spec('maxtext').submodule_search_locations[0])")
+    options = {
+        "model_name": "gemma3-4b", "override_model_config": True, "base_num_decoder_layers": layers, "base_emb_dim": width,
+        "base_num_query_heads": heads, "base_num_kv_heads": kv_heads, "head_dim": head, "base_mlp_dim": hidden, "vocab_size": vocabulary,
+        "sliding_window_size": FACTS["sliding_window"], "rope_linear_scaling_factor": FACTS["rope_factor_global"], "scan_layers": False,
+        "dtype": "bfloat16", "weight_dtype": "bfloat16", "attention": "dot_product", "hardware": "cpu", "skip_jax_distributed_system": True,
+        "run_name": "benchmark", "enable_checkpointing": False, "sharding_tolerance": 1.0,
+    }  # fmt: skip
+    return [f"{folder}/configs/base.yml", *(f"{key}={value}" for key, value in options.items())]
+
+
+def checkpoints(size: str, folder: Path) -> dict[str, Path]:
+    """Save the same weights in each layout; return their paths."""
     import orbax.checkpoint as ocp
 
-    from support import tunix
-
-    tree: dict[str, Any] = {}
-    for name, leaf in tunix.GOLD.leaves(tunix.CASE).items():
-        *parents, last = name.split("/")
-        node = tree
-        for key in parents:
-            node = node.setdefault(key, {})
-        node[last] = leaf
-    with ocp.CheckpointManager(folder, item_names=("model_params",)) as manager:
-        manager.save(1, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(tree)))
-    return folder / "1"
-
-
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the error that a converter ended with; empty where it wrote something."""
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return next((x for x in reversed(lines) if ERROR_LINE.match(x)), lines[-1]) if done.returncode else ""
-
-
-def orbaxport(checkpoint: Path, out: Path, *options: str) -> str:
-    """Run orbaxport's command line, with the names of Gemma 3; return its error."""
-    command = [
-        sys.executable,
-        "-m",
-        "orbaxport",
-        "-i",
-        str(checkpoint),
-        "-o",
-        str(out),
-        "--hf-folder",
-        "--key-map",
-        "gemma3",
-    ]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.environ["ORBAXPORT"]}
-    return said(subprocess.run([*command, "--dtype", "float32", *options], env=env, capture_output=True, text=True))
+    made = {"gemma": folder / "gemma", "Tunix": folder / "tunix" / "1", "MaxText": folder / "maxtext" / "0"}
+    if not made["gemma"].exists():
+        command = [sys.executable, str(HERE / "checkpoints.py"), str(made["gemma"]), "--size", size]
+        subprocess.run(command, check=True)
+    if not made["Tunix"].exists():
+        tree = gemma_layouts.tunix(gemma_layouts.weights(size, folder))
+        with ocp.CheckpointManager(folder / "tunix", item_names=("model_params",)) as manager:
+            manager.save(1, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(tree)))
+    if not made["MaxText"].exists():
+        command = [
+            os.environ["MAXTEXT"],
+            "-c",
+            SAVE,
+            size,
+            str(folder),
+            str(folder / "maxtext"),
+            *maxtext_options(size),
+        ]
+        environment = os.environ | {"PYTHONPATH": str(HERE), "JAX_PLATFORMS": "cpu"}
+        subprocess.run(command, check=True, env=environment)
+    return made
 
 
-def maxtext(checkpoint: Path, out: Path, sizes: dict[str, Any]) -> str:
-    """Run MaxText's `to_huggingface` as for its golden, with other sizes; return its error."""
-    out.mkdir()
-    command = [os.environ["MAXTEXT"], "-c", TO_HUGGINGFACE, str(out), str(checkpoint), json.dumps(sizes)]
-    return said(subprocess.run(command, cwd=ROOT, capture_output=True, text=True))
+def commands(layout: str, checkpoint: Path, out: Path, size: str) -> dict[str, list[str]]:
+    """Return the command of each converter for a checkpoint."""
+    orbaxport = [
+        "env", f"PYTHONPATH={os.environ['ORBAXPORT']}", "JAX_PLATFORMS=cpu", sys.executable, "-m", "orbaxport", "-i", str(checkpoint),
+        "-o", str(out), "--hf-folder", "--key-map", "gemma3", *(["--item", "items"] if layout == "MaxText" else []),
+    ]  # fmt: skip
+    items = {"gemma": checkpoint, "Tunix": checkpoint / "model_params", "MaxText": checkpoint / "items"}[layout]
+    maxtext = [
+        os.environ["MAXTEXT"], "-c", TO_HUGGINGFACE, *maxtext_options(size), f"load_parameters_path={items}",
+        f"base_output_directory={out}", "--override_model_architecture",
+    ]  # fmt: skip
+    ours = [sys.executable, "-m", "convert", model(layout), str(checkpoint), str(out), *settings_of(layout, size)]
+    return {
+        "orbaxport": orbaxport,
+        "orbaxport --transpose": [*orbaxport, "--transpose"],
+        "to_huggingface": maxtext,
+        "convert": ours,
+    }
 
 
-def text_names(out: Path, renamed: Path) -> None:
-    """Copy weights with the names of `Gemma3ForCausalLM`."""
-    from safetensors.numpy import load_file, save_file
-
-    tensors = load_file(out / "model.safetensors")
-    save_file({name.replace("model.language_model.", "model."): x for name, x in tensors.items()}, renamed)
+def model(layout: str) -> str:
+    """Return the rules that `convert` has for a layout."""
+    return {"gemma": "gemma3", "Tunix": "tunix-gemma3", "MaxText": "maxtext-gemma3"}[layout]
 
 
-def report(title: str, out: Path, checkpoint: Path, model: str, settings: dict[str, Any], error: str = "") -> None:
-    """Print what `convert check` says: the verdict of each level, and the first findings; or the error of the converter."""
-    print(f"\n## {title}")
-    if error:
-        print(f"nothing was written: {error.replace(str(checkpoint), 'CKPT')[:420]}")
-        return
-    for level in check(out, checkpoint, model=model, settings=settings, levels=list(LEVELS)).levels:
-        print(f"{level.level}: {level.verdict.value}{f' ({level.reason})' if level.reason else ''}")
-        for finding in level.findings[:SHOWN]:
-            print(f"  - {str(finding).replace(str(out), 'OUT')[:420]}")
-        if len(level.findings) > SHOWN:
-            print(f"  and {len(level.findings) - SHOWN} more")
+def settings(layout: str, size: str) -> dict[str, Any]:
+    """Return what has to be said of a layout: nothing, where the sizes are published ones."""
+    if size == "1b" and layout != "MaxText":
+        return {}
+    return FACTS | ({} if layout == "Tunix" else {"vocab_size": SIZES[size][-1]})
+
+
+def settings_of(layout: str, size: str) -> list[str]:
+    return [word for key, value in settings(layout, size).items() for word in ("--set", f"{key}={value}")]
+
+
+def run(command: list[str], out: Path, rounds: int) -> tuple[Runs, str]:
+    """Run a converter, and one time before that is not measured if there are several; return the measurements, and the error if it ends with one."""
+    runs = Runs()
+    for round_ in range(rounds + (rounds > 1)):
+        shutil.rmtree(out, ignore_errors=True)
+        settle(out.parent, most=5)
+        try:
+            measure(command, runs if round_ or rounds == 1 else None)
+        except SystemExit as failed:
+            lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+            return runs, next((line for line in reversed(lines) if ERROR_LINE.match(line)), lines[-1])
+    return runs, ""
+
+
+def checked(out: Path, checkpoint: Path, layout: str, size: str) -> dict[str, Any]:
+    """Return what `convert check` says: the verdict of each level, and its first findings."""
+    from convert.verify.run import check
+
+    said = {}
+    for level in check(out, checkpoint, model=model(layout), settings=settings(layout, size), levels=LEVELS).levels:
+        findings = [str(x).replace(f"{out.parent}/", "").replace(str(out.parent), "")[:420] for x in level.findings]
+        more = [f"and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
+        said[level.level] = {
+            "verdict": level.verdict.value,
+            "reason": level.reason,
+            "findings": findings[:SHOWN] + more,
+        }
+    return said
+
+
+def compared(out: Path, first: Path) -> dict[str, Any]:
+    """Return how many tensors are equal bit for bit, and the largest difference of the others, relative to the largest value of the tensor."""
+    from safetensors.torch import load_file
+
+    ours, other = load_file(out / "model.safetensors"), load_file(first / "model.safetensors")
+    assert ours.keys() == other.keys()
+    apart = {name: x for name, x in ours.items() if not x.equal(other[name])}
+    errors = (
+        ((x - other[name]).float().abs().max() / other[name].float().abs().max()).item() for name, x in apart.items()
+    )
+    return {"equal": len(ours) - len(apart), "of": len(ours), "largest difference": max(errors, default=0.0)}
 
 
 def main() -> None:
-    from support import maxtext as maxtext_cases
-    from support import tunix
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="1b")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", default="", help="converters whose name has this text; the other rows of the results are kept"
+    )
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = HERE / "results" / "gemma-converters.json"
+    kept = json.loads(written.read_text())["runs"] if options.only else {}
+    results: dict[str, Any] = {"machine": machine() | versions(), "size": options.size, "runs": kept}
+    for layout, checkpoint in checkpoints(options.size, folder).items():
+        for name, command in commands(layout, checkpoint, folder / "out", options.size).items():
+            if options.only in f"{layout}: {name}":
+                row = measured(command, name, layout, checkpoint, options)
+                results["runs"][f"{layout}: {name}"] = row
+                print(f"{layout}: {name}", json.dumps(row)[:300], flush=True)
+                written.write_text(json.dumps(results, indent=1) + "\n")
 
-    theirs = {**maxtext_cases.settings("gemma3-unscanned"), **PUBLISHED}
-    print("orbaxport 1.3.0, maxtext 0.2.5")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        step = tunix_checkpoint(folder / "tunix")
-        error = orbaxport(step, folder / "a", "--transpose")
-        report("Tunix's tree, orbaxport --transpose", folder / "a", step, "tunix-gemma3", tunix.SET, error)
-        error = orbaxport(step, folder / "b")
-        report("Tunix's tree, orbaxport", folder / "b", step, "tunix-gemma3", tunix.SET, error)
-        error = maxtext(step / "model_params", folder / "f", TUNIX_SIZES)
-        report("Tunix's tree, to_huggingface", folder / "f", step, "tunix-gemma3", tunix.SET, error)
-        convert.convert("tunix-gemma3", step, folder / "c", settings=tunix.SET)
-        report("Tunix's tree, convert", folder / "c", step, "tunix-gemma3", tunix.SET)
-        golden = folder / "maxtext"
-        subprocess.run([os.environ["MAXTEXT"], "-c", SAVE, str(golden)], cwd=ROOT, check=True, capture_output=True)
-        for name, options in {"orbaxport --transpose": ["--transpose"], "orbaxport": []}.items():
-            error = orbaxport(golden / "0", folder / name, "--item", "items", *options)
-            report(f"MaxText's tree, {name}", folder / name, golden, "maxtext-gemma3", theirs, error)
-        error = maxtext(golden / "0" / "items", folder / "d", {})
-        report("MaxText's tree, to_huggingface", folder / "d", golden, "maxtext-gemma3", theirs, error)
-        text_names(folder / "d", folder / "d.safetensors")
-        report("MaxText's tree, to_huggingface: the tensors by the names of the text model", folder / "d.safetensors", golden, "maxtext-gemma3", theirs)  # fmt: skip
-        convert.convert("maxtext", golden, folder / "e", settings=theirs)
-        report("MaxText's tree, convert", folder / "e", golden, "maxtext-gemma3", theirs)
+
+def measured(
+    command: list[str], name: str, layout: str, checkpoint: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the row of a converter and a layout."""
+    out: Path = options.folder.resolve() / "out"
+    runs, error = run(command, out, options.rounds)
+    if error:
+        return {"error": error.replace(str(out.parent), "")[:420]}
+    row = runs.summary() | {"check": checked(out, checkpoint, layout, options.size)}
+    if name != "convert":
+        return row
+    first = out.parent / "first"  # what the published layout gives
+    if layout == "gemma":
+        shutil.copytree(out, first, dirs_exist_ok=True)
+    return row | {"as the tensors of the gemma layout": compared(out, first)}
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def measure(command: list[str], runs: Runs | None) -> None:
     took = time.perf_counter() - started
     after = os.times()
     if process.returncode:
-        raise SystemExit(f"{' '.join(command[:3])} ...: exit code {process.returncode}\n{err[-2000:]}")
+        raise SystemExit(f"{' '.join(command[:3])} ...: exit code {process.returncode}\n{err}")
     if runs is not None:
         runs.seconds.append(took)
         runs.cpu.append(after.children_user + after.children_system - before.children_user - before.children_system)

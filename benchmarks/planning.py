@@ -1,8 +1,10 @@
 """Measures how long a plan takes for the published mixtures of experts, of which MaxText stacks all experts in one leaf.
 
     python benchmarks/planning.py [--rounds 7] [--json results/planning.json]
+    PYTHONPATH=tests python benchmarks/planning.py --published --json results/planning-published.json
 
 A plan needs names, shapes and dtypes only: the trees are those of MaxText's configurations, scanned and unscanned, without values.
+`--published` plans every published size of which the tests have the names and shapes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import gc
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -172,6 +175,25 @@ MODELS: dict[str, Callable[[bool], dict[str, Shape]]] = {
 }
 
 
+def published(folder: Path) -> Iterator[tuple[str, str, Source]]:
+    """Yield name, MODEL and tree of each published size of MaxText and of Flax transformers in tests/models.
+
+    Args:
+        folder: for the config.json of each Flax model.
+    """
+    from models import test_flax_published as of_flax
+    from models import test_maxtext_published as of_maxtext
+
+    for name in of_maxtext.SIZES:
+        yield f"MaxText {name}", "maxtext", of_maxtext.published(name)
+    for name, said in of_flax.PUBLISHED.items():
+        source = of_flax.SpecsOnly({leaf: (tuple(shape), "float32") for leaf, shape in said["leaves"].items()})
+        source.path = folder / name
+        source.path.mkdir()
+        (source.path / "config.json").write_text(json.dumps(said["whole"]))
+        yield f"Flax {name}", name if name in of_flax.OWN_RULES else "flax-transformers", source
+
+
 def seconds(work: Callable[[], object], rounds: int) -> dict[str, float]:
     """Return the median wall time of a call, and the processor time that it takes at least."""
     walls, processor = [], []
@@ -207,9 +229,19 @@ def names_and_objects(plan: Plan) -> object:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--published", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {}
+    if options.published:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, model, source in published(Path(folder)):
+                plan = partial(convert.plan_conversion, model, source)
+                plan()  # the rule file is parsed once
+                results[name] = {"leaves": len(source.leaves), "plan": seconds(plan, options.rounds)}
+                print(f"{name}: {results[name]}")
+        write(options.json, results)
+        return
     for name, tree in MODELS.items():
         for layout in ("scanned", "unscanned"):
             source = NamesAndShapes(tree(layout == "scanned"))
@@ -223,8 +255,12 @@ def main() -> None:
                 found[what] = seconds(work, options.rounds)
             results[f"{name}, {layout}"] = found
             print(f"{name}, {layout}: {found}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "plans": results}, indent=1) + "\n")
+    write(options.json, results)
+
+
+def write(file: Path | None, results: dict[str, Any]) -> None:
+    if file:
+        file.write_text(json.dumps({"machine": machine(), "plans": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.plan import Plan
 from convert.planning.planner import plan_match
 from convert.planning.rule_match import RuleMatch
-from convert.planning.select_rules import explain, select, suggest_relative
+from convert.planning.select_rules import NoMatch, explain, select, suggest_other, suggest_relative
 from convert.rules.file import RuleFile
 from convert.rules.library import available_rules, find_rules, rules_of_type
 from convert.writing.execute import Event, Result, execute
@@ -64,7 +64,10 @@ def select_rules(model: str | RuleFile, checkpoint: str | Path | Source, options
     of_more_classes = rules_of_type(model, _rules_dir(options)) if isinstance(model, str) else ()
     choice = select(candidates, of_more_classes, source, options)
     if not isinstance(choice, RuleMatch):
-        raise explain(choice)
+        error, other = explain(choice), ""
+        if isinstance(choice, NoMatch) and not isinstance(error, OptionError):
+            other = suggest_other(choice.nearest, _others(candidates, options), str(model))
+        raise error.with_hint("; ".join(filter(None, (error.hint, other))))
     return choice
 
 
@@ -75,7 +78,9 @@ def plan_selected(match: RuleMatch) -> Plan:
     except OptionError:
         raise
     except PlanError as error:
-        raise error.with_hint(suggest_relative(match, _relatives(match.rules, match.options))) from None
+        relative = suggest_relative(match, _relatives(match.rules, match.options))
+        hint = relative or suggest_other(match, _others((match.rules,), match.options), match.rules.model)
+        raise error.with_hint(hint or error.hint) from None
 
 
 def convert(
@@ -253,7 +258,7 @@ def plan_reverse(
         PlanError: an operation has no inverse (``not-reversible``), or a tensor is missing, unexpected or of another shape.
     """
     from convert.peft.adapter import is_adapter, no_adapter
-    from convert.reversing.plan import reverse
+    from convert.reversing.plan import merged_pairs, reverse
     from convert.reversing.published_names import forms_of, plan_any
     from convert.writing.written import open_written
 
@@ -272,6 +277,8 @@ def plan_reverse(
     if layout is not None:
         raise _has_its_layout()
     match = select_rules(model, like, options)
+    if match.coverage.pairs and not match.without_adapters:
+        raise merged_pairs(match.source, match.coverage.pairs)
     targets = _targets(match.rules, written.metadata, options)
     plans = [plan_selected(replace(match, options=replace(match.options, to=to))) for to in targets]
 
@@ -425,6 +432,12 @@ def _relatives(rules: RuleFile, options: ConversionOptions) -> list[RuleFile]:
         for other in available_rules(_rules_dir(options))
         if family and other.family == family and other.model != rules.model
     ]
+
+
+def _others(candidates: Sequence[RuleFile], options: ConversionOptions) -> list[RuleFile]:
+    """List the models that are not among the candidates."""
+    known = {rules.model for rules in candidates}
+    return [other for other in available_rules(_rules_dir(options)) if other.model not in known]
 
 
 def _rules_dir(options: ConversionOptions) -> Path | None:

@@ -81,6 +81,24 @@ def test_an_existing_directory_is_kept_unless_overwrite_or_empty(tmp_path: Path)
     assert names(tmp_path) == ["model"]
 
 
+OTHER_LIBRARIES = (  # diffusers, PEFT
+    "diffusion_pytorch_model.safetensors",
+    "diffusion_pytorch_model.fp16.safetensors",
+    "diffusion_pytorch_model-00001-of-00002.safetensors",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "adapter_model.safetensors",
+    "adapter_config.json",
+)
+
+
+def test_a_new_file_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
+    """Also of one that no library loads by its name: the old file was put over the new one."""
+    out = tmp_path / "model"
+    write(out, 1, extra_files={"notes.txt": b"old"})
+    write(out, 2, extra_files={"notes.txt": b"new"}, overwrite=True)
+    assert (out / "notes.txt").read_bytes() == b"new" and value_of(out / "model.safetensors") == 2
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """An older, sharded output with a variant, to which its owner has added files."""
@@ -95,6 +113,8 @@ def old(tmp_path: Path) -> Path:
     (out / "model.fp16.safetensors").write_text("old")
     (out / "model.fp16-00001-of-00002.safetensors").write_text("old")
     (out / "model.safetensors.index.fp16.json").write_text("old")
+    for name in OTHER_LIBRARIES:
+        (out / name).write_text("old")
     out.chmod(0o750)
     return out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,8 +14,6 @@ import pytest
 
 import convert
 from convert.layers import KINDS
-from convert.rules.library import shipped_rules_dir
-from convert.rules.schema import schema
 from support import writers
 from support.goldens import checkpoint
 from support.pages import inside, play
@@ -223,7 +220,3 @@ def test_nothing_committed_names_a_machine() -> None:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and not any(part.endswith("cache") or part == "__pycache__" for part in path.parts):
                 assert not suspicious.search(path.read_bytes()), path
-
-
-def test_committed_schema_is_generated() -> None:
-    assert json.loads((shipped_rules_dir() / "schema.json").read_text()) == schema()

@@ -46,7 +46,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         y = self.first(x)
-        y = self.second(torch.sigmoid(y) if self.other else torch.tanh(y))
+        y = self.second(torch.relu(y) if self.other else torch.tanh(y))
         return self.norm(y)
 
 

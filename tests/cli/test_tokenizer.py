@@ -16,7 +16,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 import convert
 from convert.core.errors import OptionError
 from convert.planning.tokenizer.files import MAX_BYTES, TokenizerFiles, merged_generation
-from convert.planning.tokenizer.processors import PROCESSORS, missing_processor
+from convert.planning.tokenizer.processors import PROCESSORS, missing_processor, reads_text
 from convert.rules.library import available_rules
 from convert.writing.written import MAX_JSON
 from support import flax_families
@@ -143,6 +143,62 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_written(beside: Pat
     assert (out / "tokenizer.model").read_text() == "secret"
 
 
+def refused_vocabulary(model: str, source: Path, folder: Path, names: dict[str, str]) -> str:
+    """Return what is said of a directory with these files; empty where it is taken."""
+    folder.mkdir()
+    for name, text in names.items():
+        (folder / name).write_text(text)
+    try:
+        convert.plan_conversion(model, source, tokenizer=folder)
+    except OptionError as error:
+        assert error.code == "tokenizer-not-found" and error.findings[0].got == ", ".join(sorted(names))
+        return str(error)
+    return ""
+
+
+def test_a_directory_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """A tokenizer's settings are no tokenizer, nor is an image processor one for a model that reads text."""
+    settings = {"tokenizer_config.json": '{"tokenizer_class": "GPT2Tokenizer"}', "special_tokens_map.json": "{}"}
+    for k, names in enumerate((settings, {**settings, "merges.txt": "a b"}, {"chat_template.jinja": ""}, {"preprocessor_config.json": "{}"})):  # fmt: skip
+        said = refused_vocabulary("gpt2", GPT2, tmp_path / str(k), names)
+        assert "it has no vocabulary" in said and "tokenizer.json" in said and "spiece.model" in said, names
+    no_json = refused_vocabulary("gpt2", GPT2, tmp_path / "damaged", {"tokenizer_config.json": "{"})
+    assert "it has no vocabulary" in no_json
+    for k, name in enumerate(
+        ("tokenizer.json", "spiece.model", "vocab.json", "tekken.json", "target.spm", "a.tiktoken")
+    ):
+        assert not refused_vocabulary("gpt2", GPT2, tmp_path / f"with{k}", {**settings, name: "{}"}), name
+
+
+def test_what_needs_no_vocabulary(tmp_path: Path) -> None:
+    """Bytes are tokens of some tokenizers; a model of images reads no text."""
+    for name in ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer"):
+        settings = {"tokenizer_config.json": json.dumps({"tokenizer_class": name}), "added_tokens.json": "{}"}
+        assert not refused_vocabulary("gpt2", GPT2, tmp_path / name, settings)
+    images = {"preprocessor_config.json": "{}"}
+    assert not refused_vocabulary("dinov2", checkpoint("dinov2"), tmp_path / "dinov2", images)
+    assert "it has no vocabulary" in refused_vocabulary("whisper", checkpoint("whisper"), tmp_path / "whisper", images)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"model_type": "bert"}, True),
+        ({"model_type": "siglip"}, True),
+        ({"model_type": "siglip", "architectures": ["SiglipForImageClassification"]}, False),
+        ({"model_type": "whisper", "architectures": ["WhisperForAudioClassification"]}, False),
+        ({"model_type": "vision-encoder-decoder", "encoder": {"model_type": "vit"}}, True),
+        ({"model_type": "vision-text-dual-encoder"}, True),
+        ({"model_type": "wav2vec2"}, False),
+        ({"model_type": "vit"}, False),
+        ({"architecture": "vit_base_patch16_224"}, False),  # of timm
+        ({}, False),
+    ],
+)
+def test_which_models_read_text(config: dict[str, object], text: bool) -> None:
+    assert reads_text(config) is text
+
+
 def test_a_snapshot_of_the_hub_is_links_into_its_blobs(beside: Path, run: Run, tmp_path: Path) -> None:
     home = tmp_path / "models--gpt2"
     (home / "snapshots" / "abc").mkdir(parents=True)
@@ -169,6 +225,20 @@ def test_resume_keeps_an_output_with_the_same_files_alone(beside: Path, run: Run
     jobs.write_text(f"jobs: [{{model: gpt2, checkpoint: {GPT2}, out: batch, tokenizer: published}}]")
     run("batch", jobs)
     assert (tmp_path / "batch" / "vocab.json").read_text() == "another"
+
+
+def test_another_tokenizer_takes_the_place_of_the_old_one(beside: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    convert.convert("gpt2", GPT2, out, tokenizer=beside)
+    (out / "notes.txt").write_text("mine")
+    convert.convert("gpt2", GPT2, out, overwrite=True)
+    assert (out / "vocab.json").exists()  # nothing takes its place
+    other.mkdir()
+    (other / "tokenizer.model").write_text("of another one")
+    convert.convert("gpt2", GPT2, out, tokenizer=other, overwrite=True)
+    left = {path.name for path in out.iterdir()}
+    assert {"notes.txt", "tokenizer.model"} <= left
+    assert not {"vocab.json", "merges.txt", "tokenizer.json", "special_tokens_map.json"} & left
 
 
 def test_a_missing_processor_is_named(beside: Path, run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes the golden case of CLIPPO: the flax code of big_vision, on a CPU. With `--timm` it compares timm with this case, and with SigLIP's.
+"""Writes the golden case of CLIPPO: the flax code of big_vision, on a CPU.
 
 big_vision is no package. It runs from a copy of its repository, in the environment of the tests:
 
@@ -8,14 +8,10 @@ big_vision is no package. It runs from a copy of its repository, in the environm
 clippo/clippo.npz: the configuration, names and shapes of the parameters, images, rendered texts, and the embeddings that upstream's
 `one_tower.Model` computed, in float32 with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in
 tests/support/drawn_cases.py. `big_vision.utils`, which needs TensorFlow, is not used when the model runs, and an empty module stands for it.
-
-With `--timm clippo OUT_DIR` or `--timm siglip OUT_DIR`, in an environment with timm 1.0.31, it prints the error of timm's model, made with the
-arguments of the converted directory's config.json.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -67,33 +63,5 @@ def record() -> None:
     print(f"{len(leaves)} leaves")
 
 
-def recorded(case: str) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """Return inputs by the name of their output, the outputs, and those in float64 where they were recorded."""
-    if case == "siglip":
-        with np.load(HERE / "siglip" / "io.npz") as stored:
-            return {"image": stored["pixels"]}, {"image": stored["image"]}, {}
-    with np.load(HERE / CASE / f"{CASE}.npz") as stored:
-        given = {"image": stored["in/images"], "text": stored["in/texts"]}
-        return given, *({name: stored[f"{kind}/{name}"] for name in given} for kind in ("out", "out64"))
-
-
-def timm(case: str, folder: Path) -> None:
-    """Print the error of timm's model, whose embeddings are normalised as upstream does."""
-    import torch
-    from safetensors.torch import load_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    made = VisionTransformer(**json.loads((folder / "config.json").read_text())["model_args"]).eval()
-    made.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    given, rounded, exact = recorded(case)
-    for model, wanted, kind in ((made, rounded, "float32"), (made.double(), exact, "float64")):
-        dtype = next(model.parameters()).dtype
-        for name, right in wanted.items():
-            with torch.no_grad():
-                found = model(torch.from_numpy(given[name]).permute(0, 3, 1, 2).to(dtype))
-            found = (found / (found.norm(dim=1, keepdim=True) + 1e-8)).numpy()
-            print(f"timm: {name}: {np.abs(found - right).max() / np.abs(right).max():.1e} in {kind}")
-
-
 if __name__ == "__main__":
-    timm(sys.argv[2], Path(sys.argv[3])) if sys.argv[1:2] == ["--timm"] else record()
+    record()

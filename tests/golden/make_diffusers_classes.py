@@ -67,7 +67,11 @@ REFUSES = {
     "num_attention_heads": [
         {"other_than": []},
         "the class takes the number of heads from attention_head_dim, and refuses this key",
-    ]
+    ],
+    "addition_time_embed_dim": [
+        {"where": [[["addition_embed_type", None, True], ["addition_time_embed_dim", None, {"is": "None"}]]]},
+        "it stops when it runs, as text_time needs the width to which each number of the image's sizes is embedded",
+    ],
 }
 GELU = (
     "diffusers' PyTorch class computes GELU with erf and the norms before attention with an epsilon of 1e-6, the flax class with tanh and with 1e-5; "
@@ -116,7 +120,7 @@ FACTS = (
 # What sizes may follow, the likeliest first: keys and, with `#`, elements of lists.
 KEYS = (
     "block_out_channels", "first", "block_out_channels.0", "block_out_channels.-1", "entering.#", "skipped.#", "in_channels", "out_channels", "latent_channels",
-    "cross_attention_dim", "projection_class_embeddings_input_dim", "conditioning_embedding_out_channels.0", "conditioning_embedding_out_channels.-1",
+    "cross_attention_dim", "attended", "projection_class_embeddings_input_dim", "conditioning_embedding_out_channels.0", "conditioning_embedding_out_channels.-1",
 )  # fmt: skip
 FORMULAS = (
     *(text for key in KEYS for text in (key, f"2*{key}", f"4*{key}", f"8*{key}")),

@@ -103,26 +103,46 @@ def heads(prefix: str, *more: str, without: tuple[str, ...] = ()) -> tuple[str, 
 
 
 UNTIED = {"tie_word_embeddings": False}
+S = 28  # of the cases named "square": widths, feed-forward blocks, vocabulary and labels are equal, so no shape shows that a layout is wrong
+SQUARE_TEXT = {"vocab_size": S, "hidden_size": S, "intermediate_size": S, "num_attention_heads": 2, "max_position_embeddings": S, "num_labels": S}  # fmt: skip
+SQUARE_BART = {
+    "vocab_size": S, "d_model": S, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": S, "decoder_ffn_dim": S, "max_position_embeddings": S, "num_labels": S,
+}  # fmt: skip
+SQUARE_T5 = {
+    "vocab_size": S,
+    "d_model": S,
+    "d_kv": 2,
+    "d_ff": S,
+    "num_heads": S // 2,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+}
+SQUARE_DECODER = {**SQUARE_TEXT, "num_key_value_heads": 2}
+SQUARE_IMAGE = {**SQUARE_TEXT, "patch_size": 3}  # as many rows, columns and colours
+SQUARE_CLIP = {**SQUARE_TEXT, "projection_dim": S}
 CROSS = {"is_decoder": True, "add_cross_attention": True}
 FAMILIES: dict[str, Family] = {
-    "albert": Family("AlbertConfig", {**TEXTS, "embedding_size": 10, "num_hidden_groups": 1, "inner_group_num": 2}, heads("Albert", "ForPreTraining")),
+    "albert": Family("AlbertConfig", {**TEXTS, "embedding_size": 10, "num_hidden_groups": 1, "inner_group_num": 2}, heads("Albert", "ForPreTraining"), {
+        "square": ("AlbertForMaskedLM", {**SQUARE_TEXT, "embedding_size": S})}),
     "bart": Family("BartConfig", BARTS, ("BartModel", "BartForConditionalGeneration", "BartForSequenceClassification", "BartForQuestionAnswering"), {
-        "untied": ("BartForConditionalGeneration", UNTIED), "causal": ("BartForCausalLM", {"encoder_layers": 3, "decoder_layers": 3, "is_decoder": True, "is_encoder_decoder": False})}),
+        "untied": ("BartForConditionalGeneration", UNTIED), "causal": ("BartForCausalLM", {"encoder_layers": 3, "decoder_layers": 3, "is_decoder": True, "is_encoder_decoder": False}), "square": ("BartForConditionalGeneration", SQUARE_BART)}),
     "beit": Family("BeitConfig", {**IMAGES, "intermediate_size": 20, "vocab_size": V}, ("BeitModel", "BeitForImageClassification"), {
         "BeitForMaskedImageModeling": ("BeitForMaskedImageModeling", {"use_mask_token": True}),
         "positions": ("BeitForImageClassification", {"use_absolute_position_embeddings": True, "use_relative_position_bias": True, "layer_scale_init_value": 0.2}),
         "shared": ("BeitModel", {"use_shared_relative_position_bias": True, "use_mean_pooling": False}),
         "unscaled": ("BeitModel", {"layer_scale_init_value": 0})}),
     "bert": Family("BertConfig", TEXTS, heads("Bert", "ForPreTraining", "ForNextSentencePrediction"), {
-        "untied": ("BertForMaskedLM", UNTIED), "causal": ("BertForCausalLM", {"is_decoder": True}), "cross": ("BertForCausalLM", CROSS)}),
+        "untied": ("BertForMaskedLM", UNTIED), "causal": ("BertForCausalLM", {"is_decoder": True}), "cross": ("BertForCausalLM", CROSS), "square": ("BertForMaskedLM", SQUARE_TEXT)}),
     "big_bird": Family("BigBirdConfig", {**TEXTS, "attention_type": "original_full", "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3}, heads("BigBird", "ForPreTraining"), {
         "causal": ("BigBirdForCausalLM", {"is_decoder": True})}),
     "blenderbot": Family("BlenderbotConfig", BARTS, ("BlenderbotModel", "BlenderbotForConditionalGeneration"), {"untied": ("BlenderbotForConditionalGeneration", UNTIED)}),
     "blenderbot_small": Family("BlenderbotSmallConfig", BARTS, ("BlenderbotSmallModel", "BlenderbotSmallForConditionalGeneration"), {"untied": ("BlenderbotSmallForConditionalGeneration", UNTIED)}),
     "bloom": Family("BloomConfig", {"vocab_size": V, "hidden_size": 12, "n_layer": 2, "n_head": 3}, ("BloomModel", "BloomForCausalLM"), {"untied": ("BloomForCausalLM", UNTIED)}),
     "clip": Family("CLIPConfig", {"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGE, "projection_dim": 10}, ("CLIPModel",), {
-        "text": ("CLIPTextModel", {}), "text-projection": ("CLIPTextModelWithProjection", {}), "vision": ("CLIPVisionModel", {})}),
-    "dinov2": Family("Dinov2Config", {**IMAGES, "mlp_ratio": 2, "layerscale_value": 0.3}, ("Dinov2Model", "Dinov2ForImageClassification")),
+        "text": ("CLIPTextModel", {}), "text-projection": ("CLIPTextModelWithProjection", {}), "vision": ("CLIPVisionModel", {}), "square": ("CLIPModel", {"text_config": {**CLIP_TEXT, **SQUARE_CLIP}, "vision_config": {**CLIP_IMAGE, **SQUARE_CLIP, "patch_size": 3}, "projection_dim": S})}),
+    "dinov2": Family("Dinov2Config", {**IMAGES, "mlp_ratio": 2, "layerscale_value": 0.3}, ("Dinov2Model", "Dinov2ForImageClassification"), {
+        "square": ("Dinov2ForImageClassification", {**SQUARE_IMAGE, "mlp_ratio": 1})}),
     "distilbert": Family("DistilBertConfig", {"vocab_size": V, "dim": 12, "hidden_dim": 20, "n_layers": 2, "n_heads": 3, "max_position_embeddings": 19, "num_labels": 5}, heads("DistilBert"), {
         "sinusoidal": ("DistilBertForMaskedLM", {"sinusoidal_pos_embds": True}), "untied": ("DistilBertForMaskedLM", UNTIED)}),
     "electra": Family("ElectraConfig", {**TEXTS, "embedding_size": 10}, heads("Electra", "ForPreTraining"), {
@@ -132,23 +152,27 @@ FAMILIES: dict[str, Family] = {
         "untied": ("GemmaForCausalLM", UNTIED), "base": ("GemmaForCausalLM", {"rope_theta": 50000.0, "hidden_act": "gelu"}),
         "biased": ("GemmaForCausalLM", {"attention_bias": True})}),
     "gpt2": Family("GPT2Config", {"vocab_size": V, "n_positions": 19, "n_embd": 12, "n_layer": 2, "n_head": 3, "bos_token_id": 1, "eos_token_id": 2}, ("GPT2Model", "GPT2LMHeadModel"), {
-        "untied": ("GPT2LMHeadModel", UNTIED), "cross": ("GPT2LMHeadModel", {"add_cross_attention": True})}),
+        "untied": ("GPT2LMHeadModel", UNTIED), "cross": ("GPT2LMHeadModel", {"add_cross_attention": True}), "square": ("GPT2LMHeadModel", {"vocab_size": S, "n_positions": S, "n_embd": S, "n_inner": S, "n_head": 2})}),
     "gpt_neo": Family("GPTNeoConfig", {"vocab_size": V, "hidden_size": 12, "num_layers": 2, "num_heads": 3, "intermediate_size": 20, "max_position_embeddings": 19, "window_size": 4, "attention_types": [[["global", "local"], 1]], "bos_token_id": 1, "eos_token_id": 2}, ("GPTNeoModel", "GPTNeoForCausalLM"), {
         "untied": ("GPTNeoForCausalLM", UNTIED)}),
-    "gptj": Family("GPTJConfig", {"vocab_size": V, "n_positions": 19, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}, ("GPTJModel", "GPTJForCausalLM")),
+    "gptj": Family("GPTJConfig", {"vocab_size": V, "n_positions": 19, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}, ("GPTJModel", "GPTJForCausalLM"), {
+        "square": ("GPTJForCausalLM", {"vocab_size": S, "n_positions": S, "n_embd": S, "n_inner": S, "rotary_dim": 14})}),
     "llama": Family("LlamaConfig", {**DECODERS, "rope_theta": 500000.0, "tie_word_embeddings": True}, ("LlamaModel", "LlamaForCausalLM"), {
-        "biased": ("LlamaForCausalLM", {"attention_bias": True}), "biased-headless": ("LlamaModel", {"attention_bias": True})}),
+        "biased": ("LlamaForCausalLM", {"attention_bias": True}), "biased-headless": ("LlamaModel", {"attention_bias": True}), "square": ("LlamaForCausalLM", SQUARE_DECODER)}),
     "longt5": Family("LongT5Config", {**T5S, "local_radius": 3, "global_block_size": 4, "encoder_attention_type": "local"}, ("LongT5Model", "LongT5ForConditionalGeneration"), {
         "global": ("LongT5ForConditionalGeneration", {"encoder_attention_type": "transient-global", "feed_forward_proj": "gated-gelu", **UNTIED})}),
-    "marian": Family("MarianConfig", {**BARTS, "pad_token_id": V - 1, "eos_token_id": 0, "decoder_vocab_size": V}, ("MarianModel", "MarianMTModel")),
+    "marian": Family("MarianConfig", {**BARTS, "pad_token_id": V - 1, "eos_token_id": 0, "decoder_vocab_size": V}, ("MarianModel", "MarianMTModel"), {
+        "square": ("MarianMTModel", {**SQUARE_BART, "pad_token_id": S - 1, "decoder_vocab_size": S})}),
     "mbart": Family("MBartConfig", BARTS, ("MBartModel", "MBartForConditionalGeneration", "MBartForSequenceClassification", "MBartForQuestionAnswering"), {
         "untied": ("MBartForConditionalGeneration", UNTIED)}),
-    "mistral": Family("MistralConfig", {**DECODERS, "sliding_window": 5, "rope_theta": 1000000.0}, ("MistralModel", "MistralForCausalLM")),
+    "mistral": Family("MistralConfig", {**DECODERS, "sliding_window": 5, "rope_theta": 1000000.0}, ("MistralModel", "MistralForCausalLM"), {
+        "square": ("MistralForCausalLM", SQUARE_DECODER)}),
     "mt5": Family("MT5Config", {**T5S, "feed_forward_proj": "gated-gelu"}, ("MT5Model", "MT5ForConditionalGeneration", "MT5EncoderModel"), {
         "ungated": ("MT5Model", {"feed_forward_proj": "relu"})}),
     "opt": Family("OPTConfig", {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "ffn_dim": 20, "max_position_embeddings": 19, "word_embed_proj_dim": 12, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}, ("OPTModel", "OPTForCausalLM"), {
-        "projected": ("OPTForCausalLM", {"word_embed_proj_dim": 10, "do_layer_norm_before": False}), "untied": ("OPTForCausalLM", UNTIED)}),
-    "pegasus": Family("PegasusConfig", BARTS, ("PegasusModel", "PegasusForConditionalGeneration")),
+        "projected": ("OPTForCausalLM", {"word_embed_proj_dim": 10, "do_layer_norm_before": False}), "untied": ("OPTForCausalLM", UNTIED), "square": ("OPTForCausalLM", {**SQUARE_TEXT, "ffn_dim": S, "word_embed_proj_dim": S})}),
+    "pegasus": Family("PegasusConfig", BARTS, ("PegasusModel", "PegasusForConditionalGeneration"), {
+        "square": ("PegasusForConditionalGeneration", SQUARE_BART)}),
     "regnet": Family("RegNetConfig", {"embedding_size": 6, "hidden_sizes": [8, 12], "depths": [1, 2], "groups_width": 4, "layer_type": "y", "num_labels": 5}, ("RegNetModel", "RegNetForImageClassification")),
     "resnet": Family("ResNetConfig", {"embedding_size": 6, "hidden_sizes": [8, 12], "depths": [1, 2], "layer_type": "bottleneck", "num_labels": 5}, ("ResNetModel", "ResNetForImageClassification"), {
         "basic": ("ResNetForImageClassification", {"layer_type": "basic"})}),
@@ -158,12 +182,14 @@ FAMILIES: dict[str, Family] = {
         "untied": ("RobertaPreLayerNormForMaskedLM", UNTIED), "causal": ("RobertaPreLayerNormForCausalLM", {"is_decoder": True})}),
     "roformer": Family("RoFormerConfig", {**TEXTS, "num_attention_heads": 2, "rotary_value": False}, heads("RoFormer")),
     "t5": Family("T5Config", T5S, ("T5Model", "T5ForConditionalGeneration", "T5EncoderModel"), {
-        "v1.1": ("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu", **UNTIED})}),
-    "vit": Family("ViTConfig", {**IMAGES, "intermediate_size": 20}, ("ViTModel", "ViTForImageClassification")),
+        "v1.1": ("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu", **UNTIED}), "square": ("T5ForConditionalGeneration", SQUARE_T5), "gated-tied": ("T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu", "num_layers": 1, "num_decoder_layers": 2}),
+        "gated-encoder": ("T5EncoderModel", {"feed_forward_proj": "gated-gelu"}), "gated-square": ("T5ForConditionalGeneration", {**SQUARE_T5, "feed_forward_proj": "gated-gelu", **UNTIED})}),
+    "vit": Family("ViTConfig", {**IMAGES, "intermediate_size": 20}, ("ViTModel", "ViTForImageClassification"), {
+        "square": ("ViTForImageClassification", SQUARE_IMAGE)}),
     "wav2vec2": Family("Wav2Vec2Config", SOUND, ("Wav2Vec2Model", "Wav2Vec2ForCTC", "Wav2Vec2ForPreTraining"), {
-        "adapter": ("Wav2Vec2Model", {"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 12, "mask_time_prob": 0.0, "mask_feature_prob": 0.0})}),
+        "adapter": ("Wav2Vec2Model", {"add_adapter": True, "num_adapter_layers": 2, "output_hidden_size": 12, "mask_time_prob": 0.0, "mask_feature_prob": 0.0}), "square": ("Wav2Vec2ForCTC", {**SQUARE_TEXT, "conv_dim": (S, S), "conv_kernel": (4, 4)})}),
     "whisper": Family("WhisperConfig", WHISPERS, ("WhisperModel", "WhisperForConditionalGeneration", "WhisperForAudioClassification"), {
-        "untied": ("WhisperForConditionalGeneration", UNTIED)}),
+        "untied": ("WhisperForConditionalGeneration", UNTIED), "square": ("WhisperForConditionalGeneration", {**SQUARE_BART, "num_mel_bins": S, "max_source_positions": S, "max_target_positions": S, "pad_token_id": S - 1, "bos_token_id": S - 1, "eos_token_id": S - 1, "decoder_start_token_id": S - 2})}),
     "xglm": Family("XGLMConfig", {"vocab_size": V, "d_model": 12, "num_layers": 2, "attention_heads": 3, "ffn_dim": 20, "max_position_embeddings": 19}, ("XGLMModel", "XGLMForCausalLM"), {"untied": ("XGLMForCausalLM", UNTIED)}),
     "xlm_roberta": Family("XLMRobertaConfig", {**TEXTS, "pad_token_id": 1}, heads("XLMRoberta"), {
         "untied": ("XLMRobertaForMaskedLM", UNTIED), "causal": ("XLMRobertaForCausalLM", {"is_decoder": True})}),
@@ -249,7 +275,9 @@ def inputs_of(case: Case, model: Any) -> dict[str, np.ndarray[Any, Any]]:
     if "pixel_values" in names:
         found["pixel_values"] = rng.standard_normal((2, 3, 12, 12)).astype(np.float32)
     if "input_features" in names:
-        found["input_features"] = rng.standard_normal((2, 6, 28)).astype(np.float32)
+        found["input_features"] = rng.standard_normal(
+            (2, case.config.num_mel_bins, 2 * case.config.max_source_positions)
+        ).astype(np.float32)
     if "input_values" in names or case.model.startswith("Speech"):
         found["inputs" if case.model.startswith("Speech") else "input_values"] = rng.standard_normal((2, 67)).astype(
             np.float32

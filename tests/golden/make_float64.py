@@ -10,6 +10,8 @@ in the environment of the script that wrote the goldens, with what that script n
     keras_hub   make_keras_hub.py
     maxtext     make_maxtext.py
     flax        make_flax_families.py, with jax 0.4.38, flax 0.10.2 and numpy 2.2.6: older ones do not evaluate without casts
+    timesfm, recurrentgemma, tabfm    make_timesfm_2p5.py, make_recurrentgemma.py, make_tabfm.py
+    timesfm_1   praxis 1.4.0, fiddle 0.3.0, timesfm 1.2.9, and of lingvo 0.12.7 core/nested_map.py alone, with jax 0.4.38, flax 0.10.2, numpy 1.26.4
 
 The weights are those of the goldens, and the inputs, too. Of each output, 64 numbers are kept.
 """
@@ -20,6 +22,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from flax.traverse_util import unflatten_dict
 from convert.numerics.lift_jax import Lifted, float64, lift
 from support import float64 as recorded
 from support.goldens import checkpoint, golden_io, relative_error
+from support.stand_in import StandIn
 
 Outputs = Mapping[str, Any]
 Case = tuple[
@@ -96,13 +100,20 @@ def big_vision() -> Iterator[Case]:
     import make_big_vision as made
 
     made.stand_in_for_utils()
-    models = {
-        "paligemma1": (made.paligemma_model({"num_kv_heads": 1}, scan=True), made.read_by_paligemma),
-        "siglip": (made.siglip_model(), made.read_by_siglip),
+    models: dict[str, Callable[[], tuple[Any, Any]]] = {  # each sets the sizes of all, so each is made where it is run
+        "paligemma1": lambda: (made.paligemma_model({"num_kv_heads": 1}, scan=True), made.read_by_paligemma),
+        "paligemma2": lambda: (
+            made.paligemma_model(made.SECOND | {"embed_dtype": "float64"}, scan=False),
+            made.read_by_paligemma,
+        ),
+        "siglip": lambda: (made.siglip_model(), made.read_by_siglip),
     }
-    for case, (model, read) in models.items():
-        io, leaves = golden_io(case), np.load(checkpoint(case).with_suffix(".npz"))
-        params = unflatten_dict({name.removeprefix("params/"): leaves[name] for name in leaves.files}, sep="/")
+    for case, make in models.items():
+        model, read = make()
+        io, stored = golden_io(case), np.load(checkpoint(case).with_suffix(".npz"))
+        leaves = {name.removeprefix("params/"): stored[name] for name in stored.files}
+        leaves = {name: x.view(jnp.bfloat16).astype(np.float32) if x.dtype == "V2" else x for name, x in leaves.items()}
+        params = unflatten_dict(leaves, sep="/")
         yield case, lambda params, model=model, read=read, io=io: read(model, params, io), params, io
 
 
@@ -153,6 +164,98 @@ def keras_hub() -> Iterator[Case]:
             [np.asarray(x) for x in model.non_trainable_variables],
         )
         yield case, run, weights, {name: goldens.seen(case, x) for name, x in io.items() if name in goldens.OUTPUTS.values()}  # fmt: skip
+
+
+def timesfm() -> Iterator[Case]:
+    """TimesFM 2.5; also its outputs as transformers' class gives them (support/timesfm_parity.py)."""
+    import make_timesfm_2p5 as made
+    import orbax.checkpoint as ocp
+    from flax import nnx
+
+    from support.timesfm_parity import as_in_transformers
+
+    case, names = "timesfm-2.5", ("renormed_outputs", "quantile_spread", "ar_outputs")
+    graph, state = nnx.split(made.SmallModule())
+    io = golden_io(case)
+    with ocp.StandardCheckpointer() as checkpointer:
+        state = checkpointer.restore(checkpoint(case).resolve(), state)
+
+    def run(state: Any) -> Outputs:
+        decoded = nnx.merge(graph, state).decode(int(io["horizon"]), jnp.asarray(io["inputs"]), jnp.asarray(io["masks"]))  # fmt: skip
+        found = dict(zip(names, decoded, strict=True))
+        return found | as_in_transformers(io, found)
+
+    yield case, lift(run, staged=True), state, io | as_in_transformers(io, io)
+
+
+def timesfm_1() -> Iterator[Case]:
+    """The code of praxis 1.4.0 and timesfm 1.2.9, in a Python whose JAX evaluates without casts: lingvo and TensorFlow have no builds for it.
+
+    Its forward pass needs lingvo's NestedMap alone, which is plain Python; names stand for the rest.
+    """
+    absent = ("tensorflow", "tensorflow_datasets", "paxml", "pandas", "lingvo")
+    StandIn(*absent, but=("lingvo", "lingvo.core", "lingvo.core.nested_map")).__enter__()
+    package = sys.modules["timesfm"] = types.ModuleType("timesfm")  # its __init__ imports what reads checkpoints
+    package.__path__ = [str(Path(folder) / "timesfm") for folder in sys.path if (Path(folder) / "timesfm").is_dir()]
+    import make_timesfm_1 as made
+    from praxis import base_layer, py_utils
+
+    from convert.checkpoints import open_source
+
+    with base_layer.JaxContext.new_context(hparams=base_layer.JaxContext.HParams(do_eval=True)):
+        for case in made.CASES:
+            io = golden_io(case.name)
+            inputs = py_utils.NestedMap({name: jnp.asarray(io[name]) for name in ("input_ts", "input_padding", "freq")})
+            source, model = open_source(checkpoint(case.name)), made.build(case)
+            shapes = jax.eval_shape(model.init, jax.random.PRNGKey(0), made.context_of(inputs))
+            paths, tree = jax.tree_util.tree_flatten_with_path(shapes)
+            names = ["/".join(("mdl_vars", *(str(key.key) for key in path))) for path, _ in paths]
+            leaves = jax.tree_util.tree_unflatten(tree, [source.read(name) for name in names])
+
+            def run(variables: Any, model: Any = model, inputs: Any = inputs) -> Outputs:
+                lengths = {"horizon_len": made.HORIZON, "output_patch_len": made.OUTPUT_PATCH, "max_len": made.CONTEXT}
+                mean, full = model.apply(variables, inputs, **lengths, method=model.decode)
+                return {"mean": mean, "full": full}
+
+            yield case.name, lift(run, staged=True), leaves, io
+
+
+def recurrentgemma() -> Iterator[Case]:
+    """Also the logits of the two sequences that transformers' class is given (support/recurrentgemma.py)."""
+    import make_recurrentgemma as made
+    import orbax.checkpoint as ocp
+
+    case = "recurrentgemma"
+    io = golden_io(case)
+    model = made.griffin.Griffin(made.CONFIG, gradient_checkpointing=False)
+    with ocp.StandardCheckpointer() as checkpointer:
+        variables = checkpointer.restore(checkpoint(case).resolve())
+
+    def run(variables: Any) -> Outputs:
+        tokens, positions = (jnp.asarray(io[name]) for name in ("tokens", "positions"))
+        logits, _ = model.apply(variables, tokens, positions, return_cache=False)
+        return {"logits": logits, "first_logits": logits[:2]}
+
+    yield case, run, variables, io | {"first_logits": io["logits"][:2]}
+
+
+def tabfm() -> Iterator[Case]:
+    import make_tabfm as made
+    import orbax.checkpoint as ocp
+    from flax import nnx
+
+    for case, loss in (("tabfm-classification", "cross_entropy"), ("tabfm-regression", "rmse")):
+        model = made.TabFM(loss=loss, rngs=nnx.Rngs(0), dtype=jnp.float32, **made.SIZES, **made.PUBLISHED)
+        graph, state = nnx.split(model)
+        io = golden_io(case)
+        given = [jnp.asarray(io[f"in_{name}"]) for name in ("x", "y", "train_size", "d", "cat_mask")]
+        with ocp.StandardCheckpointer() as checkpointer:
+            state = checkpointer.restore((checkpoint(case) / "orbax" / "0" / "params").resolve(), state)
+
+        def run(state: Any, graph: Any = graph, given: Any = given) -> Outputs:
+            return {"out": nnx.merge(graph, state)(*given)}
+
+        yield case, lift(run, staged=True), state, io
 
 
 def maxtext() -> Iterator[Case]:

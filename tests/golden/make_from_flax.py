@@ -1,7 +1,7 @@
 """Writes flax-families/FROM_FLAX.json: the tensors that `from_flax=True` of transformers 4 makes of the cases, beside those of `convert`.
 
     env/bin/pip install tensorstore msgpack 'typer<0.29' rich jinja2 pyyaml xxhash zstandard rapidfuzz          # into the environment of make_flax_families.py
-    PYTHONPATH=src:tests env/bin/python tests/golden/make_from_flax.py
+    PYTHONPATH=src:tests env/bin/python tests/golden/make_from_flax.py [CASE ...]
 
 Of each case: the digest of the converted file, and the names of its tensors that are not, bit for bit, those of transformers 4's state_dict; or
 the error of transformers 4. Three classes have other names since transformers 5, which RENAMED lists.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -57,12 +58,15 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     patched()
-    made = {}
+    written = HERE / "FROM_FLAX.json"
+    made = json.loads(written.read_text()) if written.exists() else {}
     for case in cases():
+        if sys.argv[1:] and case.name not in sys.argv[1:]:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             made[case.name] = compared(case, Path(folder))
         print(case.name, made[case.name].get("error") or len(made[case.name]["differ"]), flush=True)
-    (HERE / "FROM_FLAX.json").write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    written.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ siglip2/naflex.npz: the configuration, names and shapes of the parameters, patch
 the embeddings and logits that upstream's `two_towers.Model` computed, in float32 with matmul precision `highest` and in float64 with casts removed.
 The weights are those of `drawn` in tests/support/drawn_cases.py. `big_vision.utils`, which needs TensorFlow, is not used when the
 models run, and an empty module stands for it. `batch_shmap` without a mesh calls its function.
-
-With `--timm OUT_DIR`, in an environment with timm 1.0.31, it prints the error of timm's model instead, which `timm.create_model` makes of the
-directory that `convert siglip2 FILE OUT_DIR --to timm` wrote.
 """
 
 from __future__ import annotations
@@ -99,22 +96,5 @@ def main() -> None:
     print(f"{len(leaves)} leaves")
 
 
-def timm(folder: Path) -> None:
-    """Print the error of timm's model, whose embeddings are normalised as upstream does."""
-    import torch
-    from timm import create_model
-
-    model = create_model(f"local-dir:{folder}", pretrained=True).eval()
-    with np.load(HERE / f"{CASE}.npz") as stored:
-        found = {name: stored[name] for name in stored.files}
-    places = torch.from_numpy(np.stack([found["in/rows"], found["in/columns"]], -1)).long()
-    for kind, dtype in (("out", torch.float32), ("out64", torch.float64)):
-        patches, valid = torch.from_numpy(found["in/patches"]).to(dtype), torch.from_numpy(found["in/kinds"]).bool()
-        with torch.no_grad():
-            got = model.to(dtype)({"patches": patches, "patch_coord": places, "patch_valid": valid})
-        got, right = (got / (got.norm(dim=1, keepdim=True) + 1e-8)).numpy(), found[f"{kind}/image"]
-        print(f"timm: {np.abs(got - right).max() / np.abs(right).max():.1e} in {dtype}")
-
-
 if __name__ == "__main__":
-    timm(Path(sys.argv[2])) if sys.argv[1:2] == ["--timm"] else main()
+    main()

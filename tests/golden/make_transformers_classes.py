@@ -623,6 +623,8 @@ def configurations() -> dict[str, tuple[list[str], list[Any]]]:
         for more in (*(() if family in INSTEAD else ({},)), *MORE.get(family, ())):
             of = {**raw, **more}
             of |= {key: float(of[key]) for key in FLOATS & of.keys()}
+            # One layer does not show what only the first one has.
+            of |= {key: max(of[key], 2) for key in ("num_layers", "num_decoder_layers") if of.get(key)}
             found.append(transformers.AutoConfig.for_model(**of))
     return out
 

@@ -1,4 +1,4 @@
-"""Writes the golden cases of big_vision's ViT, for each pooling, with computed positions and without a head, on a CPU. With `--timm` it compares timm with them, and with scenic's.
+"""Writes the golden cases of big_vision's ViT, for each pooling, with computed positions and without a head, on a CPU.
 
 big_vision is no package. It runs from a copy of its repository, in the environment of the tests:
 
@@ -8,14 +8,10 @@ big_vision is no package. It runs from a copy of its repository, in the environm
 vit-big-vision/CASE.npz: the configuration, names and shapes of the parameters, images, and what upstream's `models/vit.py` computed, in float32
 with matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in tests/support/drawn_cases.py.
 `big_vision.utils`, which needs TensorFlow, is not used when the model runs, and an empty module stands for it.
-
-With `--timm FILE.npz OUT_DIR` it prints, in an environment with timm 1.0.31, the error of timm's model, made with the arguments of the
-config.json in the converted directory.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -71,22 +67,6 @@ def record(case: str) -> None:
     print(f"{case}: {len(leaves)} leaves, logits {np.abs(exact['logits']).max():.2f} at most, drift {drift:.1e}")
 
 
-def timm(case: Path, folder: Path) -> None:
-    """Print the error of timm's logits."""
-    import torch
-    from safetensors.torch import load_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    made = VisionTransformer(**json.loads((folder / "config.json").read_text())["model_args"]).eval()
-    made.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    with np.load(case) as stored:
-        images, exact, rounded = torch.from_numpy(stored["in/images"]), stored["out64/logits"], stored["out/logits"]
-    for model, right, kind in ((made, rounded, "float32"), (made.double(), exact, "float64")):
-        with torch.no_grad():
-            found = model(images.permute(0, 3, 1, 2).to(next(model.parameters()).dtype)).numpy()
-        print(f"timm, {case.stem}: {np.abs(found - right).max() / np.abs(right).max():.1e} in {kind}")
-
-
 def main() -> None:
     """Replace the golden cases of the command line, or all."""
     import jax
@@ -101,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    timm(*map(Path, sys.argv[2:4])) if sys.argv[1:2] == ["--timm"] else main()
+    main()

@@ -7,13 +7,10 @@ vit_jax is no package on PyPI. Its models need flax alone, and run from a copy o
 
 vit/CASE.npz: the configuration, names and shapes of the parameters, images, and the logits that upstream's VisionTransformer computed, in float32 with
 matmul precision `highest` and in float64 with casts removed. The weights are those of `drawn` in tests/support/drawn_cases.py.
-With `--timm FILE` it compares timm (another environment) instead: the logits of timm's VisionTransformer for a converted file.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +59,6 @@ def record(case: str) -> None:
     )
 
 
-def timm(folder: Path) -> None:
-    """Print the error of timm's model, made with the arguments of the output's config.json."""
-    import torch
-    from safetensors.torch import load_file
-    from timm.models.vision_transformer import VisionTransformer
-
-    made = VisionTransformer(**json.loads((folder / "config.json").read_text())["model_args"]).eval()
-    made.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-    with np.load(HERE / f"{CASE}.npz") as stored:
-        images, exact, rounded = torch.from_numpy(stored["in/images"]), stored["out64/logits"], stored["out/logits"]
-    with torch.no_grad():
-        found = made(images.permute(0, 3, 1, 2)).numpy()
-        wide = made.double()(images.double().permute(0, 3, 1, 2)).numpy()
-    print(
-        f"timm: {np.abs(found - rounded).max() / np.abs(rounded).max():.1e} in float32, {np.abs(wide - exact).max() / np.abs(exact).max():.1e} in float64"
-    )
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--timm"]:
-        timm(Path(sys.argv[2]))
-    else:
-        for case in CASES:
-            record(case)
+    for case in CASES:
+        record(case)

@@ -1,4 +1,4 @@
-"""Loads what `convert openpi --to lerobot` writes with lerobot's `PI0Policy`, `PI05Policy` and `PI0FastPolicy`, and compares what they compute, on a CPU.
+"""Loads what `convert openpi --to lerobot` writes with lerobot's `PI0Policy`, `PI05Policy` and `PI0FastPolicy`, and records in lerobot.npz what they compute, on a CPU.
 
     python3.11 -m venv env && env/bin/pip install torch==2.13.0 'transformers>=5.4,<5.6' 'draccus<0.12' einops gymnasium 'numpy<2.3' \\
         pillow requests ml_dtypes tensorstore msgpack typer rich xxhash rapidfuzz jinja2 zstandard PyYAML scipy
@@ -9,7 +9,7 @@ lerobot 0.6.1 asks for Python 3.12, for three generic declarations, and for torc
 These declarations are read as Python 3.11 writes them. lerobot has the published sizes in its code; they are replaced by those of the golden cases.
 `from_pretrained` reads the directory and nothing else, strictly. `predict_action_chunk` gets images in [0, 1], and for the second
 observation one camera less, as the goldens have it masked. π0-FAST is compared by its logits: its `forward` gets the tokens with mask 0 as the prompt, the others
-as the tokens of the actions. Its two tokenizers, which it loads from the Hub by name and does not use here, are replaced.
+as the tokens of the actions. The velocity is that of the golden's noise and time. Its two tokenizers, which it loads from the Hub by name and does not use here, are replaced.
 """
 
 from __future__ import annotations
@@ -19,30 +19,19 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Mapping
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from contextlib import nullcontext
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import convert
-from support.drawn_cases import DrawnCases
 from support.goldens import relative_error
-from support.memory_source import MemorySource
+from support.lerobot import CASES, FILE, GOLD, checksum, converted, said, there
+from support.stand_in import StandIn
 
-GOLD = DrawnCases(Path(__file__).parent / "openpi")
-CASES = {
-    "pi0": "PI0Policy",
-    "pi0-lora": "PI0Policy",
-    "pi05": "PI05Policy",
-    "pi05-lora": "PI05Policy",
-    "pi0-fast": "PI0FastPolicy",
-}
-ALPHA, STEPS = 6, 4
-SETTINGS = {"pi0-fast": {"action_horizon": 3, "action_dim": 5}}
+STEPS = 4
 _GENERIC = re.compile(r"^(def|class) (\w+)\[([\w, :]+)\]\(", re.MULTILINE)
 
 
@@ -63,27 +52,6 @@ def _read_generics_as_in_python_3_11() -> None:
         return compiled(self, data, path, **more)
 
     SourceFileLoader.source_to_code = source_to_code  # type: ignore[method-assign]
-
-
-class _Empty(types.ModuleType):
-    """A module in which every name is a class without contents."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class _StandIn(MetaPathFinder, Loader):
-    """torchvision, which changes the images of data sets; its build of PyPI needs CUDA's torch."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "torchvision" else None
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None: ...
 
 
 def policy_of(case: str) -> Any:
@@ -122,54 +90,79 @@ def _logits(policy: Any, batch: dict[str, Any], starts: Any) -> Any:
     return text.lm_head(hidden)
 
 
-def _present(given: Mapping[str, Any]) -> Any:
-    """Return [batch, place], true at the tokens of images that are there and of the text."""
-    masks = [x for name, x in given.items() if name.startswith("image_masks/")]
-    text = given["tokenized_prompt_mask"]
-    tokens = (GOLD.values("pi0-fast", "out")["logits"].shape[1] - text.shape[1]) // len(masks)
-    return np.concatenate([*(np.repeat(x[:, None], tokens, 1) for x in masks), text], 1)
+def _velocity(policy: Any, noise: Any, time: Any) -> list[Any]:
+    """Return the place of the velocity of π0 and π0.5 at a time: the next prediction fills it, besides those of its own steps."""
+    seen: list[Any] = []
+    step = policy.model.denoise_step
+
+    def watched(*, x_t: Any, timestep: Any, **given: Any) -> Any:
+        if not seen:
+            seen.append(step(x_t=noise, timestep=time, **given))
+        return step(x_t=x_t, timestep=timestep, **given)
+
+    policy.model.denoise_step = watched
+    return seen
 
 
-def error(case: str, folder: Path) -> float:
-    """Convert a case, load it, and return the error of its actions or logits, relative to the largest of those that openpi's JAX code gave."""
+def computed(case: str, out: Path, exact: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Load a converted case, and return what it computes, by the name of what openpi's JAX code gave; in float64 with casts removed."""
     import torch
 
-    leaves = MemorySource({f"params/{name}": x for name, x in GOLD.leaves(case).items()})
-    lora = {"lora_alpha": ALPHA} if case.endswith("-lora") else {}
-    given_settings = SETTINGS.get(case, {"action_horizon": 3})
-    convert.convert("openpi", leaves, folder / case, to="lerobot", settings=given_settings | lora)
-    policy = policy_of(case).from_pretrained(folder / case).eval()
-    policy.config.num_inference_steps = STEPS
-    given = GOLD.values(case, "in")
-    made = []
-    for k in range(2):
-        here = {name: torch.from_numpy(x[k : k + 1]) for name, x in given.items()}
-        cameras = [name for name in here if name.startswith("images/") and here[name.replace("images", "image_masks")]]
-        batch = {f"observation.images.{name.partition('/')[2]}": (here[name].permute(0, 3, 1, 2) + 1) / 2 for name in cameras}  # fmt: skip
-        batch["observation.state"] = here["state"]
-        batch["observation.language.tokens"] = here["tokenized_prompt"].long()
-        batch["observation.language.attention_mask"] = here["tokenized_prompt_mask"]
-        with torch.no_grad():
-            got = _logits(policy, batch, here["token_ar_mask"]) if case == "pi0-fast" else policy.predict_action_chunk(batch, noise=here["noise"])  # fmt: skip
-        made.append(got.numpy())
-    if case != "pi0-fast":
-        return relative_error(np.concatenate(made), GOLD.values(case, "out")["actions"])
-    there = _present(given)  # at absent images and padding, which nothing attends to, each code has numbers of its own
-    return relative_error(np.concatenate(made)[there], GOLD.values(case, "out")["logits"][there])
+    from convert.numerics.lift_torch import lifted
+
+    dtype = torch.float64 if exact else torch.float32
+    given = {name: torch.from_numpy(x) for name, x in GOLD.values(case, "in").items()}
+    given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
+    made: dict[str, list[Any]] = {}
+    with lifted() if exact else nullcontext(), torch.no_grad():
+        for k in range(2):
+            policy = policy_of(case).from_pretrained(out).eval().to(dtype)
+            policy.config.num_inference_steps = STEPS
+            here = {name: x[k : k + 1] for name, x in given.items()}
+            cameras = [
+                name for name in here if name.startswith("images/") and here[name.replace("images", "image_masks")]
+            ]
+            batch = {f"observation.images.{name.partition('/')[2]}": (here[name].permute(0, 3, 1, 2) + 1) / 2 for name in cameras}  # fmt: skip
+            batch["observation.state"] = here["state"]
+            batch["observation.language.tokens"] = here["tokenized_prompt"].long()
+            batch["observation.language.attention_mask"] = here["tokenized_prompt_mask"]
+            if case == "pi0-fast":
+                found = {"logits": _logits(policy, batch, here["token_ar_mask"])}
+            else:
+                seen = _velocity(policy, here["noise"], here["time"])
+                found = {"actions": policy.predict_action_chunk(batch, noise=here["noise"]), "velocity": seen[0]}
+            for name, x in found.items():
+                made.setdefault(name, []).append(x.numpy())
+    return {name: np.concatenate(x) for name, x in made.items()}
+
+
+def record(case: str, folder: Path) -> dict[str, Any]:
+    """Return what lerobot computes of a case, in float32 and in float64, and the checksum of the tensors that it loaded; print the errors."""
+    folder.mkdir()
+    _, out = converted(case, folder)
+    found: dict[str, Any] = {f"{case}/sha256": checksum(out)}
+    for kind, exact in (("out", False), ("out64", True)):
+        wanted = said(case, kind)
+        for name, x in computed(case, out, exact).items():
+            x = x[there(case)] if name == "logits" else x
+            found[f"{case}/{kind}/{name}"] = x
+            if name in wanted:
+                print(f"{case}: {CASES[case]}'s {name}: {relative_error(x, wanted[name]):.1e} ({kind})")
+    return found
 
 
 def main() -> None:
     _read_generics_as_in_python_3_11()
     importlib.import_module("transformers.models.auto.processing_auto")  # it finds that there is no torchvision
-    sys.meta_path.insert(0, _StandIn())
+    StandIn("torchvision").__enter__()  # which changes the images of data sets; its build of PyPI needs CUDA's torch
     print(
         f"Python {sys.version.split()[0]}, {', '.join(f'{n} {version(n)}' for n in ('lerobot', 'torch', 'transformers'))}"
     )
+    found: dict[str, Any] = dict(np.load(FILE)) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for case in sys.argv[1:] or CASES:
-            print(
-                f"{case}: {CASES[case]}'s {'logits' if case == 'pi0-fast' else 'actions'} {error(case, Path(folder)):.1e}"
-            )
+            found |= record(case, Path(folder) / case)
+    np.savez_compressed(FILE, **dict(sorted(found.items())))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import runpy
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from convert.rules import library
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
 from support import brax
+from support.goldens import checkpoint
 from support.paths import EXAMPLES
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
@@ -53,6 +55,22 @@ def test_what_the_files_beside_the_tree_say_is_used(tmp_path: Path) -> None:
         convert.convert("brax", source, tmp_path / "out")
     asked = {"activation": "swish", "normalize_observations": True, "policy_obs_key": "state", "value_obs_key": "privileged_state"}  # fmt: skip
     assert convert.plan_conversion("brax", source, settings=asked).rules.model == "brax-ppo-asymmetric"
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "key", "value", "stated"),
+    [
+        ("brax", brax.checkpoint("ppo"), "activation", "tanh", '"silu" in the ppo_network_config.json'),
+        ("bert", checkpoint("bert"), "num_attention_heads", 4, "3 in the config.json"),
+    ],
+)
+def test_a_setting_that_takes_the_place_of_the_file_is_noted(
+    family: str, source: Path, key: str, value: Any, stated: str
+) -> None:
+    """In every family with a file beside the arrays."""
+    said = f"--set {key}={json.dumps(value)} takes the place of {key} {stated} of the checkpoint"
+    silent, told = (convert.plan_conversion(family, source, settings=given).notes for given in ({}, {key: value}))
+    assert said in " ".join(told) and "takes the place" not in " ".join(silent)
 
 
 def test_each_activation_that_is_converted_is_one_of_the_example(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_each_size_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
     [
         ("unet", {"block_out_channels": [32, 96]}, "has block_out_channels.1 = 96, and the tensor down_blocks.1.resnets.0.time_emb_proj.weight has 64 in axis 0"),
         ("unet", {"cross_attention_dim": 13}, "has cross_attention_dim = 13, and the tensor down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k.weight has 12 in axis 1"),
+        ("unet", {"only_cross_attention": True}, "has cross_attention_dim = 12, as only_cross_attention is true, and the tensor down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_k.weight has 32 in axis 1"),
+        ("unet.linear", {"only_cross_attention": False}, "has block_out_channels.0 = 32, as only_cross_attention is false, and the tensor down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_k.weight has 12 in axis 1"),
         ("unet", {"attention_head_dim": 5}, "has attention_head_dim = 5, which does not divide block_out_channels.0 = 32"),
         ("unet.linear", {"attention_head_dim": [2, 5]}, "has attention_head_dim.1 = 5, which does not divide block_out_channels.1 = 64"),
         ("unet.sdxl", {"projection_class_embeddings_input_dim": 59}, "has projection_class_embeddings_input_dim = 59, and the tensor add_embedding.linear_1.weight has 58 in axis 1"),
@@ -77,11 +79,48 @@ def test_one_error_names_both_sides(case: str, keys: dict[str, Any], says: str, 
     assert found.code == "config-conflict" and says in found.problem
 
 
+@pytest.mark.parametrize(
+    ("case", "key", "wrong", "expected"),
+    [
+        ("unet", "freq_shift", "0", "an integer of at least 0 or null"),
+        ("unet", "flip_sin_to_cos", "no", "true or false or null"),
+        ("unet", "use_linear_projection", "no", "true or false or null"),
+        ("unet", "attention_head_dim", True, "an integer of at least 1 or a list of down_block_types = 2 integers, each at least 1 or null"),
+        ("unet.linear", "attention_head_dim", [2], "a list of down_block_types = 2 integers"),
+        ("unet.linear", "attention_head_dim", [2, 4, 4], "a list of down_block_types = 2 integers"),
+        ("unet.linear", "only_cross_attention", [True], "true or false or a list of down_block_types = 2 flags or null"),
+        ("unet.linear", "only_cross_attention", "yes", "true or false or a list"),
+        ("unet.sdxl", "transformer_layers_per_block", [1, 3, 3], "a list of down_block_types = 2 integers"),
+        ("unet.sdxl", "addition_embed_type", "zzz", "text_time or null"),
+        ("unet.sdxl", "addition_time_embed_dim", 10, "below projection_class_embeddings_input_dim/6 = 9.66667"),
+        ("unet.sdxl", "addition_time_embed_dim", 0, "an integer of at least 1"),
+        ("controlnet", "controlnet_conditioning_channel_order", "gbr", "rgb or bgr or null"),
+        ("controlnet.linear", "attention_head_dim", [2], "a list of down_block_types = 2 integers"),
+        ("controlnet", "freq_shift", 0.5, "an integer of at least 0"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_model_has_is_refused(case: str, key: str, wrong: Any, expected: str, tmp_path: Path) -> None:
+    """The class of the output stops at it, or computes something else than the flax class did."""
+    with pytest.raises(convert.ConvertError) as error:
+        convert.plan_conversion(FAMILY, specs(case, tmp_path, **{key: wrong}))
+    (found,) = (one for one in error.value.findings if one.problem.startswith(key))
+    assert found.code == "config-conflict" and expected in found.expected and found.got == json.dumps(wrong)
+
+
 def test_a_key_that_the_class_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(convert.PlanError) as error:
         convert.plan_conversion(FAMILY, specs("unet", tmp_path, num_attention_heads=4))
     (found,) = error.value.findings
     assert found.code == "target-requirement" and "num_attention_heads" in str(found.path)
+
+
+def test_the_numbers_of_sdxl_need_a_width(tmp_path: Path) -> None:
+    """Without it, the class loads the output and stops when it runs."""
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, specs("unet.sdxl", tmp_path, addition_time_embed_dim=None))
+    (found,) = error.value.findings
+    assert found.code == "target-requirement" and "text_time needs the width" in found.problem
+    assert found.path == "addition_time_embed_dim of config.json" and found.got == "null"
 
 
 NULLS = json.loads((GOLDEN.parents[1] / "rules" / "diffusers-classes.json").read_text())["nulls"]

@@ -41,7 +41,9 @@ def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path
     model = diffusers_cases.loaded(tmp_path / "out")
     as_it_is = diffusers_cases.errors(model, case)
     same = diffusers_cases.errors(diffusers_cases.as_flax(model), case)
-    assert same < max(2e-6, 3 * DIGESTS[case]["drift"])
+    drift = diffusers_cases.drift(case)  # of the flax class itself; PyTorch is nearer to the exact outputs
+    assert same < max(2e-6, 1.5 * drift)
+    assert diffusers_cases.errors(model, case, "out64") < max(2e-6, drift)
     with lifted():
         assert diffusers_cases.errors(model.double(), case, "out64") < 1e-12
     notes = convert.plan_conversion(FAMILY, source).config_notes
@@ -196,3 +198,12 @@ def test_the_lists_of_modules_are_those_of_the_classes() -> None:
     block["modules"] |= {linear: [], linear.replace("4*first", "8*first"): names}
     with pytest.raises(AssertionError, match="time_emb_proj"):
         script["verify"](table)
+
+
+def test_another_model_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """`--overwrite` kept the first model's weights, whose file has the name that diffusers gives it."""
+    for name, out in (("unet", "out"), ("vae", "out"), ("vae", "alone")):
+        source = diffusers_cases.write(name, tmp_path / f"{name}-for-{out}")
+        convert.convert("flax-diffusers", source, tmp_path / out, overwrite=(tmp_path / out).exists())
+    files = ("diffusion_pytorch_model.safetensors", "config.json")
+    assert all((tmp_path / "out" / file).read_bytes() == (tmp_path / "alone" / file).read_bytes() for file in files)

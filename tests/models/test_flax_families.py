@@ -72,10 +72,12 @@ def test_keys_that_only_the_pytorch_class_reads_do_not_change_what_it_computes(
 EXPLAINED = {  # tensors that `from_flax=True` does not give, which docs/models/flax-transformers.md explains
     "llama.LlamaForCausalLM": "lm_head",
     "llama.biased": "lm_head",
+    "llama.square": "lm_head",
     "whisper.untied": "proj_out",
     "resnet.basic": "encoder.stages",
     "dinov2.Dinov2ForImageClassification": "lambda1",
     "dinov2.Dinov2Model": "lambda1",
+    "dinov2.square": "lambda1",
 }
 
 
@@ -118,7 +120,7 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         )
         if family == "bert":
             known = case.endswith(
-                ("bert.BertModel", "ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")
+                ("bert.BertModel", "square", "ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering")
             )
             assert (plan.rules.model != "flax_transformers") is known
 
@@ -518,9 +520,9 @@ def test_an_integer_that_the_class_refuses_is_written_as_a_float(tmp_path: Path)
 
     case = "beit.unscaled"
     assert type(flax_families.config(case)["layer_scale_init_value"]) is int
-    made = convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, layer_norm_eps=1)).config
+    made = convert.plan_conversion(FAMILY, flax_families.specs(case, tmp_path, initializer_range=1)).config
     assert made is not None and [
-        type(made[key]) for key in ("layer_scale_init_value", "layer_norm_eps", "hidden_size")
+        type(made[key]) for key in ("layer_scale_init_value", "initializer_range", "hidden_size")
     ] == [float, float, int]
     with pytest.raises(Exception, match="layer_scale_init_value"):
         transformers.BeitConfig.from_dict({**made, "layer_scale_init_value": 0})

@@ -28,8 +28,12 @@ OTHER_PART = {
     r"wav2vec2.*CTC|whisper.*": "classifier_proj_size",
     r"whisper\.WhisperForAudioClassification": r"decoder_\w+|max_target_positions|vocab_size",
     r"bart\.causal|speech_encoder_decoder": r"(decoder\.)?(encoder_layers|encoder_ffn_dim|num_hidden_layers)",
-    r".*EncoderModel": "num_decoder_layers",
-    r"clip\.CLIPModel|vision_text.*": r"\w+_config\.projection_dim",
+    r".*EncoderModel|t5\.gated-encoder": "num_decoder_layers",
+    r"(vit|wav2vec2|whisper)\.square": "max_position_embeddings",  # one set of sizes for all classes: some have no such key
+    r"vit\.square": "vocab_size",
+    r"clip\.square": r"vision_config\.(max_position_embeddings|vocab_size)",
+    r"opt\.square": "intermediate_size",
+    r"clip\.(CLIPModel|square)|vision_text.*": r"\w+_config\.projection_dim",
     r"clip\.(text|vision)": "projection_dim",
     r"beit\.(?!BeitForMasked).*": "vocab_size",
     r"beit\.(?!shared|positions).*": "image_size",
@@ -59,6 +63,8 @@ def explained(case: str, key: str, removed: bool) -> bool:
         return "num_hidden_layers" in stated  # another name of it, which wins
     if last == "num_hidden_layers" and removed:
         return stated.get("encoder_layers") == stated[last]
+    if last == "num_decoder_layers" and removed:
+        return stated.get("num_layers") == stated[last]  # what it is where it is not said
     return removed and last in DEFAULTS
 
 

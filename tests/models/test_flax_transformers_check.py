@@ -118,6 +118,37 @@ def test_a_switch_for_biases_that_the_tree_contradicts(case: str, stated: bool |
         convert.plan_conversion("flax-transformers", source)
 
 
+@pytest.mark.parametrize(("case", "masked"), [("Dinov2Model", True), ("Dinov2Model", False), ("Dinov2ForImageClassification", True), ("Dinov2ForImageClassification", False)])  # fmt: skip
+def test_dinov2_without_biases_of_queries_keys_and_values(case: str, masked: bool, tmp_path: Path) -> None:
+    """`qkv_bias: false`: the plain JAX model adds none, and the file passes against it; exchanged queries and keys do not."""
+    biases = tuple(f"/{part}/bias" for part in ("query", "key", "value"))
+    given = {name: x for name, x in flax_families.leaves(f"dinov2.{case}").items() if not name.endswith(biases)}
+    given = {name: x for name, x in given.items() if masked or "mask_token" not in name}
+    keys = {"qkv_bias": False, "use_mask_token": masked}
+    source = flax_families.write(f"dinov2.{case}", tmp_path / "source", given, **keys)
+    out = tmp_path / "out"
+    convert.convert("flax-transformers", source, out)
+    assert json.loads((out / "config.json").read_text())["qkv_bias"] is False
+    with one_thread():
+        assert [level.verdict for level in check(out, source).levels] == [Verdict.PASSED] * 4
+    file = out / "model.safetensors"
+    right, metadata = load_file(file), dict(open_written(file).metadata)
+    names = [next(name for name in right if name.endswith(f"layer.1.attention.{part}_proj.weight")) for part in "qk"]
+    save_file({**right, names[0]: right[names[1]], names[1]: right[names[0]]}, file, metadata=metadata)
+    with one_thread():
+        said = " ".join(map(str, check(out, source).levels[1].findings))
+    assert all(name in said for name in names)
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_biases_of_dinov2_that_the_tree_contradicts(stated: bool, tmp_path: Path) -> None:
+    leaves = flax_families.leaves("dinov2.Dinov2Model")
+    given = {name: x for name, x in leaves.items() if not (stated and name.endswith("/query/bias"))}
+    source = flax_families.write("dinov2.Dinov2Model", tmp_path / "source", given, qkv_bias=stated)
+    with pytest.raises(convert.PlanError, match=r"/query/bias" if stated else "qkv_bias in the config.json"):
+        convert.plan_conversion("flax-transformers", source)
+
+
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint("t5-v1.1"), source)

@@ -16,6 +16,8 @@ import convert
 from convert.checkpoints import open_source
 from convert.core.errors import OptionError
 from convert.planning.facts.sidecar import MAX_BYTES
+from convert.rules.allowed_by_use import FUNCTION
+from support import flax_families
 from support.goldens import checkpoint, golden_io, relative_error
 
 CASES = {
@@ -167,6 +169,19 @@ def test_the_scale_of_dinov2s_layers_contains_the_square_of_the_configured_value
     assert np.array_equal(kept.detach().numpy(), stored)
     with pytest.raises(convert.PlanError, match="--set layerscale_value="):
         convert.plan_conversion("dinov2", checkpoint("dinov2"), settings={"layerscale_value": 0})
+
+
+@pytest.mark.parametrize("case", ["llama.LlamaForCausalLM", "llama.biased-headless", "mistral.MistralModel"])
+def test_a_width_of_heads_that_the_flax_class_does_not_read(case: str, tmp_path: Path) -> None:
+    """It takes hidden_size / num_attention_heads. Run with transformers 4.49: the outputs are the recorded ones for any head_dim."""
+    right = convert.plan_conversion("flax-transformers", flax_families.write(case, tmp_path / "right"))
+    plan = convert.plan_conversion("flax-transformers", flax_families.write(case, tmp_path / "source", head_dim=8))
+    assert plan.config == right.config and plan.config is not None and plan.config["head_dim"] == 6
+    assert [step.spec for step in plan.steps] == [step.spec for step in right.steps]
+    assert any("head_dim" in note and "does not read" in note for note in plan.notes)
+    gemma = flax_families.write("gemma.GemmaModel", tmp_path / "gemma", head_dim=4)  # whose class reads it
+    with pytest.raises(convert.PlanError, match="head_dim = 4"):
+        convert.plan_conversion("flax-transformers", gemma)
 
 
 def test_a_dinov2_without_a_mask_token_computes_the_same(tmp_path: Path) -> None:
@@ -359,17 +374,21 @@ def test_a_tied_head_that_the_tree_contradicts_is_refused(case: str, tied: bool,
     assert finding.expected.startswith(str(not tied).lower())
 
 
+ONE_ACTIVATION = f"one of {', '.join(FUNCTION.one_of)}, such as gelu"
+
+
 @pytest.mark.parametrize(
     ("case", "key", "value", "expected"),
     [
-        *(("llama", "rms_norm_eps", value, "a number above 0, such as 1e-06") for value in ("abc", -1.0, 0, True, None, [1])),
-        ("bert", "layer_norm_eps", "1e-12", "a number above 0, such as 1e-12"),
-        ("bert", "hidden_act", 3, "a word, such as gelu"),
-        ("gpt2", "layer_norm_epsilon", -1, "a number above 0, such as 1e-05"),
-        ("t5", "relative_attention_max_distance", 1.5, "an integer above 0, such as 128"),
+        *(("llama", "rms_norm_eps", value, "a number above 0 and at most 0.1, such as 1e-06") for value in ("abc", -1.0, 0, 5, True, None, [1])),
+        ("bert", "layer_norm_eps", "1e-12", "a number above 0 and at most 0.1, such as 1e-12"),
+        ("bert", "hidden_act", 3, ONE_ACTIVATION),
+        ("bert", "hidden_act", "nonsense", ONE_ACTIVATION),
+        ("gpt2", "layer_norm_epsilon", -1, "a number above 0 and at most 0.1, such as 1e-05"),
+        ("t5", "relative_attention_max_distance", 1.5, "an integer above B//2, such as 128"),
         ("dinov2", "layerscale_value", 0, "a number above 0, such as 1.0"),
         ("dinov2", "mlp_ratio", None, "an integer above 0, such as 4"),
-        *(("mistral", "sliding_window", value, "an integer above 0, such as 4096") for value in (None, 0, "5", -4096)),
+        *(("mistral", "sliding_window", value, "an integer of at least 1, such as 4096") for value in (None, 0, "5", -4096)),
     ],
 )  # fmt: skip
 def test_config_json_has_the_values_that_set_accepts(
@@ -383,7 +402,8 @@ def test_config_json_has_the_values_that_set_accepts(
     finding = findings[f"{key} in the config.json of the checkpoint"]
     assert (finding.code, finding.expected, finding.got) == ("config-conflict", expected, json.dumps(value))
     assert not any(finding.fix == "correct the letter" for finding in refused.value.findings)
-    good = {"hidden_act": "relu", "layerscale_value": 0.5, "mlp_ratio": 2}.get(key, 4)
+    good = {"hidden_act": "relu", "layerscale_value": 0.5, "mlp_ratio": 2, "sliding_window": 4}.get(key, 0.001)
+    good = 100 if key == "relative_attention_max_distance" else good
     plan = convert.plan_conversion(case, source, settings={key: good})
     assert plan.facts[key] == good
     if value is not None:
@@ -395,9 +415,7 @@ def test_config_json_has_the_values_that_set_accepts(
 @pytest.mark.parametrize(
     ("case", "change", "told"),
     [
-        ("llama", {"num_attention_heads": 8}, "has head_dim = 6, and the tree has H = 3"),
-        ("llama", {"num_attention_heads": 8, "head_dim": None}, "the tree has K = 12 (the width of all key heads together): expected num_key_value_heads*H to be 12, got num_key_value_heads = 2; H = 3, by num_attention_heads*H = E = 24"),
-        ("llama", {"head_dim": 12}, "has head_dim = 12, and the tree has H = 6"),
+        ("llama", {"num_attention_heads": 8}, "the tree has K = 12 (the width of all key heads together): expected num_key_value_heads*H to be 12, got num_key_value_heads = 2; H = 3, by num_attention_heads*H = E = 24"),
         ("llama-model", {"num_key_value_heads": 6}, "got num_key_value_heads = 6; H = 6, by num_attention_heads*H = E = 24"),
         ("mistral", {"num_key_value_heads": 4}, "got num_key_value_heads = 4; H = 6, by num_attention_heads*H = E = 24"),
         ("gemma-flax", {"head_dim": 5}, "has head_dim = 5, and the tree has H = 10"),

@@ -119,9 +119,12 @@ def test_a_tower_has_no_place_in_gemma_pytorch(tmp_path: Path) -> None:
             "rope describes what the source computes (half-split), and nothing in the output depends on it",
         ),
         ({"embedding_scale": "none"}, "embedding_scale describes what the source computes (sqrt(D)), and nothing"),
-        ({"eos_token_id": [1, 1.5]}, "--set eos_token_id=[1, 1.5]: expected an integer, or a list of integers such as"),
-        ({"eos_token_id": []}, "expected an integer, or a list of integers such as [1, 106]"),
-        ({"sliding_window": "x"}, "--set sliding_window=x: expected an integer above 0, such as 512"),
+        (
+            {"eos_token_id": [1, 1.5]},
+            "--set eos_token_id=[1, 1.5]: expected the id of a token below vocab_size or a list of such, such as 1",
+        ),
+        ({"eos_token_id": []}, "expected the id of a token below vocab_size or a list of such, such as 1"),
+        ({"sliding_window": "x"}, "--set sliding_window=x: expected an integer of at least 1, such as 512"),
     ],
 )
 def test_settings_that_nothing_could_follow(setting: dict[str, Any], said: str, tmp_path: Path) -> None:

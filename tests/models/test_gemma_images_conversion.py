@@ -188,7 +188,10 @@ def test_a_text_target_drops_the_tower_with_the_reason() -> None:
 def test_a_text_tree_is_no_vision_model() -> None:
     tree = {k: v for k, v in arrays("gemma3-vision").items() if "vision_encoder" not in k and "/mm_" not in k}
     settings = CASES["gemma3-vision"][1]
-    assert convert.plan_conversion("gemma", MemorySource(tree), settings=settings).rules.model == "gemma3"
+    of_text = {k: v for k, v in settings.items() if k != "mm_tokens_per_image"}
+    assert convert.plan_conversion("gemma", MemorySource(tree), settings=of_text).rules.model == "gemma3"
+    with pytest.raises(convert.PlanError, match="the tree is that of gemma3 .*; it is one of gemma3_vision"):
+        convert.plan_conversion("gemma", MemorySource(tree), settings=settings)
     with pytest.raises(convert.PlanError, match=r"img/embedding/kernel \(conv, weight\): expected a leaf"):
         convert.plan_conversion("gemma3_vision", MemorySource(tree), settings=settings)
 

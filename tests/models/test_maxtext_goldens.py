@@ -6,6 +6,7 @@ tests/golden/make_maxtext.py wrote the cases with maxtext 0.2.5; every parameter
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -408,11 +409,17 @@ def test_slips_in_the_rules_are_named(family: str, tmp_path: Path) -> None:
 
 
 def test_layers_of_a_block_that_changed_places_are_named(tmp_path: Path) -> None:
-    """Planted in the path variants of DeepSeek 4: the second layer of a block comes first."""
+    """Planted in the path variants of DeepSeek 4, which then do not fit the list of its layers, and in its tensors: the second layer of a block comes first."""
     case, text = "deepseek4-scanned", (shipped_rules_dir() / "maxtext-deepseek4.yaml").read_text()
     swapped = text.replace("layers_0, stacked", "layers_?, stacked").replace("layers_1, stacked", "layers_0, stacked")
     (slipped,) = parse_models(swapped.replace("layers_?, stacked", "layers_1, stacked"), "rules.yaml")
-    convert.convert(slipped, maxtext.checkpoint(case), tmp_path / "out", settings=maxtext.settings(case))
+    with pytest.raises(convert.PlanError, match="compressed_sparse_attention in layers 1, 3, which have"):
+        convert.plan_conversion(slipped, maxtext.checkpoint(case), settings=maxtext.settings(case))
+    out = maxtext.converted(case, tmp_path / "out")
+    tensors, others = load_file(out / "model.safetensors"), {"1": "2", "2": "1", "3": "4", "4": "3"}
+    swapped_in = {name: re.sub(r"(?<=layers\.)[1-4](?=\.)", lambda layer: others[layer[0]], name) for name in tensors}
+    pairs = {one: tensors[two] for one, two in swapped_in.items() if one != two and two in tensors}
+    replace_tensors(out, {name: x for name, x in pairs.items() if x.shape == tensors[name].shape})
     (report,) = check(tmp_path / "out", maxtext.checkpoint(case), levels=["weights"], model="maxtext").levels
     said = " ".join(map(str, report.findings))
     assert report.verdict.value == "failed" and "within each block of 2 layers, they are in the reverse order" in said

@@ -11,58 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 import convert
 from convert.planning.planner import make_plan
 from convert.rules.library import find_rules
-from support import goldens
+from support import goldens, recurrentgemma
 from support.memory_source import MemorySource
-
-SETTINGS = {"attention_window": 5, "logits_soft_cap": 3.0}
-CASE = "recurrentgemma"
+from support.recurrentgemma import CASE, SETTINGS
 
 
 @pytest.fixture(scope="module")
 def hugging(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out") / "model"
-    convert.convert(CASE, goldens.checkpoint(CASE), out, settings=SETTINGS)
-    return out
+    return recurrentgemma.converted("transformers", tmp_path_factory.mktemp("out"))
 
 
 def test_from_pretrained_computes_what_jax_computed(hugging: Path) -> None:
-    model, said = AutoModelForCausalLM.from_pretrained(hugging, output_loading_info=True)
-    assert not any(said[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    model = recurrentgemma.load("transformers", hugging)
     assert type(model).__name__ == "RecurrentGemmaForCausalLM"
     assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
-    io = goldens.golden_io(CASE)
-    rows = slice(0, 2)  # the third sequence holds two documents, which its convolution does not keep apart
-    with torch.no_grad():
-        got = model.eval()(
-            input_ids=torch.tensor(io["tokens"][rows]).long(),
-            position_ids=torch.tensor(io["positions"][rows]).long(),
-            use_cache=False,
-        ).logits
-    assert goldens.relative_error(got, io["logits"][rows]) < 2e-6
+    single, double = recurrentgemma.errors("transformers", hugging)
+    assert single < 2e-6 and double < 1e-12
 
 
 def test_upstreams_torch_computes_what_jax_computed(tmp_path: Path) -> None:
-    from recurrentgemma import common
-    from recurrentgemma.torch import griffin
-
-    convert.convert(CASE, goldens.checkpoint(CASE), tmp_path / "m.safetensors", to="recurrentgemma", settings=SETTINGS)
-    weights = load_file(tmp_path / "m.safetensors")
-    config = common.GriffinConfig.from_torch_params(
-        weights, embeddings_scale_by_sqrt_dim=True, attention_window_size=5, logits_soft_cap=3.0
-    )
-    model = griffin.Griffin(config, gradient_checkpointing=False)
-    model.load_state_dict(weights, strict=True)
-    io = goldens.golden_io(CASE)
-    tokens, positions = (torch.tensor(io[name]).long() for name in ("tokens", "positions"))
-    with torch.no_grad():
-        got, _ = model(tokens, positions, return_cache=False)
-    assert goldens.relative_error(got, io["logits"]) < 2e-6
+    out = recurrentgemma.converted("recurrentgemma", tmp_path)
+    single, double = recurrentgemma.errors("recurrentgemma", out)
+    assert single < 2e-6 and double < 1e-12
 
 
 def test_config_is_complete(hugging: Path) -> None:

@@ -95,7 +95,6 @@ TIMM = {  # parts of timm's names -> those of transformers' vision tower, the fi
 
 
 def test_the_image_tower_for_timm_has_the_tensors_of_transformers_tower(source: Path, tmp_path: Path) -> None:
-    """`tests/golden/make_siglip2.py --timm OUT_DIR` compares timm's own outputs, in an environment with timm."""
     convert.convert("siglip2", source, tmp_path / "one")
     convert.convert("siglip2", source, tmp_path / "out", to="timm", settings=SET)
     one, made = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "out"))

@@ -1,7 +1,4 @@
-"""The image tower of SigLIP, and CLIPPO, for timm: the tensors, in transformers' tower of SigLIP, compute what big_vision did.
-
-timm runs in another environment: `tests/golden/make_clippo.py --timm CASE OUT_DIR` compares its outputs.
-"""
+"""The image towers of SigLIP and SigLIP 2, and CLIPPO, for timm: it computes what big_vision did."""
 
 from __future__ import annotations
 
@@ -15,63 +12,37 @@ from safetensors.torch import load_file
 
 import convert
 from convert.core.errors import ConvertError
-from convert.numerics.lift_torch import lifted
 from convert.rules import library
-from support.drawn_cases import DrawnCases
-from support.goldens import relative_error
+from support import timm_models
 from support.memory_source import MemorySource
 from support.paths import GOLDEN
 from support.rule_mistakes import assert_mistake_is_named
-from support.timm_tower import in_transformers
+from support.timm_models import CLIPPO, RATIO
 from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
 
-GOLD, CASE = DrawnCases(GOLDEN / "clippo"), "clippo"
-SET = {"mlp_ratio": 40 / 24}
+GOLD, CASE = CLIPPO, "clippo"
+SET = RATIO
 SIGLIP = GOLDEN / "siglip"
 
 
-def write(folder: Path) -> Path:
-    """Write the checkpoint as big_vision's files have it."""
-    np.savez(folder / "clippo.npz", **{f"params/{name}": x for name, x in GOLD.leaves(CASE).items()})  # type: ignore[arg-type]
-    return folder / "clippo.npz"
-
-
 def converted(folder: Path, **options: Any) -> tuple[Path, Path]:
-    source = write(folder)
-    convert.convert("clippo", source, folder / "out", settings=SET, **options)
-    return source, folder / "out"
+    return timm_models.converted(CASE, folder, **options)
 
 
-def embeddings(model: Any, head: Any, images: np.ndarray[Any, Any], dtype: torch.dtype) -> np.ndarray[Any, Any]:
-    """The normalised embeddings, as big_vision computes them."""
-    found = head(model(pixel_values=torch.from_numpy(images).permute(0, 3, 1, 2).to(dtype)).pooler_output)
-    result: np.ndarray[Any, Any] = (found / (found.norm(dim=1, keepdim=True) + 1e-8)).numpy()
-    return result
+@pytest.mark.parametrize("case", timm_models.EMBEDDINGS)
+def test_timm_computes_what_big_vision_did(case: str, tmp_path: Path) -> None:
+    """Images, and of CLIPPO rendered texts, which pass the same tower."""
+    _, out = timm_models.converted(case, tmp_path)
+    single, double = timm_models.errors(case, out)
+    assert single < 2e-6 and double < 1e-12
 
 
-def test_the_tensors_of_clippo_compute_what_big_vision_did(tmp_path: Path) -> None:
-    """Images and rendered texts pass the same tower."""
-    _, out = converted(tmp_path)
-    model, head = in_transformers(out)
-    given = GOLD.values(CASE, "in")
-    pairs = (("image", given["images"]), ("text", given["texts"]))
-    for name, images in pairs:
-        assert relative_error(embeddings(model, head, images, torch.float32), GOLD.values(CASE, "out")[name]) < 2e-6
-    with lifted():
-        model, head = model.double(), head.double()
-        for name, images in pairs:
-            assert relative_error(embeddings(model, head, images, torch.float64), GOLD.values(CASE, "out64")[name]) < 1e-12  # fmt: skip
-
-
-def test_the_image_tower_of_siglip_for_timm(tmp_path: Path) -> None:
-    """The family's name takes the rules that support timm; the text tower is left out."""
-    convert.convert("siglip2", SIGLIP / "ckpt.npz", tmp_path / "out", to="timm", settings=SET)
-    with np.load(SIGLIP / "io.npz") as recorded:
-        found = embeddings(*in_transformers(tmp_path / "out"), recorded["pixels"], torch.float32)
-        assert relative_error(found, recorded["image"]) < 2e-6
-    plan = convert.plan_conversion("siglip-image", SIGLIP / "ckpt.npz", settings=SET)
+def test_the_image_tower_of_siglip_leaves_the_text_tower_out() -> None:
+    """The family's name takes the rules that support timm."""
+    plan = convert.plan_conversion("siglip2", SIGLIP / "ckpt.npz", to="timm", settings=SET)
+    assert plan.rules.model == "siglip-image"
     assert {drop.leaf.split("/")[1] for drop in plan.dropped} == {"txt", "t", "b"}
 
 
@@ -139,4 +110,4 @@ RULE_MISTAKES = (  # a text of the rules, what stands there instead, what the ch
 
 @pytest.mark.parametrize(("old", "new", "name"), RULE_MISTAKES)
 def test_a_mistake_in_the_rules_is_named(old: str, new: str, name: str, tmp_path: Path) -> None:
-    assert_mistake_is_named("clippo", write(tmp_path), old, new, name, tmp_path / "out", settings=SET)
+    assert_mistake_is_named("clippo", converted(tmp_path)[0], old, new, name, tmp_path / "wrong", settings=SET)

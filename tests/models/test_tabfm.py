@@ -1,6 +1,6 @@
-"""TabFM: what its own checkpoint manager saved, against the weights from which its own PyTorch class computed the recorded outputs.
+"""TabFM: what its own checkpoint manager saved, read by its own PyTorch class, against what its flax code computed.
 
-tabfm cannot be installed beside the packages of the tests (it needs jaxtyping below 0.3): `tests/golden/make_tabfm.py` runs both of its sides.
+`tests/golden/make_tabfm.py` ran the flax code, which needs jaxtyping below 0.3, in another environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from convert.core.errors import CheckpointError
 from convert.rules.library import shipped_rules_dir
 from convert.rules.parse import parse_models
 from convert.writing.written import open_written
-from support.goldens import checkpoint, golden_io, relative_error
+from support import tabfm
+from support.goldens import checkpoint, golden_io
 from support.rule_mistakes import assert_mistake_is_named
 from support.value_mistakes import assert_mistakes_are_named
 from support.weights_level import check_weights
@@ -31,7 +32,7 @@ CASES = ("tabfm-classification", "tabfm-regression")
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_tensors_are_those_of_tabfms_own_pytorch_model(case: str, tmp_path: Path) -> None:
-    """By their digest. From them tabfm's PyTorch class computed what its flax code does."""
+    """By their digest, which is that of tabfm's own converter; and it computes from them what its flax code did."""
     plan = convert.plan_conversion("tabfm", checkpoint(case))
     assert plan.rules.model == case
     convert.convert("tabfm", checkpoint(case), tmp_path / "out")
@@ -41,7 +42,8 @@ def test_the_tensors_are_those_of_tabfms_own_pytorch_model(case: str, tmp_path: 
         digest.update(name.encode() + weights[name].astype("<f4").tobytes())
     io = golden_io(case)
     assert digest.hexdigest() == str(io["sha256"])
-    assert relative_error(io["torch_out"], io["out"]) < 2e-6
+    single, double = tabfm.errors(case, tmp_path / "out")
+    assert single < 2e-6 and double < 1e-12
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["is_classifier"] is (case == "tabfm-classification")
     assert [config[key] for key in ("col_nhead", "row_nhead", "icl_nhead", "ff_factor", "decoder_hidden", "num_freq")] == [3, 2, 2, 4, 48, 5]  # fmt: skip

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 
 import convert
-from support import goldens
+from support import goldens, timesfm_parity
 from support.goldens import checkpoint, golden_io, relative_error
-from support.timesfm_parity import BOUND, load_upstream, run_upstream
+from support.timesfm_parity import BOUND, SETTINGS, load_upstream, run_upstream
 
 CASES = ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5")
 
@@ -29,61 +29,11 @@ def test_upstream_model_reproduces_the_jax_outputs(case: str, tmp_path: Path) ->
         assert relative_error(got, io[name]) < BOUND, name
 
 
-SETTINGS = {
-    "timesfm-1.0": {"use_positional_embedding": True, "context_length": 512},
-    "timesfm-2.0": {"use_positional_embedding": False, "context_length": 512},
-    "timesfm-2.5": {},
-}
-
-
-def from_pretrained(case: str, tmp_path: Path) -> torch.nn.Module:
-    """Converts to a directory and loads it as a user of transformers would; nothing may be missing or left over."""
-    from transformers import TimesFm2_5ModelForPrediction, TimesFmModelForPrediction
-
-    out = tmp_path / "out"
-    convert.convert("timesfm", checkpoint(case), out, to="transformers", settings=SETTINGS[case])
-    cls = TimesFm2_5ModelForPrediction if case == "timesfm-2.5" else TimesFmModelForPrediction
-    model, report = cls.from_pretrained(out, output_loading_info=True, dtype=torch.float32)
-    assert not any(report.values()), report
-    return model.eval()
-
-
-@pytest.mark.parametrize("case", ["timesfm-1.0", "timesfm-2.0"])
-def test_transformers_reproduces_timesfm_1(case: str, tmp_path: Path) -> None:
-    """The same quantity: transformers pads a short series with zeros in front, as the golden's second row is padded.
-
-    It differs from JAX for constant series only: sigma is clamped to 1e-6 there, replaced by 1 below 1e-7 here.
-    """
-    model, io = from_pretrained(case, tmp_path), golden_io(case)
-    series = [
-        torch.tensor(row[pad[:512] == 0], dtype=torch.float32)
-        for row, pad in zip(io["input_ts"], io["input_padding"], strict=True)
-    ]
-    assert [len(row) for row in series] == [512, 416]
-    with torch.no_grad():
-        got = model(past_values=series, freq=[int(f) for f in io["freq"][:, 0]])
-    assert relative_error(got.mean_predictions, io["mean"]) < BOUND
-    assert relative_error(got.full_predictions, io["full"]) < BOUND
-
-
-def test_transformers_reproduces_timesfm_2p5(tmp_path: Path) -> None:
-    """The point outputs of every patch and the quantile head, before what transformers' forecast adds.
-
-    `forward` of transformers computes something else than `decode`: it normalises the whole series, averages with the
-    negated series and overwrites quantiles; and it has no autoregressive part, so `ar_outputs` has no counterpart.
-    """
-    model, io = from_pretrained("timesfm-2.5", tmp_path), golden_io("timesfm-2.5")
-    values, masks = torch.tensor(io["inputs"]), torch.tensor(io["masks"])
-    with torch.no_grad():
-        point, spread, _ = model._decode_and_project(values, masks)
-        hidden = model.model(past_values=values, past_values_padding=masks)
-        normed = model.output_projection_point(hidden.last_hidden_state)
-        patches = model.model._revin(normed, hidden.context_mu, hidden.context_sigma, reverse=True).view(2, 16, 128, 10)
-    # Patches that are padding throughout differ by O(1): softmax over nothing but masked keys is uniform in JAX, not in torch.
-    valid = ~masks.view(2, 16, 32).all(-1)
-    assert relative_error(point, io["renormed_outputs"][:, -1]) < BOUND
-    assert relative_error(spread, io["quantile_spread"]) < BOUND
-    assert relative_error(patches[valid], io["renormed_outputs"][valid.numpy()]) < BOUND
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_reproduces_the_jax_outputs(case: str, tmp_path: Path) -> None:
+    convert.convert("timesfm", checkpoint(case), tmp_path / "out", to="transformers", settings=SETTINGS[case])
+    single, double = timesfm_parity.errors(case, "transformers", tmp_path / "out")
+    assert single < BOUND and double < 1e-7
 
 
 def test_sharded_directory_loads(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import convert
 from convert.checkpoints import open_source
 from convert.core.path_index import PathIndex
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.rules import library
 from support import gemma_towers, maxtext
 from support.drawn_cases import DrawnCases

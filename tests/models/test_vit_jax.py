@@ -1,6 +1,6 @@
 """ViT and AugReg: what vit_jax's own code computed, and what transformers computes from the converted file; timm's tensors beside them.
 
-timm runs in another environment: `tests/golden/make_vit_jax.py --timm OUT_DIR` compares its outputs.
+test_vit_pools.py has timm's outputs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ def test_new_names_and_a_train_state_give_the_same_bytes(to: str, tmp_path: Path
 
 
 def test_timm_has_the_rows_of_q_k_and_v_in_one_tensor(tmp_path: Path) -> None:
-    """timm's names and shapes; make_vit_jax.py ran timm itself with them."""
     source, out = converted(tmp_path, to="timm")
     convert.convert("vit-jax", source, tmp_path / "hf", settings=SET)
     timm, hf = load_file(out / "model.safetensors"), load_file(tmp_path / "hf" / "model.safetensors")

@@ -1,6 +1,6 @@
 """ViT of big_vision, scenic and vit_jax, of each pooling: what upstream's own code computed, and what the converted file gives.
 
-timm runs in another environment: `tests/golden/make_vit_big_vision.py --timm FILE OUT_DIR` compares its outputs. Its tensors are compared here.
+So are timm's outputs, and its tensors with those for transformers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from safetensors.torch import load_file as load_tensors
 
 import convert
 from convert.core.errors import ConvertError
-from convert.numerics.lift_torch import lifted
 from convert.verify.run import check
-from support import vit
-from support.goldens import relative_error
+from support import timm_models, vit
 from support.rule_mistakes import assert_mistake_is_named
-from support.timm_tower import in_transformers, renamed
+from support.timm_tower import renamed
 from support.value_mistakes import assert_mistakes_are_named
 
 pytestmark = pytest.mark.slow
@@ -55,16 +53,11 @@ def test_transformers_computes_what_upstream_did(case: str, tmp_path: Path) -> N
     assert single < 2e-6 and double < float64_limit(case)
 
 
-@pytest.mark.parametrize("case", ["map", "vit-map", "map-sincos2d", "map-headless", "map-sincos2d-headless"])
-def test_timms_tensors_pool_by_attention_as_upstream_did(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [*timm_models.VITS, *vit.COMPUTED, *vit.HEADLESS, "vit-gap-1d", "vit-gap-none"])
+def test_timm_computes_what_upstream_did(case: str, tmp_path: Path) -> None:
     _, out = vit.converted(case, tmp_path, "timm")
-    model, head = in_transformers(out)
-    pixels = torch.from_numpy(vit.gold(case).values(case, "in")["images"]).permute(0, 3, 1, 2)
-    single = head(model(pixel_values=pixels).pooler_output).numpy()
-    with lifted():
-        double = head.double()(model.double()(pixel_values=pixels.double()).pooler_output).numpy()
-    for found, kind, limit in ((single, "out", 2e-6), (double, "out64", float64_limit(case))):
-        assert relative_error(found, vit.gold(case).values(case, kind)["logits"]) < limit
+    single, double = timm_models.errors(case, out)
+    assert single < 2e-6 and double < float64_limit(case)
 
 
 @pytest.mark.parametrize("case", ["gap", "vit-gap", "jax-gap", "gap-sincos2d", "vit-gap-1d"])
@@ -125,7 +118,7 @@ def back(case: str, out: Path, folder: Path, layout: str, to: str) -> Path:
 
 @pytest.mark.parametrize("case", ["gap", "gap-sincos2d"])
 def test_the_mean_without_a_head_is_timms_alone(case: str, tmp_path: Path) -> None:
-    """The timm class is compared by tests/golden/make_vit_big_vision.py; its tensors are those of the case with a head."""
+    """Its tensors are those of the case with a head."""
     headless, computed = f"{case}-headless", vit.settings(case)
     with pytest.raises(convert.PlanError, match="does not load without one.*--to timm"):
         convert.plan_conversion("vit-jax", vit.write(headless, tmp_path), to="transformers", settings=computed)
@@ -158,7 +151,8 @@ def test_computed_positions_are_named_by_the_user(case: str, given: dict[str, ob
         )
     (found,) = refused.value.findings
     named = "image_size" if given.get("posemb") == "sincos2d" else "posemb"
-    assert found.code == "setting-invalid" and named in found.expected and f"--set {named}=" in found.fix
+    asked = f"--set {named}={given.get(named, '')}"
+    assert found.code == "setting-invalid" and asked in f"{found.fix} {found.path}"
 
 
 def test_the_table_of_another_formula_is_another_function(tmp_path: Path) -> None:

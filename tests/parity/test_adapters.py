@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 import convert
 from convert import PlanError
 from convert.core.errors import OptionError
+from convert.planning.adapters.joined import joined
 from convert.planning.adapters.names import Writer, find_pairs, has_word, place_of
+from convert.planning.adapters.peft_config import REFUSED
 from convert.planning.low_rank_source import Merge
 from convert.planning.planner import make_plan
 from convert.verify.layers.level import check_layers
@@ -225,6 +227,133 @@ def test_a_rank_of_another_adapter(tmp_path: Path) -> None:
     assert (finding.code, finding.expected, finding.got) == ("adapter-shape-mismatch", "rank 8", "3, of float32[16,3]")
 
 
+HOSTILE = (r"((a|b)*)*c", r"(?:up|\w)+", r"(.\*){2,}", ".*" * 6 + "x", ".{0,}" * 6)
+STATED: list[tuple[dict[str, Any], str]] = [  # settings beside alpha 6 and rank 3, and what the error says
+    ({"lora_alpha": "7"}, 'lora_alpha: expected a number other than 0, got "7"'),
+    ({"lora_alpha": True}, "expected a number other than 0, got true"),
+    *(({"r": value}, "r: expected a whole number above 0") for value in ("3", 3.0, True, -3, 0)),
+    *(({"use_rslora": value}, "use_rslora: expected true or false") for value in ("true", 1)),
+    ({"alpha_pattern": {"up": "12"}}, "alpha_pattern of up: expected a number other than 0"),
+    ({"alpha_pattern": {"u(*": 12}}, "expected names or regular expressions"),
+    *(({"alpha_pattern": {hostile: 12}}, "without a repeated group, and with at most 6 of") for hostile in HOSTILE),
+    ({"alpha_pattern": {"down": 12}}, "alpha_pattern names a module that the target does not have"),
+    ({"alpha_pattern": ["up"]}, "expected names of modules with numbers"),
+    ({"rank_pattern": {"up": 4}}, "states another rank than the leaf has: expected rank 4"),
+    *(({key: True}, reason) for key, reason in REFUSED.items()),
+    ({"peft_type": "LOHA"}, 'the adapter is no LoRA (peft_type: "LOHA")'),
+    ({"bias": "lora_only"}, "has biases of the model"),
+    ({"init_lora_weights": "pissa"}, "changes the base weights"),
+    ({"use_rsLora": True}, "did you mean 'use_rslora'?"),
+    ({"rank": 8}, "no setting of PEFT"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), STATED)
+def test_a_file_that_states_more_than_a_product(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "r": 3, "peft_type": "LORA"} | config)
+    with pytest.raises(convert.ConvertError) as refused:
+        make_plan(rule_file(UP), up(tmp_path))
+    assert all(found.fix for found in refused.value.findings)
+    assert message in str(refused.value) and str(tmp_path / "adapter_config.json") in str(refused.value)
+    assert not make_plan(rule_file(UP), up(tmp_path), settings={"adapter": "base"}).merges  # the weights alone
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({"alpha_pattern": {"up": 12}}, 4),
+        ({"alpha_pattern": {"^u.*": 12}, "use_rslora": True}, 12 / 3**0.5),
+        ({"rank_pattern": {"up": 3}, "r": 8}, 2),
+        ({"lora_alpha": -6}, -2),
+        *(({key: value}, 2) for key, value in {"fan_in_fan_out": True, "exclude_modules": ["up"], "lora_dropout": 0.1, "init_lora_weights": "eva", "use_dora": False, "alpha_pattern": {}, "use_rslora": None}.items()),
+    ],
+)  # fmt: skip
+def test_what_a_file_states_is_computed(config: dict[str, Any], scale: float, tmp_path: Path) -> None:
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "r": 3} | config)
+    plan = make_plan(rule_file(UP), up(tmp_path))
+    assert [merge.scale for merge in plan.merges.values()] == [scale]
+
+
+def test_modules_of_one_leaf_have_one_alpha(tmp_path: Path, qwix: Any) -> None:
+    """Each pair has the alpha that PEFT would take for its module; keys and values are one leaf."""
+    source, rules = MemorySource(qwix[0]), rule_file(QWIX)
+    source.path = tmp_path
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "alpha_pattern": {"[kv]": 12, "up": 24}})
+    scales = {merge.base: merge.scale for merge in make_plan(rules, source).merges.values()}
+    assert scales == {"q/kernel": 2, "o/kernel": 2, "conv/kernel": 2, "e/kernel": 4, "up/kernel": 8}
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "alpha_pattern": {"v": 12}})
+    with pytest.raises(PlanError, match="several alphas: 6 of k, 12 of v"):
+        make_plan(rules, source)
+    given = make_plan(rules, source, settings={"lora_alpha": 3})
+    assert {merge.scale for merge in given.merges.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("lora", "config", "message"),
+    [
+        ({"lora_rank": 3, "lora_alpha": 12}, {"lora_alpha": 6, "r": 3}, "differ in lora_alpha: expected 6, as"),
+        ({"lora_rank": 8, "lora_alpha": 6}, {"lora_alpha": 6, "r": 3}, "_CHECKPOINT_METADATA states another rank"),
+        ({"lora_rank": 3, "lora_alpha": 6}, {"lora_alpha": 6, "alpha_pattern": {"up": 12}}, "differ in alpha_pattern"),
+        ({"lora_alpha": 6, "use_rslora": False}, {"lora_alpha": 6, "use_rslora": True}, "differ in use_rslora: expected true"),
+        ({"lora_alpha": "6"}, {"lora_alpha": 6}, "expected a number other than 0"),
+        ({"lora_rank": 3.0, "lora_alpha": 6}, {}, "expected a whole number above 0"),
+        ({"lora_alpha": 6, "lora_weight_qtype": "nf4"}, {}, 'rounded to this type (lora_weight_qtype: "nf4")'),
+    ],
+)  # fmt: skip
+def test_files_that_contradict_each_other(lora: dict[str, Any], config: dict[str, Any], message: str, tmp_path: Path) -> None:  # fmt: skip
+    save_json(tmp_path, "_CHECKPOINT_METADATA", {"custom_metadata": {"lora": lora}})
+    save_json(tmp_path, "adapter_config.json", config)
+    with pytest.raises(convert.ConvertError) as refused:
+        make_plan(rule_file(UP), up(tmp_path))
+    assert message in str(refused.value)
+    if "lora_alpha" in message:
+        plan = make_plan(rule_file(UP), up(tmp_path), settings={"lora_alpha": 6})
+        assert [merge.scale for merge in plan.merges.values()] == [2]
+
+
+def test_openpi_s_two_ranks_have_two_alphas(tmp_path: Path) -> None:
+    """One alpha, of --set or of a file, is that of PaliGemma or of the action expert; `alpha_pattern` gives both."""
+    shapes = {f"{m}/{k}": s for m, r in (("q_einsum", 3), ("q_einsum_1", 5)) for k, s in {"w": (2, 16, 8), "lora_a": (2, 16, r), "lora_b": (2, r, 8)}.items()}  # fmt: skip
+    source = MemorySource({name: np.ones(shape, "float32") for name, shape in shapes.items()})
+    source.path = tmp_path
+    rules = rule_file("\n".join(f'- {{einsum: "BTD,NDH->BTNH", from: {m}/w, linear: {n}}}' for m, n in (("q_einsum", "q"), ("q_einsum_1", "expert.q"))))  # fmt: skip
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 3})
+    for settings in ({}, {"lora_alpha": 3}):
+        with pytest.raises(OptionError, match="expected an alpha for each rank, got 3; --set lora_alpha=rank"):
+            make_plan(rules, source, settings=settings)
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 3, "r": 3, "alpha_pattern": {"expert.*": 10}, "rank_pattern": {"expert.*": 5}})  # fmt: skip
+    assert [merge.scale for merge in make_plan(rules, source).merges.values()] == [1, 2]
+
+
+def test_a_file_with_a_factor_that_the_library_has_not(tmp_path: Path) -> None:
+    arrays = up().arrays
+    source = MemorySource({"up/kernel": arrays["up/kernel"], "up/lora/a": arrays["up/kernel_lora_a"], "up/lora/b": arrays["up/kernel_lora_b"]})  # fmt: skip
+    source.path = tmp_path
+    for config in ({"lora_alpha": 6, "r": 3}, {"lora_alpha": 3}, {"lora_alpha": 3, "r": 3, "use_rslora": True}):
+        save_json(tmp_path, "adapter_config.json", config)
+        with pytest.raises(PlanError, match="gemma, which multiplies their products by no factor"):
+            make_plan(rule_file(UP), source)
+    save_json(tmp_path, "adapter_config.json", {"lora_alpha": 3, "r": 3})
+    assert [merge.scale for merge in make_plan(rule_file(UP), source).merges.values()] == [1]
+
+
+@pytest.mark.parametrize("given", [".", "1", "1/items"])
+def test_every_folder_that_the_error_names_is_read(given: str, tmp_path: Path) -> None:
+    """From the arrays to beside the path that the user gave."""
+    folder = tmp_path / "run" / "1" / "items"
+    folder.mkdir(parents=True)
+    source = up(folder)
+    source.given_path = tmp_path / "run" / given
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(UP), source)
+    named = [Path(text) for text in refused.value.findings[0].fix.partition(" are read in ")[2].split(", ")]
+    assert named[0] == folder and named[-1] == source.given_path.parent and len(named) == len(set(named))
+    for place in named:
+        save_json(place, "adapter_config.json", {"lora_alpha": 6})
+        assert [merge.scale for merge in make_plan(rule_file(UP), source).merges.values()] == [2]
+        (place / "adapter_config.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("settings", "code"),
     [({"lora_alpha": 0}, "setting-invalid"), ({"lora_alpha": "6"}, "setting-invalid"), ({"lora_alpha": True}, "setting-invalid"), ({"lora_alpha": 6, "use_rslora": 1}, "setting-invalid")],
@@ -238,11 +367,29 @@ def test_what_is_no_alpha(settings: dict[str, Any], code: str) -> None:
 def test_an_alpha_that_has_no_effect_is_refused() -> None:
     """A tree without pairs knows no such setting, and gemma's code has no factor."""
     leaves = {"up/kernel": up().arrays["up/kernel"]}
-    with pytest.raises(OptionError, match="the rules have no such setting"):
+    with pytest.raises(OptionError, match="the tree has no LoRA pair"):
         make_plan(rule_file(UP), MemorySource(leaves), settings={"lora_alpha": 6})
+    with pytest.raises(OptionError, match="--adapter: the tree has no LoRA pair"):
+        make_plan(rule_file(UP), MemorySource(leaves), settings={"adapter": "base"})
     leaves |= {"up/lora/a": up().arrays["up/kernel_lora_a"], "up/lora/b": up().arrays["up/kernel_lora_b"]}
     with pytest.raises(OptionError, match="made by gemma, which multiplies their products by no factor"):
         make_plan(rule_file(UP), MemorySource(leaves), settings={"lora_alpha": 6})
+
+
+def test_pairs_of_a_tower_that_the_rules_drop(tmp_path: Path) -> None:
+    """A text model's rules drop the tower, with its pairs: a setting, or a checkpoint of pairs alone, would have no effect."""
+    arrays = up().arrays
+    tower = {f"tower/{name}": x for name, x in arrays.items()}
+    rules = rule_file(f"{UP}\n- {{drop: tower/**, because: the tower}}")
+    base = MemorySource({"up/kernel": arrays["up/kernel"], "tower/up/kernel": arrays["up/kernel"]})
+    pairs = MemorySource({name: x for name, x in tower.items() if "lora" in name})
+    whole = MemorySource({**base.arrays, **pairs.arrays})
+    assert len(make_plan(rules, whole).dropped) == 3
+    for source, settings in ((whole, {"lora_alpha": 6}), (whole, {"adapter": "base"}), (joined(base, pairs), {})):
+        with pytest.raises(OptionError, match=r"leaves that the rules drop \(the tower\), so that none is merged"):
+            make_plan(rules, source, settings=settings)
+    both = joined(base, MemorySource({**pairs.arrays, **{name: x for name, x in arrays.items() if "lora" in name}}))
+    assert len(make_plan(rules, both, settings={"lora_alpha": 6}).merges) == 1
 
 
 # ---- never converted without them
@@ -285,6 +432,46 @@ def test_an_adapter_with_unknown_names_is_refused(name: str) -> None:
     with pytest.raises(PlanError) as refused:
         make_plan(rule_file(f'{UP}\n- {{drop: "**", rest: true, because: unused}}'), MemorySource(leaves))
     assert [finding.code for finding in refused.value.findings] == ["adapter-dropped"]
+
+
+@pytest.mark.parametrize("name", ["up/dora_magnitude", "up/hada_w1_a", "up/lokr_w1", "up/ia3_l", "vera_A"])
+def test_an_adapter_of_another_kind_is_refused(name: str) -> None:
+    leaves = {"up/kernel": up().arrays["up/kernel"], name: up().arrays["up/kernel_lora_a"]}
+    with pytest.raises(PlanError) as refused:
+        make_plan(rule_file(f'{UP}\n- {{drop: "**", rest: true, because: unused}}'), MemorySource(leaves))
+    assert [(finding.code, finding.path) for finding in refused.value.findings] == [("adapter-dropped", name)]
+
+
+@pytest.mark.parametrize(
+    ("weight", "place", "moment"),
+    [("q_0/kernel", "q_7", "opt/mu/q_0"), ("l/0/q/kernel", "l/7/q", "opt/mu/l/0/q"), ("q/kernel", "head", "opt/mu/q"), ("p/l_0/q/kernel", "p/l_7/q", "opt/mu/p/l_0/q")],
+)  # fmt: skip
+def test_a_pair_of_a_layer_that_the_model_lacks_is_refused(weight: str, place: str, moment: str) -> None:
+    """A rule for the rest drops moments of the pairs, of which the optimizer has no weight; it does not drop a pair beside the model's layers."""
+    arrays = up().arrays
+    rules = rule_file(
+        f'- {{einsum: "...D,DF->...F", from: {weight}, linear: up}}\n- {{drop: "**", rest: true, because: unused}}'
+    )
+
+    def tree(of: str) -> MemorySource:
+        return MemorySource(
+            {weight: arrays["up/kernel"], **{f"{of}/kernel_lora_{x}": arrays[f"up/kernel_lora_{x}"] for x in "ab"}}
+        )
+
+    assert len(make_plan(rules, tree(moment)).dropped) == 2
+    with pytest.raises(PlanError, match="the tree has no weight that the pair is added to") as refused:
+        make_plan(rules, tree(place))
+    assert refused.value.findings[0].path == f"{place}/kernel_lora_a"
+
+
+def test_pairs_of_a_user_s_own_layers_have_the_factor_that_was_given() -> None:
+    """`x/lora_a` beside `x/kernel` does not make every other pair one of openpi's feed-forward layers, which have no factor."""
+    arrays, names = up().arrays, ("q/kernel", "mlp/wi")
+    tree = dict.fromkeys(names, arrays["up/kernel"])
+    tree |= {f"{name}{x}": arrays[f"up/kernel_lora_{x}"] for name in ("q/lora_", "mlp/wi_lora_") for x in "ab"}
+    rules = "\n".join(f'- {{einsum: "...D,DF->...F", from: {name}, linear: {name[0]}}}' for name in names)
+    plan = make_plan(rule_file(rules), MemorySource(tree), settings={"lora_alpha": 6})
+    assert [merge.scale for merge in plan.merges.values()] == [2, 2]
 
 
 def test_the_pairs_of_a_dropped_tree_are_dropped_with_it() -> None:
@@ -438,6 +625,37 @@ def test_a_planted_fault_is_named(name: str, tmp_path: Path) -> None:
     else:
         assert finding.data["diagnosis"] == name
     assert finding.path == "up.0.weight" and finding.rule == "r.yaml:5"
+    assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("config", "right", "wrong"),
+    [
+        ({"alpha_pattern": {"up.0": 32}}, 4, 2),  # the pattern is not obeyed
+        ({"alpha_pattern": {"up.1": 48}}, 2, 6),  # it is that of another module
+        (
+            {"alpha_pattern": {r"^up\.[02]": 32}, "use_rslora": True},
+            32 / 8**0.5,
+            4,
+        ),  # the root of the rank is forgotten
+    ],
+)
+def test_a_wrong_alpha_of_one_module_is_named(config: dict[str, Any], right: float, wrong: float, tmp_path: Path) -> None:  # fmt: skip
+    rng = np.random.default_rng(7)
+    ends = ("", "_lora_a", "_lora_b")
+    source = MemorySource({f"up/{i}/kernel{end}": rng.standard_normal((8, 8)).astype("float32") for i in range(3) for end in ends})  # fmt: skip
+    source.path = tmp_path / "ckpt"
+    save_json(source.path, "adapter_config.json", {"lora_alpha": 16, "r": 8, **config})
+    plan, out = make_plan(rule_file(LAYERS), source), tmp_path / "m.safetensors"
+    assert isinstance(list(execute(plan, out))[-1], Result)
+    assert check_weights(plan, open_written(out)).verdict is Verdict.PASSED
+    tensors = load_file(out)
+    base, a, b = (source.arrays[f"up/0/kernel{end}"].astype(np.float64) for end in ends)
+    assert relative_error(tensors["up.0.weight"], (base + right * a @ b).T) < 1e-6
+    tensors["up.0.weight"] = np.ascontiguousarray((base + wrong * a @ b).T.astype("float32"))
+    save_file(tensors, out, {"format": "pt"})
+    (finding,) = check_weights(plan, open_written(out)).findings
+    assert (finding.data["diagnosis"], finding.path) == ("another scale of a pair", "up.0.weight")
     assert check_layers(plan, open_written(out)).verdict is Verdict.FAILED
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,37 @@ def test_every_kind_of_module_by_peft(rules: str, names: tuple[str, ...], tmp_pa
         else:
             got, want = getattr(adapted, name)(rows), rows @ (weight if name == "first" else weight.T)
         assert relative_error(got.detach().numpy(), want.detach().numpy()) < 2e-6, name
+
+
+@pytest.mark.slow
+def test_a_module_whose_name_ends_another_s(tmp_path: Path) -> None:
+    """PEFT's patterns name every module that ends with them: `up` has another rank and alpha than `tower.up`."""
+    from peft import PeftModel
+
+    rng = np.random.default_rng(0)
+    rules = rule_file(
+        "\n".join(
+            f'- {{einsum: "...D,DF->...F", from: {n}/kernel, linear: {n.replace("/", ".")}}}'
+            for n in ("up", "tower/up", "tower/top/up")
+        )
+    )
+    shapes = {
+        f"{n}/kernel{end}": size
+        for n, rank in (("up", 5), ("tower/up", 3), ("tower/top/up", 3))
+        for end, size in (("", (16, 24)), ("_lora_a", (16, rank)), ("_lora_b", (rank, 24)))
+    }
+    tree = {name: rng.standard_normal(size).astype("float32") for name, size in shapes.items()}
+    said = {"lora_alpha": "rank"}
+    convert.convert_adapter(rules, MemorySource(tree), tmp_path / "a", settings=said)
+    layer = partial(torch.nn.Linear, 16, 24, bias=False)
+    module = torch.nn.ModuleDict(
+        {"up": layer(), "tower": torch.nn.ModuleDict({"up": layer(), "top": torch.nn.ModuleDict({"up": layer()})})}
+    )
+    base = run(convert.plan_conversion(rules, MemorySource(tree), settings={"adapter": "base"}))
+    module.load_state_dict({name: torch.tensor(x) for name, x in base.items()})
+    merged = PeftModel.from_pretrained(module, str(tmp_path / "a")).merge_and_unload().state_dict()
+    for name, want in run(convert.plan_conversion(rules, MemorySource(tree), settings=said)).items():
+        assert relative_error(merged[name].numpy(), want.astype(np.float64)) < 1e-6, name
 
 
 def test_values_are_those_of_the_leaves(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import warnings
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 
 import convert
 from convert.core.errors import ConvertError
-from convert.peft.adapter import IGNORED, REFUSED
 from convert.peft.grafted import FORMS
+from convert.peft.selection import read_selection
+from convert.planning.adapters.peft_config import IGNORED, READ, REFUSED, read_settings
 from convert.reversing.source import ReversedSource
 from parity.test_peft_adapter import deltas
 from support.command_line import Run
@@ -370,8 +371,8 @@ def refusal(out: Path, **more: Any) -> Any:
 def test_every_key_of_peft_s_configuration_is_known() -> None:
     from peft import LoraConfig
 
-    assert {field.name for field in fields(LoraConfig)} <= IGNORED | REFUSED.keys()
-    assert not IGNORED & REFUSED.keys()
+    assert {field.name for field in fields(LoraConfig)} <= IGNORED | READ | REFUSED.keys()
+    assert not IGNORED & READ and not (IGNORED | READ) & REFUSED.keys()
 
 
 @pytest.mark.parametrize(
@@ -382,16 +383,97 @@ def test_every_key_of_peft_s_configuration_is_known() -> None:
         ({"peft_type": "IA3"}, "no LoRA"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
         ({"r": 4}, "states rank 4"),
-        ({"r": "8"}, "the rank is '8'"),
+        ({"r": "8"}, 'r is "8"'),
+        ({"r": 3.0}, "r is 3.0"),
+        ({"r": None}, "has no r"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"lora_alpha": "6"}, 'lora_alpha is "6"'),
+        ({"use_rslora": "false"}, 'use_rslora is "false"'),
+        ({"init_lora_weights": "new"}, "changes the base weights"),
+        ({"use_newra": True}, "no setting of PEFT"),
         ({"rank_pattern": {"up": 2}}, "states rank 2"),
-        ({"rank_pattern": {"u.*p": 3}}, "regular expression"),
-        ({"rank_pattern": [3]}, "not names with numbers"),
+        ({"rank_pattern": {"u.*": 2}}, "states rank 2"),
+        ({"rank_pattern": {"u(*": 3}}, "regular expressions"),
+        ({"rank_pattern": [3]}, "not names of modules"),
+        ({"alpha_pattern": {"up": "6"}}, 'alpha_pattern of up is "6"'),
+        ({"target_modules": ["down"]}, "does not load the pair"),
+        ({"target_modules": ".*down"}, "does not load the pair"),
+        ({"target_modules": 3}, "not names of modules"),
+        ({"exclude_modules": ["up"]}, "does not load the pair"),
+        ({"layers_to_transform": [True]}, "not numbers of layers"),
     ],
 )
 def test_a_configuration_that_is_no_product(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
     finding = refusal(written(tmp_path / "a", pair(), **config))
     assert finding.code == "adapter-not-importable" and reason in finding.problem and finding.fix
+
+
+NAMES = ["up", "q", "layers.1.up", "model.layers.0.mlp.up", "model.layers.11.q", "h.3.experts.1.up", "group.up"]
+CHOICES: dict[str, list[Any]] = {
+    "target_modules": ["up", ".*up", r".*\.(up|q)", ["up"], ["up", "q"], ["model.layers.0.mlp.up"], ["layers.1.up"]],
+    "exclude_modules": [None, None, "up", ["q"], r".*\.0\..*"],
+    "layers_to_transform": [None, 1, [0, 3], []],
+    "layers_pattern": [None, "layers", ["layers", "h"], ["blocks"], []],
+    "alpha_pattern": [{}, {"up": 8}, {"^up": 8}, {r"layers\.\d+\..*": 5, "up": 8}, {"p": 3}, {"mlp.up": 9, "q|up": 2}],
+    "rank_pattern": [{}, {"q": 4}, {"^model.*up": 5}],
+}
+
+
+@pytest.mark.slow
+def test_patterns_and_selections_are_peft_s() -> None:
+    """Random settings: the modules that PEFT adapts, and their alpha and rank, as its own functions say."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils.other import get_pattern_key
+
+    draw, seen = random.Random(0), set()
+    for _ in range(400):
+        config = {"r": 3, "lora_alpha": 6} | {key: draw.choice(values) for key, values in CHOICES.items()}
+        settings, selected = read_settings(config), read_selection(config)
+        try:
+            theirs = LoraConfig(**config)
+        except ValueError:  # layers of a target that is a regular expression
+            theirs = LoraConfig(**{**config, "layers_to_transform": None, "layers_pattern": None})
+            selected = replace(selected, layers=())
+        theirs.target_modules = config["target_modules"]  # PEFT makes a set of a list
+        for name in NAMES:
+            wanted = check_target_module_exists(theirs, name)
+            found = bool(wanted) and "Excluded" not in type(wanted).__name__
+            assert selected.has(name) is found, (config, name)
+            alphas, ranks = config["alpha_pattern"], config["rank_pattern"]
+            assert settings.alpha_of(name) == alphas.get(get_pattern_key(alphas.keys(), name), 6), (config, name)
+            assert settings.rank_of(name) == ranks.get(get_pattern_key(ranks.keys(), name), 3), (config, name)
+            seen.add((found, settings.alpha_of(name)))
+    assert len(seen) > 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rslora", [False, True])
+def test_patterns_multiply_as_peft_merges(rslora: bool, tmp_path: Path) -> None:
+    """Regular expressions for alpha and rank: the tree's own code computes what PEFT's `merge_and_unload` gives."""
+    tree = base(np.random.default_rng(3))
+    tree = {name: x for name, x in tree.items() if name.split("/")[0] in ("q", "o", "up")}
+    rules = rule_file(
+        "\n".join(line for line in QWIX.splitlines() if any(f"from: {k}/" in line for k in ("q", "o", "up")))
+    )
+    module = torch.nn.ModuleDict(
+        {k: torch.nn.Linear(*n, bias=False) for k, n in {"q": (16, 32), "o": (32, 16), "up": (16, 24)}.items()}
+    )
+    tensors = run(convert.plan_conversion(rules, MemorySource(tree)))
+    module.load_state_dict({name: torch.tensor(x) for name, x in tensors.items()})
+    config = {"r": 4, "lora_alpha": 8, "alpha_pattern": {"[qo]": 16}, "rank_pattern": {"^u.*": 16, "q": 8}, "use_rslora": rslora}  # fmt: skip
+    peft = trained(tmp_path / "a", module, target_modules=["q", "o", "up"], **config)
+    said = {"adapter": "qwix.einsum"}
+    if rslora:  # the ratios of the factors are no powers of two
+        with pytest.raises(ConvertError, match="rounds the values of lora_B"):
+            convert.plan_reverse(rules, tmp_path / "a", like=MemorySource(tree), settings=said)
+        return
+    plan = convert.plan_reverse(rules, tmp_path / "a", like=MemorySource(tree), settings=said)
+    settings = {"lora_alpha": plan.forward.settings["lora_alpha"]}
+    merged = run(convert.plan_conversion(rules, MemorySource(leaves_of(plan)), settings=settings))
+    want = peft.merge_and_unload().state_dict()  # type: ignore[operator]
+    for name, value in merged.items():
+        assert relative_error(value, want[name].numpy().astype(np.float64)) < 1e-6, name
 
 
 @pytest.mark.parametrize(
@@ -442,6 +524,7 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     [
         ({"like": None}, "adapter-not-importable", "neither the tree nor the weights"),
         ({"settings": {}}, "usage", "has no LoRA pairs"),
+        *(({"settings": said, "like": MemorySource({"up/kernel_lora_a": np.zeros((16, 3), "f4"), "up/kernel_lora_b": np.zeros((3, 24), "f4")})}, "adapter-alone", "its 2 leaves belong to LoRA pairs") for said in ({}, {"adapter": "qwix.einsum"})),
         ({"settings": {"adapter": "qwix"}}, "usage", ""),
         ({"settings": {"adapter": "gemma", "lora_blocks": 1}}, "setting-invalid", ""),
         ({"layout": "FLAT"}, "usage", "has its layout"),
@@ -461,6 +544,58 @@ def test_a_factor_that_would_round(tmp_path: Path) -> None:
     tree = {"up/kernel": np.zeros((16, 24), "float32")}
     plan = convert.plan_reverse(rule_file(UP), out, like=MemorySource(tree), settings={"adapter": "qwix.einsum"})
     assert plan.forward.settings["lora_alpha"] == 7
+
+
+def test_alpha_of_the_way_back(tmp_path: Path) -> None:
+    """Where nobody states it, it follows from the adapter, and the note has all digits; the user's own is obeyed."""
+    tree, rules, out = {"up/kernel": np.zeros((16, 24), "float32")}, rule_file(UP), tmp_path / "a"
+    for config, alpha in (({}, "6"), ({"use_rslora": True}, repr(6 * 3 / 3**0.5))):
+        plan = convert.plan_reverse(
+            rules, written(out, pair(), **config), like=MemorySource(tree), settings={"adapter": "qwix.einsum"}
+        )
+        assert f"(it must get alpha {alpha})" in plan.notes[0] and "--set" not in plan.notes[0]
+    said = {"adapter": "qwix.einsum", "lora_alpha": 3}
+    plan = convert.plan_reverse(rules, written(out, pair()), like=MemorySource(tree), settings=said)
+    assert "multiplied by 2" in plan.notes[1] and np.array_equal(leaves_of(plan)["up/kernel_lora_b"].T, 2 * pair()["up.lora_B.weight"])  # fmt: skip
+
+
+def test_a_value_that_the_factor_rounds_away(tmp_path: Path) -> None:
+    """Below the normal numbers also a power of two rounds: a wider leaf helps, and another arrangement does not."""
+    small = pair() | {"up.lora_B.weight": (pair()["up.lora_B.weight"] * 1e-38).astype("f4")}
+    like, rules = MemorySource({"up/kernel": np.zeros((16, 24), "f4")}), rule_file(UP)
+    out = written(tmp_path / "a", small, lora_alpha=RANK / 1024)
+    with pytest.raises(convert.PlanError) as refused:
+        leaves_of(convert.plan_reverse(rules, out, like=like, settings={"adapter": "gemma"}))
+    (finding,) = refused.value.findings
+    assert (
+        finding.code == "value-not-reversible" and "wider --dtype" in finding.fix and "lora_blocks" not in finding.fix
+    )
+    leaves = leaves_of(convert.plan_reverse(rules, out, like=like, settings={"adapter": "gemma"}, dtype="float64"))
+    assert np.array_equal(leaves["up/lora/b"].T * 1024, small["up.lora_B.weight"].astype(np.float64))
+
+
+def test_an_adapter_of_peft_is_no_lora_checkpoint(tmp_path: Path) -> None:
+    base = MemorySource({"up/kernel": np.zeros((16, 24), "f4")})
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(rule_file(UP), base, lora=written(tmp_path / "a", pair()))
+    (finding,) = refused.value.findings
+    assert (
+        finding.code == "adapter-not-joined" and "one of PEFT" in finding.problem and "--to orbax --like" in finding.fix
+    )
+
+
+def test_a_merged_model_and_a_tree_with_pairs(tmp_path: Path) -> None:
+    """The way out is the one that exists: alpha would not help."""
+    save_file({"up.weight": np.zeros((24, 16), "f4")}, tmp_path / "m.safetensors")
+    like = MemorySource({"up/kernel": np.zeros((16, 24), "f4"), "up/kernel_lora_a": np.zeros((16, 3), "f4"), "up/kernel_lora_b": np.zeros((3, 24), "f4")})  # fmt: skip
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_reverse(rule_file(UP), tmp_path / "m.safetensors", like=like)
+    (finding,) = refused.value.findings
+    assert (
+        finding.code == "not-reversible" and "--adapter base again" in finding.fix and "lora_alpha" not in str(finding)
+    )
+    plan = convert.plan_reverse(rule_file(UP), tmp_path / "m.safetensors", like=like, settings={"adapter": "base"})
+    assert set(leaves_of(plan)) == set(like.arrays)
 
 
 def test_the_form_of_pairs_without_an_adapter(tmp_path: Path, run: Run) -> None:

@@ -86,6 +86,51 @@ def test_flax_weight_norm_of_heads(library: str, axes: Any, shape: tuple[int, ..
     same(got.reshape(2, 5, 3).numpy(), want)
 
 
+TRANSPOSED = """\
+- dimension_numbers: NWC,WIO->NWC
+  axes: PIO
+  from: v
+  bias: b
+  weight_norm: {scale: g, axes: AXES}
+  normalization_epsilon: 0
+  padding: SAME
+  strides: [2]
+  conv_transpose: TARGET"""
+
+
+def _transposed_tree(axes: str) -> dict[str, Any]:
+    return {"v": draw(4, 5, 3), "g": draw({"I": 5, "O": 3}[axes]), "b": draw(3)}
+
+
+def _transposed(tree: dict[str, Any], x: Any, axes: str) -> Any:
+    over = (0, 2) if axes == "I" else (0, 1)
+    scale = tree["g"][:, None] if axes == "I" else tree["g"]
+    kernel = tree["v"] * scale / np.sqrt((tree["v"] ** 2).sum(over, keepdims=True))
+    return jax.lax.conv_transpose(x, kernel, (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")) + tree["b"]
+
+
+@pytest.mark.parametrize(("axes", "kept"), [("I", True), ("I", False), ("O", False)])
+def test_weight_norm_of_a_transposed_convolution(axes: str, kept: bool) -> None:
+    """torch stores the channels that come in first, and takes the norms of these; other code may take those that come out."""
+    tree, x = _transposed_tree(axes), draw(2, 6, 5)
+    target = "{module: m, parametrization: weight_norm}" if kept else "m"
+    layer: torch.nn.Module = torch.nn.ConvTranspose1d(5, 3, 4, 2, 1)
+    if kept:
+        layer = torch.nn.utils.parametrizations.weight_norm(layer)
+    written = converted(TRANSPOSED.replace("AXES", axes).replace("TARGET", target), tree)
+    got = loaded(layer, written)(torch.tensor(x).transpose(1, 2)).transpose(1, 2)
+    same(got.detach().numpy(), _transposed(tree, x, axes))
+
+
+def test_torch_keeps_no_norm_of_the_channels_that_come_out() -> None:
+    """The planted fault: torch would divide by the norms of other slices of the kernel."""
+    rule = TRANSPOSED.replace("AXES", "O").replace("TARGET", "{module: m, parametrization: weight_norm}")
+    with pytest.raises(RuleError, match=r"the source's are not those of the input axis \(I\)"):
+        converted(rule, _transposed_tree("O"))
+    with pytest.raises(RuleError, match="goes with one group"):
+        converted(rule.replace("  from: v", "  feature_group_count: 5\n  from: v"), _transposed_tree("I"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("many", [1, 2])
 def test_equinox_weight_norm(many: int) -> None:

@@ -83,3 +83,8 @@ def errors(model: Any, case: str, kind: str = "out") -> float:
     found, wanted = outputs(model, case), ALL.values(case, kind)
     assert found.keys() == wanted.keys()
     return max(relative_error(found[name], x) for name, x in wanted.items())
+
+
+def drift(case: str) -> float:
+    """Return how far the flax class is in float32 from itself in float64, with `jax.jit` or without it."""
+    return max(DIGESTS[case]["drift"], DIGESTS[case]["drift_without_jit"])

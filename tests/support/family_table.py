@@ -19,8 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from support.paths import DOCS, GOLDEN
 
 TABLE = DOCS / "explanation" / "families.csv"
@@ -31,6 +29,7 @@ COLUMNS = (
     "read by",
     "error in float32",
     "error in float64",
+    "drift of JAX",
     "faults planted and named",
 )
 MAXTEXT, T5X, KERAS = "maxtext 0.2.5", "google-research/t5x@cc342d4", "keras-hub 0.32.0"
@@ -40,13 +39,28 @@ OPENPI, BIG_VISION, TUNIX, GEMMA_4 = "openpi@15a9616", "big_vision@0127fb6", "go
 VIDEOPRISM, TIPS, SCENIC = "videoprism@d481d91", "tips@4db271d", "scenic@4a38d47"
 DIFFUSERS = "diffusers 0.35.2 (Flax)"
 BRAX, SBX = "brax 0.14.2", "sbx-rl 0.28.0"
-HF = "transformers 5.23"
+PRAXIS, TIMESFM, RECURRENT, TABFM = (
+    "timesfm 1.2.9, praxis 1.4.0",
+    "timesfm 3.0.2",
+    "recurrentgemma 1.0.1",
+    "tabfm 1.0.1",
+)
+HF, TIMM, LEROBOT = "transformers 5.23", "timm 1.0.31", "lerobot 0.6.1"
 READERS = {
     DIFFUSERS: "diffusers 0.42.1",
     BRAX: "examples/brax",
     SBX: "stable-baselines3 2.9.2",
-}  # and of all others, HF
+    TABFM: TABFM,
+}  # and of all others, HF, unless the case names its target
 TOWERS = " with towers"
+TO = " for "  # in the name of a case: its target, where a family has several
+TARGETS = {
+    "timm": TIMM,
+    "lerobot": LEROBOT,
+    "recurrentgemma": RECURRENT,
+    "timesfm": TIMESFM,
+    "timesfm 1": "timesfm 1.3.0",
+}
 # Who wrote the bytes of the checkpoint: the run that computed the outputs, or the tests, from the names and shapes of its tree.
 THAT_RUN, TESTS, EQUAL = "that run", "the tests", "the tests, equal by SHA-256"
 
@@ -77,6 +91,51 @@ def _in_float64(writer: str, case: str, load: Callable[[], Any], run: Callable[[
 
     with lifted():
         return float64.error(writer, case, run(load().double()))
+
+
+def _timm(case: str, folder: Path) -> Measured:
+    from support import timm_models
+
+    source, out = timm_models.converted(case, folder)
+    return Measured(*timm_models.errors(case, out), source, out)
+
+
+def _lerobot(case: str, folder: Path) -> Measured:
+    from support import lerobot
+
+    source, out = lerobot.converted(case, folder)
+    return Measured(*lerobot.errors(case, out), source, out)
+
+
+def _timesfm(case: str, folder: Path) -> Measured:
+    import convert
+    from support import timesfm_parity
+    from support.goldens import checkpoint
+
+    case, _, target = case.partition(TO)
+    target = "timesfm" if target else "transformers"
+    settings = {} if target == "timesfm" else timesfm_parity.SETTINGS[case]
+    out = folder / ("out.safetensors" if target == "timesfm" else "out")
+    convert.convert("timesfm", checkpoint(case), out, to=target, settings=settings)
+    return Measured(*timesfm_parity.errors(case, target, out), checkpoint(case), out)
+
+
+def _recurrentgemma(case: str, folder: Path) -> Measured:
+    from support import recurrentgemma
+    from support.goldens import checkpoint
+
+    target = "recurrentgemma" if TO in case else "transformers"
+    out = recurrentgemma.converted(target, folder)
+    return Measured(*recurrentgemma.errors(target, out), checkpoint(recurrentgemma.CASE), out)
+
+
+def _tabfm(case: str, folder: Path) -> Measured:
+    import convert
+    from support import tabfm
+    from support.goldens import checkpoint
+
+    convert.convert("tabfm", checkpoint(case), folder / "out")
+    return Measured(*tabfm.errors(case, folder / "out"), checkpoint(case), folder / "out")
 
 
 def _maxtext(case: str, folder: Path) -> Measured:
@@ -116,29 +175,6 @@ def _t5x(case: str, folder: Path) -> Measured:
     return Measured(relative_error(single, rounded), relative_error(double, exact), source, out)
 
 
-def _vit(case: str, folder: Path) -> Measured:
-    if case != "vit":
-        return _vit_pools(case, folder)
-    import torch
-
-    import convert
-    from convert.numerics.lift_torch import lifted
-    from support.drawn_cases import DrawnCases
-    from support.goldens import relative_error
-
-    golden = DrawnCases(GOLDEN / "vit")
-    source, out = folder / "vit.npz", folder / "out"
-    np.savez(source, **golden.leaves(case))  # type: ignore[arg-type]
-    convert.convert("vit-jax", source, out, settings={"image_size": 12})
-    model = _loaded(out)
-    pixels = torch.from_numpy(golden.values(case, "in")["images"]).permute(0, 3, 1, 2)
-    single = model(pixels).logits.numpy()
-    with lifted():
-        double = model.double()(pixels.double()).logits.numpy()
-    wanted = (golden.values(case, kind)["logits"] for kind in ("out", "out64"))
-    return Measured(*map(relative_error, (single, double), wanted), source, out)
-
-
 def _openpi(case: str, folder: Path) -> Measured:
     import convert
     from support import openpi
@@ -148,7 +184,7 @@ def _openpi(case: str, folder: Path) -> Measured:
     return Measured(*openpi.errors(case, folder / "out"), source, folder / "out")
 
 
-def _vit_pools(case: str, folder: Path) -> Measured:
+def _vit(case: str, folder: Path) -> Measured:
     from support import vit
 
     source, out = vit.converted(case, folder)
@@ -160,7 +196,7 @@ def _big_vision(case: str, folder: Path) -> Measured:
     from support import siglip2, vit
 
     if case in vit.CASES:
-        return _vit_pools(case, folder)
+        return _vit(case, folder)
     if case != siglip2.CASE:
         return _images(case, folder)
     source = siglip2.write(folder)
@@ -186,7 +222,7 @@ def _scenic(case: str, folder: Path) -> Measured:
     from support import owl_vit, vit, vivit
 
     if case in vit.SCENIC_CASES:
-        return _vit_pools(case, folder)
+        return _vit(case, folder)
     if case == vivit.CASE:
         source, out = vivit.converted(folder)
         return Measured(*vivit.errors(out), source, out)
@@ -312,13 +348,32 @@ MEASURES: Mapping[str, Measure] = {
     SCENIC: _scenic,
     BRAX: _brax,
     SBX: _sbx,
+    PRAXIS: _timesfm,
+    TIMESFM: _timesfm,
+    RECURRENT: _recurrentgemma,
+    TABFM: _tabfm,
 }
+ELSEWHERE: Mapping[str, Measure] = {"timm": _timm, "lerobot": _lerobot}  # by target, for all writers
+
+
+def measured(writer: str, case: str, folder: Path) -> Measured:
+    """Convert and run a case of `families`."""
+    name, _, target = case.partition(TO)
+    return ELSEWHERE[target](name, folder) if target in ELSEWHERE else MEASURES[writer](case, folder)
 
 
 def families() -> Iterator[tuple[str, str, str]]:
     """Yield the name of each row, its writer, and the case that is measured."""
     from support import flax_table, gemma_drawn, gemma_models, gemma_towers, keras_hub, maxtext, t5gemma, t5x_cases
 
+    for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
+        writer, own = (TIMESFM, "timesfm") if case == "timesfm-2.5" else (PRAXIS, "timesfm 1")
+        yield f"{case} (timesfm)", writer, f"{case}{TO}{own}"
+        yield f"{case} (timesfm), transformers", writer, case
+    for case in ("tabfm-classification", "tabfm-regression"):
+        yield f"{case} (tabfm)", TABFM, case
+    yield "recurrentgemma (recurrentgemma)", RECURRENT, f"recurrentgemma{TO}recurrentgemma"
+    yield "recurrentgemma (recurrentgemma), transformers", RECURRENT, "recurrentgemma"
     for case in maxtext.CASES:
         if maxtext.family(case) == case:
             yield f"{case} ({maxtext.SHOWN.get(case, 'MaxText')})", MAXTEXT, case
@@ -332,7 +387,7 @@ def families() -> Iterator[tuple[str, str, str]]:
         yield f"{case} (gemma)", GEMMA, case
     yield "gemma3 (Tunix)", TUNIX, "gemma3"
     yield "gemma3, images (gemma)", GEMMA, "gemma3-vision"
-    for case in ("paligemma1", "siglip"):
+    for case in ("paligemma1", "paligemma2", "siglip"):
         yield f"{case} (big_vision)", BIG_VISION, case
     yield "siglip2, NaFlex (big_vision)", BIG_VISION, "naflex"
     for case, shown in (("encoder", "videoprism"), ("lvt", "videoprism, LvT")):
@@ -350,12 +405,22 @@ def families() -> Iterator[tuple[str, str, str]]:
         ("vit-gap", "mean"),
     ):
         yield f"vit, {shown} (scenic)", SCENIC, case
+    for writer, name, cases in (
+        (VIT, "vit_jax", {"vit": "vit, AugReg", "jax-gap": "vit, mean"}),
+        (BIG_VISION, "big_vision", {"tok": "vit, class token", "gap": "vit, mean", "map": "vit, attention"}),
+        (SCENIC, "scenic", {"vit-token": "vit, class token", "vit-gap": "vit, mean", "vit-gmp": "vit, maximum", "vit-map": "vit, attention"}),
+        (BIG_VISION, "big_vision", {"clippo": "clippo", "siglip": "siglip, image tower", "naflex": "siglip2, NaFlex, image tower"}),
+    ):  # fmt: skip
+        for case, shown in cases.items():
+            yield f"{shown} ({name}), timm", writer, f"{case}{TO}timm"
     for case in ("ppo", "ppo-asymmetric", "sac"):
         yield f"{case} (brax)", BRAX, case
     for case in ("ppo", "sac"):
         yield f"{case} (SBX)", SBX, case
     for case in ("pi0", "pi0-fast"):
         yield f"{case} (openpi)", OPENPI, case
+    for case, shown in (("pi0", "pi0"), ("pi05", "pi0.5"), ("pi0-fast", "pi0-fast")):
+        yield f"{shown} (openpi), lerobot", OPENPI, f"{case}{TO}lerobot"
     for case in gemma_drawn.CASES:
         yield f"{case} ({gemma_drawn.SHOWN.get(case, 'gemma')})", GEMMA_4, case
     for case in gemma_towers.CASES:
@@ -374,13 +439,36 @@ def bytes_by(writer: str, case: str) -> str:
     """Return who wrote the bytes of a row's checkpoint."""
     from support import gemma_drawn, gemma_models, siglip2, vit
 
+    case = case.partition(TO)[0]
     if writer in (FLAX, DIFFUSERS):
         return EQUAL
     drawn = writer in (T5X, FLAXFORMER, VIT, OPENPI, TUNIX, VIDEOPRISM, TIPS, SCENIC, GEMMA_4) or case in (
         siglip2.CASE,
+        "clippo",
         *vit.CASES,
     )
     return TESTS if drawn and case not in (*gemma_models.INTEGERS, *gemma_drawn.INTEGERS) else THAT_RUN
+
+
+FOLDERS = {T5X: "t5x", FLAXFORMER: "t5x", VIT: "vit", OPENPI: "openpi", TUNIX: "tunix", VIDEOPRISM: "videoprism", TIPS: "tips", SCENIC: "scenic", BRAX: "brax", SBX: "sbx", MAXTEXT: "maxtext", KERAS: "keras-hub", FLAX: "flax-families"}  # fmt: skip
+IN_SEVERAL = {GEMMA_4: ("gemma4", "gemma4-int", "t5gemma", "."), BIG_VISION: ("vit-big-vision", "clippo", "siglip2", ".")}  # fmt: skip
+IN_FLOAT64 = {MAXTEXT: "maxtext", KERAS: "keras_hub", GEMMA: "gemma", FLAX: "flax", PRAXIS: "timesfm_1", TIMESFM: "timesfm", RECURRENT: "recurrentgemma", TABFM: "tabfm"}  # fmt: skip
+
+
+def drift(writer: str, case: str) -> float:
+    """Return how far the code of a row's writer is, in float32, from itself in float64."""
+    from support import diffusers_cases, flax_table, gemma_models, jax_drift
+
+    case = case.partition(TO)[0]
+    if writer == DIFFUSERS:
+        return diffusers_cases.drift(case)
+    if case.endswith(TOWERS):
+        return jax_drift.drift(case.removesuffix(TOWERS), ("gemma4-towers",))
+    if writer == FLAX:
+        case = flax_table.listed()[case][0]
+    apart = {"paligemma1": "big_vision", "paligemma2": "big_vision", "siglip": "big_vision"} | dict.fromkeys(gemma_models.INTEGERS, "gemma_int")  # fmt: skip
+    folders = IN_SEVERAL.get(writer) or (FOLDERS.get(writer, "."),)
+    return jax_drift.drift(case, folders, apart.get(case) or IN_FLOAT64.get(writer, ""))
 
 
 def in_layers(writer: str, case: str) -> int:
@@ -398,7 +486,7 @@ def row(name: str, writer: str, case: str) -> dict[str, str]:
     from support.value_mistakes import assert_mistakes_are_named
 
     with tempfile.TemporaryDirectory() as folder:
-        made = MEASURES[writer](case, Path(folder))
+        made = measured(writer, case, Path(folder))
         planted = assert_mistakes_are_named(made.out, made.source) + in_layers(writer, case)
         stored = made.source.is_relative_to(GOLDEN) or writer == KERAS  # whose files are compressed
         assert stored is (bytes_by(writer, case) == THAT_RUN)
@@ -406,9 +494,10 @@ def row(name: str, writer: str, case: str) -> dict[str, str]:
         name,
         writer,
         bytes_by(writer, case),
-        READERS.get(writer, HF),
+        TARGETS.get(case.partition(TO)[2]) or READERS.get(writer, HF),
         f"{made.error:.1e}",
         f"{made.exact:.1e}",
+        f"{drift(writer, case):.1e}",
         str(planted),
     )
     return dict(zip(COLUMNS, values, strict=True))

@@ -31,9 +31,14 @@ def save(writer: str, outputs: Mapping[str, Any]) -> None:
     np.savez_compressed(file, **dict(sorted((before | made).items())))  # type: ignore[arg-type]
 
 
+def recorded(writer: str, case: str) -> dict[str, Array]:
+    """Return the recorded numbers of a case, by output."""
+    with np.load(FOLDER / f"{writer}.npz") as stored:
+        return {name.removeprefix(f"{case}/"): stored[name] for name in stored.files if name.startswith(f"{case}/")}
+
+
 def error(writer: str, case: str, outputs: Mapping[str, Any]) -> float:
     """Return the largest relative error of the PyTorch class's outputs in float64."""
-    with np.load(FOLDER / f"{writer}.npz") as stored:
-        wanted = {name.removeprefix(f"{case}/"): stored[name] for name in stored.files if name.startswith(f"{case}/")}
+    wanted = recorded(writer, case)
     assert wanted and wanted.keys() <= outputs.keys(), (case, list(wanted), list(outputs))
     return max(relative_error(kept(outputs[name]), x) for name, x in wanted.items())

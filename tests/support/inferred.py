@@ -38,11 +38,31 @@ def derive(
     inputs: Callable[[int], dict[str, Any]] | None = None,
 ) -> Derivation:
     """Derive a module from a function of (leaves, x); both give one array."""
+    return _derive(function, module, shapes, inputs or floats(3, 7, WIDTH), lambda module, x: module(x))
+
+
+def derive_logits(
+    function: Callable[[Mapping[str, Any], Any], Any],
+    module: torch.nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Callable[[int], dict[str, Any]],
+) -> Derivation:
+    """Derive a language model of transformers from a function of (leaves, tokens) that gives the logits."""
+    return _derive(function, module, shapes, inputs, lambda module, x: module(input_ids=x, use_cache=False).logits)
+
+
+def _derive(
+    function: Callable[[Mapping[str, Any], Any], Any],
+    module: torch.nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Callable[[int], dict[str, Any]],
+    run: Callable[[Any, Any], Any],
+) -> Derivation:
     return infer(
         lambda leaves, given: {"y": function(leaves, given["x"])},
         module.eval(),
-        lambda module, given: {"y": module(given["x"])},
-        inputs or floats(3, 7, WIDTH),
+        lambda module, given: {"y": run(module, given["x"])},
+        inputs,
         shapes,
     )
 

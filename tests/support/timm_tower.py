@@ -1,14 +1,10 @@
-"""timm's tensors in transformers' tower of SigLIP, with the names of its modules: timm is in another environment."""
+"""timm's tensors with the names of transformers' tower of SigLIP."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 NAMES = {  # parts of timm's names -> those of transformers' SiglipVisionModel, the first that fit first
     "patch_embed.proj": "embeddings.patch_embedding",
@@ -43,22 +39,3 @@ def renamed(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         else:
             found[name] = x
     return found
-
-
-def in_transformers(out: Path) -> tuple[Any, torch.nn.Module]:
-    """Return transformers' tower with timm's tensors, and the Dense behind it."""
-    from transformers import SiglipVisionConfig, SiglipVisionModel
-
-    args = json.loads((out / "config.json").read_text())["model_args"]
-    config = SiglipVisionConfig(
-        hidden_size=args["embed_dim"], num_hidden_layers=args["depth"], num_attention_heads=args["num_heads"],
-        intermediate_size=round(args["embed_dim"] * args["mlp_ratio"]), image_size=args["img_size"], patch_size=args["patch_size"],
-        hidden_act="gelu_pytorch_tanh",
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    given = load_file(out / "model.safetensors")
-    head = torch.nn.Identity() if args["num_classes"] == 0 else torch.nn.Linear(args["embed_dim"], args["num_classes"])
-    head.load_state_dict({name: given.pop(f"head.{name}") for name in head.state_dict()})
-    model = SiglipVisionModel(config)
-    model.load_state_dict(renamed(given), strict=True)
-    return model.requires_grad_(False).eval(), head.requires_grad_(False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import subprocess
 import sys
 from functools import cache
 from types import ModuleType
@@ -13,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from support import wheels
 from support.goldens import TIMESFM_1_CASES
-from support.paths import ROOT
-
-CACHE = ROOT / ".cache"
 
 # The last release with TimesFM 1.x. It shares its package name with timesfm 3, so it lives in a folder of its own, and
 # only the module with the PyTorch decoder, which needs nothing but torch, is imported.
@@ -28,20 +25,7 @@ WIDTH = 32
 @cache
 def timesfm_1() -> ModuleType:
     """Upstream's ``timesfm.pytorch_patched_decoder`` of timesfm 1.3.0, installed on first use."""
-    folder = CACHE / TIMESFM_1.replace("==", "-")
-    module = folder / "timesfm" / "pytorch_patched_decoder.py"
-    if not module.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--ignore-requires-python",
-            "--upgrade",
-        ]
-        subprocess.run([*command, "--target", str(folder), TIMESFM_1], check=True)
+    module = wheels.installed(TIMESFM_1) / "timesfm" / "pytorch_patched_decoder.py"
     spec = importlib.util.spec_from_file_location("timesfm_1_pytorch_patched_decoder", module)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

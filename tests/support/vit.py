@@ -32,7 +32,7 @@ TABLES = {
     "vit-gap-none": "none",
 }  # scenic's, that no leaf holds
 SCENIC_CASES = ("vit-token", "vit-token-rep", "vit-gap", "vit-gmp", "vit-map", *TABLES)
-JAX_CASES = ("jax-gap", "jax-pre-logits")
+JAX_CASES = ("vit", "jax-gap", "jax-pre-logits")
 IMAGE = {"image_size": 20}  # where the table has a row for the class token
 
 
@@ -61,7 +61,7 @@ def settings(case: str, to: str = "transformers") -> dict[str, Any]:
     if case in COMPUTED:
         ratio = {"mlp_ratio": 5 / 3} if to == "timm" else {}
         return {**IMAGE, "posemb": "sincos2d", **ratio}
-    if case == "jax-pre-logits":
+    if case in ("vit", "jax-pre-logits"):
         return {"image_size": 12}
     ratio = {"mlp_ratio": 2.0 if case in (*SCENIC_CASES, *JAX_CASES) else 5 / 3} if to == "timm" else {}
     return {**ratio, "global_pool": "max"} if case == "vit-gmp" else ratio

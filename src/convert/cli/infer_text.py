@@ -43,7 +43,10 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         place = difference.site.where or difference.site.module or difference.site.operation
         far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
         if not difference.shown:
-            far = "; or both compute the same in two ways: other weights were not excluded"
+            far = "; it is no difference if both compute the same in two ways, with other weights"
+        if difference.made_up_by:
+            others = ", ".join(map(str, difference.made_up_by))
+            far = f"; other weights make up for it, and no rule is written for them: {others}"
         yield f"{'differs' if difference.shown else 'undecided'}: {place}: {difference.brief or difference.problem}{far}"
         if difference.brief:
             yield f"  in full: {difference.problem}"
@@ -59,8 +62,9 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         yield f"note: {note}"
     if derivation.proof is not None:
         drawn = "weights, with the same inputs," if derivation.proof.same_inputs else "weights and inputs"
+        whole = "the values of all tensors, with a rule or without one, are " if unwritten else ""
         yield (
-            f"proven with {derivation.proof.draws} further draws of {drawn} through the module as it is: "
+            f"{whole}proven with {derivation.proof.draws} further draws of {drawn} through the module as it is: "
             f"relative error {derivation.proof.error:.1e}"
         )
 
@@ -92,7 +96,7 @@ def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
             yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart'}"
         elif grade == "open":
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
-            yield f"open: {name}: {candidates or first.lack}"
+            yield f"open: {name}: {f'may be made of {candidates}' if candidates else first.lack}"
         else:
             if first.unseen:
                 said = f"{first.unseen:,} of its {math.prod(first.shape):,} elements"
@@ -102,6 +106,6 @@ def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
                 yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
             if grade == "found behind the difference":
                 leaves = dict.fromkeys(leaf for part in first.parts for leaf in (part.leaf, *part.leaves) if leaf)
-                yield f"{grade}: {name}: {', '.join(leaves) or 'a constant'}"
+                yield f"{grade}: {name}: made of {', '.join(leaves) or 'a constant'}"
     if len(told) > LISTED:
-        yield f"{grade}: {len(told) - LISTED} more groups of tensors like these"
+        yield f"{grade}: {output.count(len(told) - LISTED, 'more group')} of tensors like these"

@@ -153,6 +153,8 @@ def _nearest(x: Array, to: np.dtype[Any]) -> Array:
 
 
 def _reject_overflow(x: Array, out: Array) -> None:
+    if (out.dtype.kind == "c" or is_float(out.dtype.name)) and np.all(np.isfinite(out)):
+        return
     with np.errstate(invalid="ignore"):
         before, after = (y if _is_native(y.dtype) else y.astype(np.float32) for y in (x, out))
     if out.dtype.kind == "c" or is_float(out.dtype.name):

@@ -16,7 +16,7 @@ from convert.drafting.path_groups import Names, group
 from convert.layers import Rule
 from convert.layers.base import Matched
 from convert.layers.draft import Group
-from convert.planning.match import Coverage, cover
+from convert.planning.matching.match import Coverage, cover
 from convert.rules.file import RuleFile
 from convert.rules.placeholders import Question
 

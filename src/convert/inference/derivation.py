@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
+from math import isclose, isfinite
 from typing import Any
 
 import numpy as np
@@ -321,6 +321,30 @@ class Fact:
 
 
 @dataclass(frozen=True)
+class OtherWeight:
+    """Numbers of a parameter with which the target computes what the source does where their code differs.
+
+    Attributes:
+        name: of the parameter.
+        factor: what it is multiplied by.
+        number: what is added to each element then; None where that depends on another parameter.
+        partly: whether only some elements have other numbers, as those of one gate.
+    """
+
+    name: str
+    factor: float = 1.0
+    number: float | None = 0.0
+    partly: bool = False
+
+    def __str__(self) -> str:
+        name = f"a part of {self.name}" if self.partly else self.name
+        times = "" if isclose(self.factor, 1.0) else f" times {self.factor:.7g}"
+        if self.number is None:
+            return f"{name}{times} plus other numbers"
+        return f"{name}{times}" + (f" plus {self.number:.7g}" if self.number else "")
+
+
+@dataclass(frozen=True)
 class Difference:
     """An operation of the target that the source has no counterpart of.
 
@@ -330,6 +354,7 @@ class Difference:
         error: the largest difference of the output, relative to its largest value, where it is known.
         brief: the same as `problem` in a few words, with the layer; empty where they are not known.
         shown: whether the programs differ there. Otherwise they may also compute the same in two ways, with weights that were not found.
+        made_up_by: other numbers of parameters with which the programs compute the same all the same, where they were found.
     """
 
     site: Site
@@ -337,10 +362,11 @@ class Difference:
     error: float | None = None
     brief: str = ""
     shown: bool = True
+    made_up_by: tuple[OtherWeight, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as JSON values."""
-        return vars(self) | {"site": self.site.to_dict()}
+        return vars(self) | {"site": self.site.to_dict(), "made_up_by": [vars(one) for one in self.made_up_by]}
 
 
 @dataclass(frozen=True)

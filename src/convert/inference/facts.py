@@ -24,6 +24,9 @@ from convert.programs.program import REFUSALS, Operation, Program, Value, users_
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGEST_EPSILON = 0.02
 ROUNDING = 1e-12  # relative: two functions are equal
+SPACE_AND_CHANNELS = (
+    "space_and_channels"  # an axis of a kernel is one of space for one program, of channels for the other
+)
 STEPS = 14  # so many operations lie between an epsilon and what it belongs to
 
 
@@ -99,7 +102,13 @@ def _convolution(
     settings = dict(meeting.operation.settings)
     if "padding" in settings:
         settings["padding"] = _with_zeros_before(meeting.operation, source)
-    transposed = bool(search.target.operations[choice.index].settings.get("transposed"))
+    target = search.target.operations[choice.index]
+    transposed = bool(target.settings.get("transposed"))
+    if "dimension_numbers" in settings:
+        taps = [meeting.weight.array.shape[k] for k in meeting.operation.settings["dimension_numbers"].rhs_spec[2:]]
+        own = target.operands[choice.side].array.shape[2:]
+        if sorted(n for n in taps if n > 1) != sorted(n for n in own if n > 1):
+            yield fact(SPACE_AND_CHANNELS, True)
     for name, key in (
         ("strides", "lhs_dilation" if transposed else "window_strides"),
         ("padding", "padding"),

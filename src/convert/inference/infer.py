@@ -13,7 +13,7 @@ from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_b
 from convert.inference.derivation import Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts
-from convert.inference.forms.as_data import parameters_as_data
+from convert.inference.forms.batches_apart import batches_apart
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
@@ -26,28 +26,30 @@ from convert.inference.grading.differences.explained import (
 )
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
+from convert.inference.grading.differences.other_weights import are_the_same, with_other_weights
 from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.proof import Masks
-from convert.inference.grading.ties import told_by_others
+from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
+from convert.inference.isolated.found import found_by_outputs
 from convert.inference.models import Inputs, Models, Records, Runs
-from convert.inference.recorded import PATHS
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.segment.segments import Solution
 from convert.inference.tested import DRAWS, Tested, further, tested
-from convert.programs.program import Program
-from convert.programs.rerun import can_rerun
+from convert.programs.program import REFUSALS, Program
 
 if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+APART = 1000  # seeds, so that the proof has weights and inputs of its own
 SIZES = (1.0, 0.5, 1.0)  # of the weights of each attempt: large ones may saturate what tells columns apart
+MOST_OTHERS = 4000  # tensors in place of those that the outputs tell apart
 MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
 
 
@@ -100,9 +102,9 @@ def infer(
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
-        if not again or (
-            found.proof and ties[-1:] == ties[-2:-1]
-        ):  # no weights tell columns apart that the inputs make equal
+        differ = any(difference.shown for difference in found.differences)
+        told = found.proof and ties[-1:] == ties[-2:-1]  # no weights tell columns apart that the inputs make equal
+        if not again or told or differ:  # a difference is corrected first
             break
     best = min(attempts, key=_is_open)
     others = [made for made in attempts if made is not best and made.proof is not None]
@@ -124,10 +126,11 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
     rivals = others(search)
     found = tensors(search, _tied_names(both), solved, rivals.same)
     if solved:
+        found = numbered_as_recorded(found, search.in_record)
         found = made_as_in_other_layers(found, both.as_run, shapes)
         found = without_ties_at_zeros(found, both.source, both.target)
-        if search.met_nothing and not both.learned:
-            found = found_by_others(found, [partial(models.search_again, seed + 1 + k) for k in range(PATHS)])
+        if (search.met_nothing or both.as_run.path_taken) and not both.learned:
+            found = found_by_others(found, lambda run, known: models.search_again(seed + APART + run, known))
     again = any(tensor.ties for tensor in found)
     seen = Tested(None, found, both.source)
     if solved and all(tensor.grade is not Grade.OPEN for tensor in found):
@@ -165,7 +168,7 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
     """Search with the weights and inputs of a seed; also return whether a way to the outputs was found.
 
     Where the weights that were found lead the module along another path than in its record, such as to other experts, it is recorded
-    with them, and searched again. Where hidden elements stand in the way, they are left out of both.
+    with them, and searched again. Where elements that no output takes stand in the way, or that a mask hides, they are left out of both. Where its patience has ended, a patient search is the last.
     """
     both = models.record(seed)
     search = both.search()
@@ -179,8 +182,15 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         if other.failure.index <= search.failure.index and not solved:
             break
         both, search = again, other
-    if not solved and (shown := both.search_what_shows(search)) is not None and shown.solve():
-        search, solved = shown, True
+    for masks in (False, True):
+        shown = None if solved else both.search_what_shows(search, masks=masks)
+        if shown is not None and shown.solve():
+            search, solved = shown, True
+    if not solved and search.ran_out:
+        patient = both.search()
+        patient.patient = True
+        if patient.solve():
+            search, solved = patient, True
     return both, search, solved
 
 
@@ -199,7 +209,7 @@ def _all_derived(models: Models, seed: int, as_run: Program) -> tuple[tuple[Tens
     search = both.search()
     if not search.solve():
         return None
-    found = tensors(search, _tied_names(both), True, others(search).same)
+    found = numbered_as_recorded(tensors(search, _tied_names(both), True, others(search).same), search.in_record)
     shapes = {name: value.array.shape for name, value in both.source.parameters.items()}
     found = made_as_in_other_layers(found, both.as_run, shapes)
     found = without_ties_at_zeros(found, both.source, both.target)
@@ -231,35 +241,66 @@ def _with_the_difference(
     drawn = {k: models.all_given(k) for k in further(seed)}
     require_followed(models.module, models.run, both.as_run, list(drawn.values()))
     given = {k: whole_rows(x, models.masks) for k, x in drawn.items()}
-    same = [
-        parameters_as_data(models.runs.program(k, x), both.learned)
-        for k, x in given.items()
-        if can_rerun(both.target, x)
-    ]
+    same = models.further(both, seen.tensors, given)
     allowed = tolerance(both.source, both.target)
     found = graded_up_to_the_difference(search, seen.tensors, undecided, same, allowed, repeated=bool(both.learned))
-    whole = of_equal_programs(found, both.source, both.as_run) if seen.ended is None else None
-    by_guess = None if whole is None else tested(models, both, whole, seed)
+    by_guess = _as_equal(models, both, search, found, seed) if seen.ended is None else None
     if by_guess is not None and by_guess.ended is None:
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
+    by_outputs = None if seen.hidden else _by_outputs(models, both, search, found, seed)
+    if by_outputs is not None:
+        return by_outputs, ()
 
     def guessed(tensors: Sequence[Tensor], source: Program) -> GuessedRun | None:
         of_target = both.target.buffers, both.learned_of_target
-        return run_with_guesses(tensors, *of_target, models.module, models.run, source)
+        made = run_with_guesses(tensors, *of_target, models.module, models.run, source)
+        if made is None or not models.runs.forms.batches:
+            return made
+        return replace(made, program=batches_apart(made.program, keep=False))  # no joined value is the source's
 
     guess = guessed(found, seen.shown_by)
     shown = explained(ended, found, guess, seen.shown_by, hidden=seen.hidden)
-    if not (shown.shown or seen.hidden):
+    if shown.made_up_by:
+        others = with_other_weights(found, shown.made_up_by)
+        by_others = None if others is None else _as_equal(models, both, search, others, seed)
+        if by_others is not None and by_others.ended is None:
+            return by_others, ()
+        other = next((program for program in (*same, both.source) if program is not seen.shown_by), seen.shown_by)
+        again = explained(ended, found, guessed(found, other), other)
+        if not are_the_same(shown.made_up_by, again.made_up_by):  # no number would do for all weights and inputs
+            shown = explained(ended, found, guess, seen.shown_by, as_they_are=True)
+    if not (shown.shown or shown.made_up_by or seen.hidden):
         guess = guess if seen.shown_by is both.source else guessed(found, both.source)
         derive = partial(_all_derived, models, seed)
         right = None if guess is None else of_corrected(both.source, both.as_run, guess, same, derive)
         if right is not None:
             found = with_those_behind(found, right)
             shown = explained(ended, found, guessed(found, seen.shown_by), seen.shown_by)
-            shown = replace(shown, shown=True)
+            shown = replace(shown, shown=not shown.made_up_by)
     return replace(seen, tensors=not_reached(found, both.target, ended.site.index)), (shown,)
+
+
+def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
+    """Return what fresh weights and inputs show of tensors of a search with which the outputs are equal; None if they are not."""
+    whole = of_equal_programs(numbered_as_recorded(tensors, search.in_record), both.source, both.as_run)
+    return None if whole is None else tested(models, both, whole, seed)
+
+
+def _by_outputs(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
+    """Return what fresh weights and inputs show of tensors that the outputs alone tell apart; None if the programs are not equal so."""
+    guesses = numbered_as_recorded(tensors, search.in_record)
+    as_run = models.runs.as_run(seed, whole_rows(models.all_given(seed), models.masks))
+    try:
+        found = found_by_outputs(guesses, both.source, as_run, both.as_run)
+        whole = None if found is None else of_equal_programs(found, both.source, both.as_run, most=MOST_OTHERS)
+        shown = None if whole is None else tested(models, both, whole, seed)
+    except REFUSALS:
+        if both.as_run.path_taken:  # with other weights the module takes another path, and the record does not fit
+            return None
+        raise
+    return None if shown is None or shown.ended is not None else shown
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Tensor
 from convert.inference.draws import Draws, whole_rows
@@ -18,32 +19,44 @@ from convert.inference.forms.as_data import (
     parameters_as_data,
     tables_as_data,
 )
+from convert.inference.forms.batches_apart import batches_apart, joined_in_one
+from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_together
 from convert.inference.forms.experts_apart import experts_apart
-from convert.inference.forms.hidden.shown import hidden_elements, shown_alone
+from convert.inference.forms.hidden.shown import hidden_elements, shown_alone, without_idle_operations
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import chosen_rows_as_lookups, one_hot_as_lookups, rows_chosen_by_products
 from convert.inference.forms.lookups.tables import table_by_table
+from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
+from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
 from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
 from convert.inference.forms.products.contractions import features_times_vectors, products_by_element, sums_as_products
 from convert.inference.forms.products.distances import distances, distances_as_products
 from convert.inference.forms.products.distributed import distributed, products_of_sums
+from convert.inference.forms.products.mixed_bases import bases_mixed_first, products_of_mixed_bases
+from convert.inference.forms.products.repeated import data_once
+from convert.inference.forms.products.row_factors import products_of_scaled_rows, row_factors_behind
+from convert.inference.forms.products.rows_of_data import products_of_taken_rows, rows_of_data_behind
 from convert.inference.forms.products.taken_rows import rows_taken_behind
 from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
+from convert.inference.forms.products.zeroed import zeroed_as_masked
 from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
+from convert.inference.forms.sums.group_factors import group_factors_behind, sums_of_scaled_groups
+from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
 from convert.inference.forms.sums.masks import visible_sums_first
+from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
 from convert.inference.recorded import recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_again
 from convert.inference.search import Search
-from convert.programs.program import Program
-from convert.programs.rerun import can_rerun, rerun
-from convert.programs.run_checks import require_finite_products
+from convert.programs.program import REFUSALS, Program
+from convert.programs.rerun import can_rerun, fits, rerun
+from convert.programs.run_checks import require_finite_products, require_same_outputs
 from convert.references.user_reference import require_inputs
 
 if TYPE_CHECKING:
@@ -77,19 +90,21 @@ class Records:
         """Return the search for the target's parameters."""
         return _search(self.source, self.target, repeated=bool(self.learned))
 
-    def search_what_shows(self, ended: Search) -> Search | None:
-        """Return the search in which only those elements of the values count that an output depends on.
+    def search_what_shows(self, ended: Search, *, masks: bool) -> Search | None:
+        """Return the search in which only those elements of the values count that an output takes.
 
         Args:
-            ended: the search in which all count; None if each does where it ended.
+            ended: the search in which all count; None is returned if each does where it ended.
+            masks: whether elements that masks and zeros hide do not count either.
         """
-        hidden = hidden_elements(ended.target)
-        begin = ended.segments[-1].solution.end if ended.segments else 0
-        if not any(x in hidden for op in ended.target.operations[begin : ended.failure.index + 1] for x in op.operands):
+        source, target = ended.source.program, without_idle_operations(ended.target)
+        hidden = hidden_elements(target, masks=masks)
+        tried = slice(ended.segments[-1].solution.end if ended.segments else 0, ended.failure.index + 1)
+        both = zip(target.operations[tried], ended.target.operations[tried], strict=True)
+        if not any(one.name != two.name or any(x in hidden for x in one.operands) for one, two in both):
             return None
-        source, target = ended.source.program, ended.target
-        own = Source(shown_alone(source, hidden_elements(source)), repeated=bool(self.learned))
-        return Search(own, shown_alone(target, hidden))
+        own = Source(shown_alone(source, hidden_elements(source, masks=masks)), repeated=bool(self.learned))
+        return Search(own, shown_alone(target, hidden), ended.in_record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +150,41 @@ class Models:
         require_same_again(self.module, self.run, as_run)
         return self._records(source, as_run, seed, given)
 
+    def further(
+        self, both: Records, known: Sequence[Tensor], given: Mapping[int, Mapping[str, Array]]
+    ) -> list[Program]:
+        """Return the source's runs with other weights and inputs; none where a side runs other operations than in its record.
+
+        Inputs of other shapes are left out.
+
+        Args:
+            both: the records.
+            known: what is known of the module's weights.
+            given: seed -> inputs.
+        """
+        runs = [self.runs.program(seed, x) for seed, x in given.items() if fits(both.as_run, x)]
+        found = [parameters_as_data(run, both.learned) for run in runs]
+        if both.as_run.path_taken and not all(
+            _has_operations_of(program, both.source) and self._follows(both.as_run, proof.weights(known, run), run)
+            for program, run in zip(found, runs, strict=True)
+        ):
+            return []
+        return found
+
+    def _follows(self, as_run: Program, weights: Mapping[str, Array], source: Program) -> bool:
+        """Whether a record gives the module's outputs with other weights, and the inputs of a run of the source."""
+        state = {
+            name: np.where(np.isnan(weights[name]), value.array, weights[name])
+            for name, value in as_run.parameters.items()
+        }
+        try:
+            again = rerun(as_run, state, {name: value.array for name, value in source.inputs.items()})
+            made = proof.made_by(self.module, self.run, state, source)
+            require_same_outputs({name: value.array for name, value in again.outputs.items()}, made)
+        except (ConvertError, *REFUSALS):
+            return False
+        return True
+
     def records_of(self, as_run: Program, seed: int) -> Records:
         """Return the records of the function with the weights of a seed, and of a run of the module that has its inputs.
 
@@ -160,13 +210,25 @@ class Models:
         """Return a search with the weights and inputs of another seed, along the path that the module takes with what is known."""
         given = self.all_given(seed)
         source = self.runs.program(seed, given)
-        state = {name: x for name, x in proof.weights(known, source).items() if not np.isnan(x).any()}
-        target = _in_one_form(recorded(self.module, self.run, given, state), self.runs.forms, keep=False)
+        target = _in_one_form(
+            recorded(self.module, self.run, given, proof.weights(known, source)), self.runs.forms, keep=False
+        )
         return _search(source, target)
 
 
 def _search(source: Program, target: Program, *, repeated: bool = False) -> Search:
-    return Search(Source(outputs_as_data(source), repeated=repeated), visible_sums_first(outputs_as_data(target)))
+    own, searched = Source(outputs_as_data(source), repeated=repeated), visible_sums_first(outputs_as_data(target))
+    return Search(own, searched, _places_in(target, searched))
+
+
+def _places_in(record: Program, searched: Program) -> list[int]:
+    """Return where a record has each operation of a program that was made of it: that, or the next one that it has."""
+    places = {result: k for k, operation in enumerate(record.operations) for result in operation.results}
+    found, place = list[int](), len(record.operations) - 1
+    for operation in reversed(searched.operations):
+        place = next((places[x] for x in operation.results if x in places), place)
+        found.append(place)
+    return found[::-1]
 
 
 @dataclass(frozen=True)
@@ -183,6 +245,12 @@ class Forms:
         distances: sums of squared differences have a product.
         chosen: products of one-hot rows in the target are lookups.
         factors: numbers that stand behind the products that they scale.
+        rows: a number for each row of the data stands behind the product with a parameter.
+        chunks: operations that are applied to each chunk of a value are applied to the whole.
+        groups: a number for each group of what is added up stands behind the sum.
+        batches: batches in which several inputs are joined are taken apart.
+        bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
+        ends: rows of data are taken behind the product with a parameter.
     """
 
     apart: bool = False
@@ -194,6 +262,12 @@ class Forms:
     distances: bool = False
     chosen: bool = False
     factors: frozenset[str] = frozenset()
+    rows: bool = False
+    chunks: bool = False
+    groups: bool = False
+    batches: bool = False
+    bases: bool = False
+    ends: bool = False
 
 
 def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
@@ -203,6 +277,9 @@ def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bo
 
 # Form -> whether two programs need it, or where.
 WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
+    "chunks": _unequal(chunks_in_one_way),
+    "groups": _unequal(sums_of_scaled_groups),
+    "batches": joined_in_one,
     "apart": _unequal(products_of_joined_rows),
     "features": _unequal(features_times_vectors),
     "spread": _unequal(products_of_sums),
@@ -212,23 +289,36 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "distances": _unequal(distances),
     "chosen": _unequal(rows_chosen_by_products),
     "factors": at_other_operands,
+    "rows": _unequal(products_of_scaled_rows),
+    "bases": _unequal(products_of_mixed_bases),
+    "ends": _unequal(products_of_taken_rows),
 }
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
-    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(products_by_element(program)))))
+    program = chunks_together(program, keep=keep) if forms.chunks else program
+    program = group_factors_behind(program, keep=keep) if forms.groups else program
+    program = rows_zeroed_behind(scores_masked_first(program))
+    program = program if keep else zeroed_as_masked(program)
+    program = products_by_element(data_once(program))
+    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
     program = chosen_rows_as_lookups(program) if forms.chosen and not keep else program
+    program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
+    program = batches_apart(program, keep=keep) if forms.batches else program
     program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program
     program = stacks_apart(program, keep=keep) if forms.stacks else program
     program = taps_as_convolutions(program) if forms.taps and keep else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
-    program = used_parts(constants_last(program), keep=keep, apart=forms.apart)
+    program = bases_mixed_first(program) if forms.bases and not keep else program
+    program = rows_of_data_behind(program, keep=keep) if forms.ends else program
+    program = used_parts(constants_last(means_first(program, keep=keep)), keep=keep, apart=forms.apart)
     program = distributed(program, keep=keep) if forms.spread else program
     program = rows_taken_behind(program, keep=keep)
     program = factors_behind(program, forms.factors, keep=keep) if forms.factors else program
+    program = row_factors_behind(program, keep=keep) if forms.rows else program
     return biases_together(program) if keep else program
 
 
@@ -258,6 +348,10 @@ class Runs:
         return found
 
     def _run(self, seed: int, given: Mapping[str, Array]) -> Program:
+        return _in_one_form(kernels_opened(self.as_run(seed, given)), self.forms, keep=True)
+
+    def as_run(self, seed: int, given: Mapping[str, Array]) -> Program:
+        """Return a run with the weights of a seed, as it ran."""
         from convert.programs.record_jax import record_jax
 
         known = next((record for record in self._records if can_rerun(record, given)), None)
@@ -267,7 +361,16 @@ class Runs:
             twice = not self._records
             made = self._draws.run(seed, lambda weights: record_jax(self._function, weights, given, twice=twice))
             self._records.append(made)
-        return _in_one_form(kernels_opened(made), self.forms, keep=True)
+        return made
+
+
+def _has_operations_of(program: Program, like: Program) -> bool:
+    """Whether a run has the operations of another, with results of the same shapes: other tokens may choose an expert."""
+
+    def shapes(of: Program) -> list[tuple[str, list[tuple[int, ...]]]]:
+        return [(x.name, [result.array.shape for result in x.results]) for x in of.operations]
+
+    return shapes(program) == shapes(like)
 
 
 def _is_finite(program: Program) -> bool:

@@ -21,7 +21,7 @@ from convert.inference.requirements import packages_named
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
 from convert.planning.rule_match import RuleMatch
-from convert.planning.select_rules import explain, pick, score
+from convert.planning.select_rules import explain, select
 from convert.planning.target_formats.base import TORCH
 from convert.references.protocol import Reference
 from convert.references.user_reference import (
@@ -134,7 +134,7 @@ def shipped_match(
     candidates = [rules for rules in available_rules() if rules.reference == factory]
     if not candidates:
         return None
-    choice = pick(score(candidates, checkpoint, ConversionOptions(to, settings=dict(settings))))
+    choice = select(candidates, (), checkpoint, ConversionOptions(to, settings=dict(settings)))
     if not isinstance(choice, RuleMatch):
         raise explain(choice)
     return choice

@@ -26,7 +26,7 @@ def recorded(
 
     The first weights may send no row to an expert, whose operations are then missing.
 
-    Parameters that are not known are drawn: the module may have been made for weights that are loaded later, and hold any numbers.
+    Parameters that are not known, or NaN where they are not, are drawn: the module may have been made for weights that are loaded later, and hold any numbers.
     Its own are taken where no drawn ones let it run. Its buffers and frozen parameters keep their own: it may have computed them.
     """
     found = drawn(module, run, given, known or {}, 0)
@@ -46,10 +46,16 @@ def drawn(
     from convert.programs.torch_module_state import frozen, with_weights
 
     def program(weights: Mapping[str, Array]) -> Program:
-        with with_weights(module, {**weights, **known}):
+        in_part = {
+            name: np.where(np.isnan(known[name]), x, known[name])
+            for name, x in weights.items()
+            if name in known and known[name].shape == np.shape(x)  # a complex one is drawn as a whole
+        }
+        with with_weights(module, {**weights, **whole, **in_part}):
             return record_torch(module, run, given)
 
-    unknown = module.state_dict().keys() - known.keys() - frozen(module)
+    whole = {name: x for name, x in known.items() if not np.isnan(x).any()}
+    unknown = module.state_dict().keys() - whole.keys() - frozen(module)
     parameters = {name: x for name, x in module.named_parameters() if name in unknown}
     shapes = {name: tuple(x.shape) for name, x in parameters.items()}
     try:

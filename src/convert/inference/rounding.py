@@ -13,6 +13,7 @@ from convert.programs.program import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-10  # relative; models of 26 layers leave 1e-12, an epsilon of 1e-6 in place of 1e-12 leaves 1e-7
 MASK = 1e9  # a number of at least this size hides what it is added to, and its rounding shows in no output
+WHOLE = 2.0**24  # float32 holds all whole numbers below it
 SHORT = 2.0**16  # a number of at most so many steps below its power of two was written as it is, such as 0.375
 
 
@@ -44,7 +45,7 @@ def _is_rounded(array: Array) -> bool:
     """Whether an array holds numbers of float32 that are no short ones."""
     if array.dtype.kind != "f":
         return False
-    x = array[np.abs(array) < MASK]
+    x = array[(np.abs(array) < MASK) & ((np.abs(array) > WHOLE) | (array != np.round(array)))]
     fractions, _ = np.frexp(x)
     with np.errstate(all="ignore"):
         single = x.astype(np.float32) == x

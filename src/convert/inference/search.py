@@ -27,12 +27,17 @@ class Search(Walk):
 
     Attributes:
         segments: the way that was found, or that led deepest.
+        in_record: where the target's record has its operations, if the search has others between them.
+        patient: whether what one level refutes takes none of the next one's patience; it costs more where the programs differ.
+        ran_out: whether its patience has ended.
         returns: so often it goes back to other solutions of the segments before, at the first level alone, when its patience has ended.
     """
 
-    def __init__(self, source: Source, target: Program) -> None:
+    def __init__(self, source: Source, target: Program, in_record: Sequence[int] = ()) -> None:
         super().__init__(source, target)
         self.segments: list[Segment] = []
+        self.in_record = in_record
+        self.patient = self.ran_out = False
         self.returns = RETURNS
         self._ways: dict[Any, list[Ways]] = {}
 
@@ -107,7 +112,10 @@ class Search(Walk):
             if before is not None and before.proposals == level.proposals and not self._hindered:
                 continue  # the same candidates would be refuted again
             before = level
+            if self.patient:
+                self._start = self.tried
             segment = self._found(at, level)
+            self.ran_out |= self._stuck
             if level.strict:
                 self._start = self.tried
             if segment is not None:

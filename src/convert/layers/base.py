@@ -400,6 +400,8 @@ class LayerKind(Declaration):
 
     # Whether each row of the weight is used alone, so that some rows can be probed for all.
     rowwise: ClassVar[bool] = False
+    # Whether the tensor may have whole numbers, truth values and complex numbers: no layer computes with it.
+    any_dtype: ClassVar[bool] = False
 
     def compile(
         self, context: CompileContext, matched: Matched, layer: TargetLayer, variant: str | None

@@ -115,6 +115,14 @@ class Declaration(ABC):
         """For each variant: the letters of the weight's axes as stored, and those of its outputs; none where they have no letters."""
         return ()
 
+    def rows_of_torch(self, outputs: str) -> str:
+        """Return the letters of the first axis of the weight in torch, of whose elements its weight norm takes the norms.
+
+        Args:
+            outputs: letters of the outputs.
+        """
+        return outputs
+
     def linear_map(self, variant: str | None) -> Projection | None:
         """Return the equation of the weight, with a letter for each axis as stored; None where the layer is not linear in it.
 
@@ -136,13 +144,6 @@ class Declaration(ABC):
     def facts_used(self) -> tuple[str, ...]:
         """Names of the facts that the kind refers to."""
         return ()
-
-    def check_facts(self, facts: Mapping[str, Any]) -> None:  # noqa: B027 - most kinds refer to none
-        """Check the values of the facts that the kind refers to; `facts` has those that the rule file knows.
-
-        Raises:
-            ValueError: a value is not possible; the message is the reason.
-        """
 
     def resolved(self, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> Self:
         """Return the kind with the numbers of the sizes and facts that its keys name.

@@ -100,7 +100,7 @@ def leaf_groups(
     needed: Collection[str],
     shared: Callable[[str, tuple[int, ...]], bool] = lambda role, shape: False,
 ) -> Iterator[LeafGroup]:
-    """Yield the layers for which the tree has all `needed` leaves; `convert.planning.match` reports what is missing.
+    """Yield the layers for which the tree has all `needed` leaves; `convert.planning.matching.match` reports what is missing.
 
     Args:
         spec: returns shape and dtype of a leaf.

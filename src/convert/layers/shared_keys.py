@@ -71,7 +71,7 @@ def named_axes(axes: str | None, shape: tuple[int, ...], text: str = "") -> str 
         return None
     text = text or " ".join(axes)
     if len(axes) != len(shape):
-        raise ValueError(f"the rule gives it the axes {text}")
+        raise ValueError(f"the rule gives it the axes {text}" if text else "the rule says that it is one number")
     wide = [size for letter, size in zip(axes, shape, strict=True) if letter == "." and size != 1]
     if wide:
         raise ValueError(f"the rule's axes {text} have size 1 where there is a dot, and this one has {wide[0]}")

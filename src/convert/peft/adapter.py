@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,37 +14,14 @@ from convert.core.errors import CheckpointError, OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
 from convert.peft.plan import PREFIX
+from convert.peft.selection import read_selection
 from convert.peft.write import CONFIG, FILE
+from convert.planning.adapters.peft_config import PeftSettings, SettingError, more_than_a_product, read_settings, shown
 from convert.writing.file_layout import INDICES, SINGLE_FILES
 from convert.writing.written import MAX_JSON, Written, open_written
 
+CODE = "adapter-not-importable"
 MERGE = "merge it with PEFT (`merge_and_unload`), save the model, and convert that"
-# Keys of PEFT 0.21's LoraConfig that change the function where they have a value, and how.
-REFUSED = {
-    "use_dora": "DoRA scales the rows of the sum of weight and product, so that nothing is added to the weight",
-    "lora_bias": "lora_B has a bias",
-    "modules_to_save": "the adapter replaces whole modules",
-    "trainable_token_indices": "the adapter replaces rows of an embedding",
-    "target_parameters": "the adapter is added to parameters that are no module's weight",
-    "layer_replication": "the adapter repeats layers of the model",
-    "alora_invocation_tokens": "the adapter is added from some token on",
-    "use_qalora": "the inputs are averaged before lora_A",
-    "use_bdlora": "the pairs are block diagonal over several devices",
-    "arrow_config": "several adapters are mixed for each token",
-    "kasa_config": "the base weight is cut, and the product has a diagonal",
-    "monteclora_config": "the adapter is drawn at random",
-}
-# Keys that do not: they say how it was trained, or what the names and shapes of the tensors say.
-IGNORED = frozenset(
-    {
-        "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
-        "inference_mode", "r", "target_modules", "exclude_modules", "lora_alpha", "lora_dropout",
-        "fan_in_fan_out", "bias", "use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern",
-        "rank_pattern", "alpha_pattern", "megatron_config", "megatron_core", "loftq_config", "eva_config",
-        "corda_config", "lora_ga_config", "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
-    }
-)  # fmt: skip
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # values of init_lora_weights
 _TENSOR = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?P<end>[AB])\.weight")
 
 
@@ -103,48 +80,42 @@ def open_adapter(path: Path) -> Adapter:
             raise CheckpointError(Finding("converted-not-found", f"there is no {name} in it{more}", path=str(path), fix=fix))  # fmt: skip
     config = _read(path / CONFIG)
     written = replace(open_written(path / FILE), path=path)
-    findings = list(_refused(path / CONFIG, config))
+    findings = [
+        Finding(CODE, f"{reason} ({shown(config, key)})", path=str(path / CONFIG), fix=MERGE)
+        for key, reason in more_than_a_product({"peft_type": None, **config})
+    ]
     if findings:
         raise PlanError(*findings)
+    try:
+        settings, selected = read_settings(config), read_selection(config)
+    except SettingError as error:
+        fix = "give the files as PEFT saved them"
+        raise PlanError(Finding(CODE, str(error), path=str(path / CONFIG), fix=fix)) from None
     ends: dict[str, dict[str, str]] = {}
     for name in written.specs:
         found = _TENSOR.fullmatch(name)
         if found is None:
             problem = f"the tensor is no lora_A or lora_B of a module below {PREFIX}"
-            findings.append(Finding("adapter-not-importable", problem, path=name, fix=MERGE))
+            findings.append(Finding(CODE, problem, path=name, fix=MERGE))
         else:
             ends.setdefault(found["module"], {})[found["end"]] = name
     modules = {}
     for module, pair in ends.items():
         try:
-            modules[module] = _module(config, module, pair, written)
+            modules[module] = _module(settings, module, pair, written)
+            if not selected.has(module):
+                raise ValueError(f"{CONFIG} selects other modules ({selected}), so that PEFT does not load the pair")
         except ValueError as error:
             fix = "give the files as PEFT saved them"
-            findings.append(Finding("adapter-not-importable", str(error), path=f"{PREFIX}{module}", fix=fix))
+            findings.append(Finding(CODE, str(error), path=f"{PREFIX}{module}", fix=fix))
     if not modules and not findings:
-        findings.append(Finding("adapter-not-importable", "the adapter has no tensor", path=str(path / FILE), fix="save the adapter again"))  # fmt: skip
+        findings.append(Finding(CODE, "the adapter has no tensor", path=str(path / FILE), fix="save the adapter again"))  # fmt: skip
     if findings:
         raise PlanError(*findings, headline=f"{path} is no adapter that a JAX tree can hold")
     return Adapter(written, modules, str(config.get("base_model_name_or_path") or ""))
 
 
-def _refused(path: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding for each setting that does more than add a product to a weight."""
-    reasons = {key: reason for key, reason in REFUSED.items() if config.get(key)}
-    if (kind := config.get("peft_type")) != "LORA":
-        reasons["peft_type"] = "the adapter is no LoRA"
-        config = {**config, "peft_type": kind}
-    if config.get("bias", "none") != "none":
-        reasons["bias"] = "the adapter has biases of the model, too"
-    if str(config.get("init_lora_weights")).lower().startswith(CHANGES_BASE):
-        reasons["init_lora_weights"] = (
-            "PEFT changes the base weights when it loads the adapter; convert it to plain LoRA with PEFT, or"
-        )
-    for key, reason in reasons.items():
-        yield Finding("adapter-not-importable", f"{reason} ({key}: {json.dumps(config[key])[:60]})", path=str(path), fix=MERGE)  # fmt: skip
-
-
-def _module(config: Mapping[str, Any], module: str, pair: Mapping[str, str], written: Written) -> AdapterModule:
+def _module(settings: PeftSettings, module: str, pair: Mapping[str, str], written: Written) -> AdapterModule:
     """Return the pair of a module.
 
     Raises:
@@ -153,34 +124,14 @@ def _module(config: Mapping[str, Any], module: str, pair: Mapping[str, str], wri
     if missing := {"A", "B"} - pair.keys():
         raise ValueError(f"the pair has no lora_{missing.pop()}")
     first, second = (written.specs[pair[end]] for end in "AB")
-    rank = _pattern(config, "rank_pattern", module, config.get("r"))
-    alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"))
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise ValueError(f"the rank is {rank!r} in {CONFIG}, not a number above 0")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not alpha or not math.isfinite(alpha):
-        raise ValueError(f"lora_alpha is {alpha!r} in {CONFIG}, not a number other than 0")
+    rank, alpha = settings.rank_of(module), settings.alpha_of(module)
+    if rank is None or alpha is None:
+        raise ValueError(
+            f"{CONFIG} has no {'r' if rank is None else 'lora_alpha'}, and no pattern gives one to this module"
+        )
     if min(len(first.shape), len(second.shape)) < 2 or (first.shape[0], second.shape[1]) != (rank, rank):
         raise ValueError(f"{CONFIG} states rank {rank}, and lora_A is {first}, lora_B {second}")
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return AdapterModule(pair["A"], pair["B"], rank, scale)
-
-
-def _pattern(config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    """Return the value of the first name of a pattern that is the module's, or ends it, as PEFT's `get_pattern_key` does.
-
-    Raises:
-        ValueError: it is a regular expression, which is not evaluated.
-    """
-    patterns = config.get(key) or {}
-    if not isinstance(patterns, dict):
-        raise ValueError(f"{key} of {CONFIG} is {patterns!r}, not names with numbers")  # noqa: TRY004 - what the file holds
-    for pattern, value in patterns.items():
-        name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if re.fullmatch(r"[\w.-]+", name) is None:
-            raise ValueError(f"{key} of {CONFIG} has the regular expression {pattern!r}: write the names of the modules in its place")  # fmt: skip
-        if module == name or (not pattern.startswith("^") and module.endswith(f".{name}")):
-            return value
-    return default
+    return AdapterModule(pair["A"], pair["B"], rank, alpha / (math.sqrt(rank) if settings.rslora else rank))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,15 +10,17 @@ from typing import Any
 from convert.checkpoints.source import Source
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
+from convert.core.ops import Op
 from convert.core.similarity import ClosestNames, did_you_mean
 from convert.core.tensor_spec import widens
+from convert.core.value_ops import Cast
 from convert.layers.base import Step
 from convert.peft.adapter import Adapter
 from convert.peft.blocks import Rearranged, ranks_of, slots_of
 from convert.peft.grafted import FORMS, Form, Grafted, grafted, weights_of
 from convert.peft.plan import PREFIX, WEIGHT, AdaptedModule, AdapterPlan, plan_adapter, scaled
-from convert.planning.adapters.names import NamedPair, Writer, find_pairs
-from convert.planning.adapters.scale import ADAPTER, ALPHA, BASE, RANK, applies, read_scaling
+from convert.planning.adapters.names import NamedPair, Writer, alone, find_pairs
+from convert.planning.adapters.scale import ADAPTER, ALPHA, BASE, RANK, RSLORA, SETTINGS, applies, read_scaling
 from convert.planning.plan import Plan
 from convert.reversing.plan import ReversePlan, reverse
 
@@ -50,11 +52,14 @@ def plan_adapter_back(
         OptionError: the form is unknown, missing, or not needed.
         PlanError: the adapter and the tree do not fit, or the tree has no place for a pair.
     """
+    if alone(like.leaves):
+        raise PlanError(_no_base(like))
     form, blocks = _form(like, settings)
     said = {key: value for key, value in settings.items() if key not in (ADAPTER, BLOCKS)}
     own = _dtype_of(adapter)
     written_in = dtype if form is None or dtype is None else own
-    base = _base(adapter, [plan(like, to, written_in, said if form else {**said, ADAPTER: BASE}) for to in targets])
+    plain = {key: value for key, value in said.items() if key not in SETTINGS} | ({} if form else {ADAPTER: BASE})
+    base = _base(adapter, [plan(like, to, written_in, plain) for to in targets])
     forth = _Forth(adapter, base.target, written_in, said, plan)
     source = like if form is None else _with_pairs(forth, base, form, blocks, _wide(own, dtype))
     made = forth.of(source)
@@ -69,7 +74,7 @@ def plan_adapter_back(
     return replace(
         found,
         leaves=tuple(replace(leaf, remedy=remedy) for leaf in found.leaves),
-        notes=(*_notes(made, adapter), *found.notes),
+        notes=(*_notes(made, adapter, ALPHA in settings), *found.notes),
     )
 
 
@@ -84,6 +89,18 @@ def no_tree(adapter: Adapter) -> PlanError:
             expected="a checkpoint of the base model, with --like",
             fix=f"convert the base model first ({convert}), then give --like BASE_CKPT and --adapter ({', '.join(FORMS)})",
         )
+    )
+
+
+def _no_base(like: Source) -> Finding:
+    """Explain that the checkpoint of `--like` has LoRA pairs, and not the weights that they are added to."""
+    return Finding(
+        "adapter-alone",
+        f"its {len(like.leaves)} leaves belong to LoRA pairs, and the weights that they are added to are not in the checkpoint",
+        path=f"--like {like.display_path}",
+        expected="a checkpoint of the base model, with the pairs or without",
+        got=f"leaves such as {next(iter(like.leaves))}",
+        fix=f"give the base model's checkpoint with --like and, as it has no pairs, their form with --adapter ({', '.join(FORMS)})",
     )
 
 
@@ -255,18 +272,34 @@ def _scaled(module: AdaptedModule, made: AdapterPlan, adapter: Adapter) -> Adapt
     if abs(ratio - 1) < 1e-12:
         return module
     leaves, up = made.plan.checkpoint.leaves, module.up
-    parts = tuple(replace(part, ops=scaled(part.ops, leaves[part.leaf].spec, 1 / ratio, up.spec.dtype)) for part in up.parts)  # fmt: skip
+    parts = tuple(replace(part, ops=scaled(_unrounded(part.ops), leaves[part.leaf].spec, 1 / ratio, up.spec.dtype)) for part in up.parts)  # fmt: skip
     arithmetic = ", ".join(filter(None, (up.arithmetic, f"x {1 / ratio:g}")))
     step: Step = replace(up, parts=parts, arithmetic=arithmetic)
     return replace(module, up=step)
 
 
-def _notes(made: AdapterPlan, adapter: Adapter) -> Iterator[str]:
+def _unrounded(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the operations without the cast at their end: another factor is multiplied before it."""
+    return ops[:-1] if ops and isinstance(ops[-1], Cast) else ops
+
+
+def _notes(made: AdapterPlan, adapter: Adapter, given: bool) -> Iterator[str]:
+    """Say what the pairs are multiplied by.
+
+    Args:
+        given: whether the user gave alpha; else it follows from the adapter, where no file states it.
+    """
     merges = {share.merge.base: share.merge for m in made.modules for share in m.shares}
     first = next(iter(merges.values()))
     ranks = sorted({share.pair_rank for m in made.modules for share in m.shares})
+    alpha = made.plan.settings.get(ALPHA)
+    if given or alpha is None:
+        reason = first.adapter
+    else:  # all digits: the JAX code computes with them
+        number = "that is the rank" if alpha == RANK else repr(int(alpha) if alpha == int(alpha) else alpha)
+        reason = f"it must get alpha {number}{' and rslora' if made.plan.settings.get(RSLORA) else ''}"
     pairs = "1 LoRA pair" if len(merges) == 1 else f"{len(merges)} LoRA pairs"
-    yield f"{pairs} of rank {' and '.join(map(str, ranks))}, such as {first.first} {first.second}; the source's code multiplies the product by {first.scale:g} ({first.adapter})"
+    yield f"{pairs} of rank {' and '.join(map(str, ranks))}, such as {first.first} {first.second}; the source's code multiplies the product by {first.scale:g} ({reason})"
     by = {adapter.modules[m.name].scale / m.scale for m in made.modules if m.name in adapter.modules}
     if any(abs(ratio - 1) >= 1e-12 for ratio in by):
         yield f"lora_B is multiplied by {', '.join(f'{ratio:g}' for ratio in sorted(by))}, which is exact, as the adapter has other factors than the source's code"

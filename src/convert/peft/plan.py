@@ -88,9 +88,13 @@ class AdapterPlan:
             "bias": "none",
             "fan_in_fan_out": any(share.layout.transposed for m in self.modules for share in m.shares),
             "target_modules": _targets([m.name for m in self.modules], self.plan.steps),
-            "rank_pattern": {m.name: m.rank for m in self.modules if m.rank != rank},
-            "alpha_pattern": {m.name: m.alpha for m in self.modules if m.alpha != alpha},
+            "rank_pattern": {self._pattern(m.name): m.rank for m in self.modules if m.rank != rank},
+            "alpha_pattern": {self._pattern(m.name): m.alpha for m in self.modules if m.alpha != alpha},
         }
+
+    def _pattern(self, name: str) -> str:
+        """Return the pattern that is a module's alone: PEFT takes a name also for the modules that end with it."""
+        return f"^{name}" if any(m.name.endswith(f".{name}") for m in self.modules) else name
 
     @property
     def steps(self) -> tuple[Step, ...]:

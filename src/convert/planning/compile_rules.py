@@ -13,7 +13,7 @@ from convert.layers.base import CompiledRule, Matched, Step
 from convert.layers.leaves import MisfitError
 from convert.layers.shared_keys import ACTIVATION_NAMES
 from convert.layers.transforms import weight_normalization, weight_transforms
-from convert.planning.adapters.attach import Adapters
+from convert.planning.adapters.attach import Adapters, modules_of
 from convert.planning.adapters.scale import read_scaling
 from convert.planning.compile.compiler import Compiler
 from convert.planning.low_rank_source import with_merges
@@ -44,13 +44,30 @@ class CompiledPlan:
 def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Finding]]:
     """Stage 3: compile each rule to the tensors of its layers, and collect what does not fit.
 
+    Where a file gives modules of the target an alpha or rank of their own, the rules are compiled twice: the first time says which
+    leaves the modules are made of.
+
     Raises:
         OptionError: the factor of a LoRA product is not as the options say.
+        PlanError: the files that state it contradict each other, or say that more is computed.
     """
-    pairs, adapters = match.coverage.pairs, None
-    if pairs:
-        scaling = read_scaling(match.source, pairs, match.adapter_settings)
-        adapters = None if match.without_adapters else Adapters(pairs, scaling)
+    if not match.coverage.pairs:
+        return _compile(match, sized, None)
+    scaling = read_scaling(match.source, match.coverage.pairs, match.adapter_settings)
+    if match.without_adapters:
+        return _compile(match, sized, None)
+    adapters = Adapters(match.coverage.pairs, scaling)
+    if not scaling.needs_modules:
+        return _compile(match, sized, adapters)
+    made, findings = _compile(match, sized, None)
+    if findings:
+        return made, findings
+    if unknown := list(scaling.unknown_patterns([step.name for step in made.steps])):
+        return made, unknown
+    return _compile(match, sized, replace(adapters, modules=modules_of(made.steps)))
+
+
+def _compile(match: RuleMatch, sized: Sized, adapters: Adapters | None) -> tuple[CompiledPlan, list[Finding]]:
     coverage, merges, findings = merge_leaves(
         sized.coverage, match.source, sized.sizes, sized.facts, sized.variants, adapters
     )
@@ -85,7 +102,8 @@ def compile_rules(match: RuleMatch, sized: Sized) -> tuple[CompiledPlan, list[Fi
                     compiler, replace(matched, rule=rule), layer, sized.variants.get(rule.choice or "")
                 )
             except MisfitError as misfit:
-                misfits.append(misfit.finding)
+                if misfit.finding.code != "setting-invalid" or sized.refused.isdisjoint(rule.kind.facts_used):
+                    misfits.append(misfit.finding)
                 continue
             steps += compiled.steps
             notes += compiled.notes

@@ -15,7 +15,7 @@ class Constraint:
     """One statement about the size of a letter.
 
     Attributes:
-        letter: the axis letter, or the name of an index.
+        letter: the axis letter, or the name of an index; with a number, such as H[3], the letter in this layer.
         size: the size.
         rule: ``file:line`` of the rule; empty for a setting.
         leaf: path of the leaf whose shape gives the size; empty when the number of leaves gives it.
@@ -149,7 +149,8 @@ def _stated_most(stated: list[Constraint]) -> Constraint:
 
 
 def _conflict(old: Constraint, new: Constraint, axes: Mapping[str, Axis]) -> Finding:
-    meaning = f" ({axes[new.letter].meaning})" if new.letter in axes else ""
+    letter = new.letter.partition("[")[0]
+    meaning = f" ({axes[letter].meaning})" if letter in axes else ""
     setting = old.setting or new.setting
     return Finding(
         "size-conflict",

@@ -18,7 +18,7 @@ from convert.layers.leaves import MisfitError, shape_mismatch
 from convert.layers.low_rank import Pair
 from convert.planning.adapters.attach import Adapters
 from convert.planning.low_rank_source import Merge
-from convert.planning.match import Coverage
+from convert.planning.matching.match import Coverage
 from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
 
 

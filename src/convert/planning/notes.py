@@ -11,7 +11,7 @@ from convert.planning.adapters.attach import merged_note
 from convert.planning.ambiguity import twin_trees
 from convert.planning.compile_rules import CompiledPlan
 from convert.planning.facts.architectures import unnamed_class
-from convert.planning.facts.sidecar import other_values
+from convert.planning.facts.sidecar import other_settings, other_values
 from convert.planning.facts.values import (
     missing_sidecar_note,
     truncation_note,
@@ -36,8 +36,9 @@ def plan_notes(match: RuleMatch, sized: Sized, compiled: CompiledPlan, steps: Se
         *_dtype_note(match, steps),
         *compiled.notes,
         *missing_sidecar_note(rules, sidecar, match.options.settings),
+        *other_settings(rules, sidecar, match.options.settings),
         *other_values(rules, target, sidecar, {**sized.facts, **sized.sizes}),
-        *unnamed_class(rules, target, sidecar),
+        *unnamed_class(rules, target, sidecar, match.source),
         *_merge_note(compiled.merges),
         *_rest_notes(match),
         *_twin_notes(match),

@@ -94,7 +94,7 @@ def made_twice(steps: Sequence[Step]) -> Iterator[Finding]:
         if first is not step:
             yield Finding(
                 "tensor-made-twice",
-                f"this target tensor ({step.spec}) is already made by {first.rule.line_only} ({first.spec})",
+                f"this target tensor ({step.spec}) is made twice, here and at {first.rule.line_only} ({first.spec})",
                 rule=step.rule.line_only,
                 path=step.name,
                 fix="each target tensor has one source; change one of the two paths",

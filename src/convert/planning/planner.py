@@ -13,18 +13,21 @@ from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.system.process import collector_paused
 from convert.planning.adapters.attach import adapter_alone
+from convert.planning.adapters.joined import JoinedSource
 from convert.planning.adapters.names import alone
 from convert.planning.compile_rules import compile_rules
 from convert.planning.facts.values import asked_for_sizes
+from convert.planning.layer_dtypes import weights_of_other_dtypes
 from convert.planning.low_rank_source import with_merges
 from convert.planning.modules.sizes import compare_sizes
 from convert.planning.notes import plan_notes
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.outputs import compare_with_state_dict, made_twice
 from convert.planning.plan import Dropped, Plan
-from convert.planning.rule_match import RuleMatch, check_options, match_rules
+from convert.planning.rule_match import RuleMatch, Sized, check_options, match_rules
 from convert.planning.target_formats.base import Translation
-from convert.planning.tokenizer.files import read_tokenizer
+from convert.planning.tokenizer.files import TokenizerFiles, read_tokenizer
+from convert.planning.tokenizer.processors import reads_text
 from convert.rules.file import RuleFile
 
 
@@ -53,9 +56,12 @@ def plan_match(match: RuleMatch) -> Plan:
     Raises:
         OptionError, PlanError: as `make_plan`.
     """
-    without_layers = not any(of_role for matched in match.coverage.matched for of_role in matched.leaves.values())
+    converted = {leaf for one in match.coverage.matched for of_role in one.leaves.values() for leaf in of_role.values()}
+    without_layers = not converted
     if alone(match.source.leaves) and without_layers:
         raise PlanError(adapter_alone(match.source))
+    if isinstance(match.source, JoinedSource) and (error := match.source.several_places(converted)) is not None:
+        raise error
     check_options(match)
     if match.refused:
         raise misfit_error(match, match.refused)
@@ -72,7 +78,11 @@ def plan_match(match: RuleMatch) -> Plan:
     if not findings:
         leaves = with_merges(match.source, compiled.merges).leaves
         translation = match.format.translate(compiled.steps, lambda leaf: leaves[leaf].spec, match.target)
-        findings = translation.findings or tuple(made_twice(translation.steps))
+        findings = (
+            translation.findings
+            or tuple(made_twice(translation.steps))
+            or tuple(weights_of_other_dtypes(compiled.steps, match.source))
+        )
     other_sizes, assumed = compare_sizes(match.coverage.rules, match.source, compiled.steps)
     findings = findings or other_sizes
     questions = [question.finding for question in match.coverage.rules.questions]
@@ -102,10 +112,15 @@ def plan_match(match: RuleMatch) -> Plan:
         merges=compiled.merges,
         sidecar=sized.sidecar,
         translated=translation.tensors,
-        tokenizer=read_tokenizer(match.options.tokenizer, match.options.follow_links)
-        if match.options.tokenizer
-        else None,
+        tokenizer=_tokenizer(match, sized),
     )
+
+
+def _tokenizer(match: RuleMatch, sized: Sized) -> TokenizerFiles | None:
+    if not match.options.tokenizer:
+        return None
+    text = reads_text({**sized.sidecar.config, **match.rules.targets[match.target].config})
+    return read_tokenizer(match.options.tokenizer, match.options.follow_links, text=text)
 
 
 def no_leaf_matches(match: RuleMatch) -> Finding:

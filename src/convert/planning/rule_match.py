@@ -14,9 +14,11 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
 from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
+from convert.planning.adapters.lost import no_pair_is_merged
 from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS
 from convert.planning.facts.agreement import contradicted_by_leaves, contradicted_formulas, layers_without_leaves
-from convert.planning.facts.architectures import class_conflict
+from convert.planning.facts.architectures import class_conflict, of_another_model
+from convert.planning.facts.limits import known_values, refused_facts
 from convert.planning.facts.settings import check_settings
 from convert.planning.facts.sidecar import Sidecar, contradictions, read_sidecar
 from convert.planning.facts.values import (
@@ -26,7 +28,7 @@ from convert.planning.facts.values import (
     stated_places,
     unmet_requirements,
 )
-from convert.planning.match import Coverage, cover, matching_root
+from convert.planning.matching.match import Coverage, cover, layers_with, matching_root
 from convert.planning.modules.expand import for_class
 from convert.planning.modules.not_taken import refused_nulls
 from convert.planning.options import DEFAULTS, ConversionOptions
@@ -51,6 +53,7 @@ class Sized:
         sidecar: files next to the checkpoint.
         facts: hyperparameters that no leaf holds.
         confirmed: settings that the tree gives, too.
+        refused: facts that `allowed` refuses; what a rule makes of them is no further problem.
     """
 
     coverage: Coverage
@@ -60,6 +63,7 @@ class Sized:
     sidecar: Sidecar
     facts: Mapping[str, Any]
     confirmed: frozenset[str]
+    refused: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -179,8 +183,13 @@ def check_options(match: RuleMatch) -> None:
                 fix=did_you_mean(dtype, floats) or "choose one of them",
             )
         )
-    adapters = SETTINGS if match.coverage.pairs else ()
-    check_settings(rules, {k: v for k, v in match.options.settings.items() if k in rules.facts or k not in adapters})
+    own = [name for name in match.adapter_settings if name in SETTINGS]
+    if not match.coverage.pairs and (own or match.source.adapter is not None):
+        option = "" if not own else "--adapter" if own[0] == ADAPTER else f"--set {own[0]}"
+        dropped = {drop.leaf: drop.reason for drop in match.coverage.dropped}
+        if (finding := no_pair_is_merged(match.source, dropped, option)) is not None:
+            raise OptionError(finding)
+    check_settings(rules, {k: v for k, v in match.options.settings.items() if k not in own})
 
 
 def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
@@ -192,12 +201,19 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
     findings += class_conflict(rules, match.target, sidecar)
+    findings += of_another_model(rules, match.source)
     findings += contradictions(rules, match.target, sidecar, sizes, settings)
     findings += refused_nulls(rules, match.target, sidecar)
     findings += unmet_requirements(rules, match.target, facts, sizes)
     findings += contradicted
     places = stated_places(rules, facts, sidecar, settings)
     findings += contradicted_formulas(rules, sizes, facts, places)
+    shown = layers_with(rules, coverage.matched, match.source.leaves)
+    known = known_values(rules, sizes, facts, solution.of_layers, shown)
+    stated = {name: place for name, place in places.items() if place != rules.path}
+    refusals = list(refused_facts(rules, known, facts, stated))
+    findings += refusals
     findings += contradicted_by_leaves(coverage.matched, facts, places)
-    findings += layers_without_leaves(coverage.matched, coverage.counts, facts)
-    return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed), findings
+    findings += layers_without_leaves(coverage.matched, coverage.counts, facts, places)
+    refused = frozenset(name for refusal in refusals for name in refusal.data["facts"])
+    return Sized(coverage, sizes, solution.variants, version, sidecar, facts, solution.confirmed, refused), findings

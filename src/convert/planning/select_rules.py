@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from convert.checkpoints.source import Source
@@ -11,15 +11,16 @@ from convert.core.findings import Finding
 from convert.core.path_index import PathIndex
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.names import alone
+from convert.planning.distance import contradictions, distance, lacking, with_words_of
 from convert.planning.facts.architectures import class_conflict, loaded_classes, names_class
 from convert.planning.facts.settings import settable
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.planning.planner import misfit_error, plan_match, several_trees
 from convert.planning.rule_match import RuleMatch, check_options, match_rules
 from convert.rules.file import RuleFile
 
-CLOSEST = 4  # rule files of which an error says how many of the leaves they match
+CLOSEST = 4  # rule files that an error names
 SAME_MODEL = 0.5  # share of the leaves that rules match which are of the same model
 
 
@@ -78,7 +79,46 @@ def select(
     source: Source,
     options: ConversionOptions = DEFAULTS,
 ) -> RuleMatch | Ambiguous | NoMatch:
-    """Pick among the candidates. Where they know neither tree nor class, take rules of more classes if these fit, or say which key contradicts the tree."""
+    """Pick among the candidates. Where they know neither tree nor class, take rules of more classes if these fit, or say which key contradicts the tree.
+
+    Raises:
+        OptionError: as `check_taken`.
+    """
+    choice = _select(candidates, of_more_classes, source, options)
+    if isinstance(choice, RuleMatch):
+        check_taken(choice.rules, (*candidates, *of_more_classes), options)
+    return choice
+
+
+def check_taken(rules: RuleFile, candidates: Sequence[RuleFile], options: ConversionOptions) -> None:
+    """Check that the rules that are picked know each setting that rules of their family know.
+
+    Raises:
+        OptionError: others know it, and these do not.
+    """
+    known = settable(rules)
+    for key, value in options.settings.items():
+        others = [] if key in known else [other.model for other in candidates if key in settable(other)]
+        if not others:
+            continue
+        more = f" and {len(others) - CLOSEST} more" if len(others) > CLOSEST else ""
+        raise OptionError(
+            Finding(
+                "setting-has-no-effect",
+                f"the tree is that of {rules.model} ({rules.title}), which has no such setting; it is one of "
+                f"{', '.join(others[:CLOSEST])}{more}",
+                rule=rules.path,
+                path=f"--set {key}={value}",
+                expected=f"one of {', '.join(known)}",
+                got=key,
+                fix="leave it out",
+            )
+        )
+
+
+def _select(
+    candidates: Sequence[RuleFile], of_more_classes: Sequence[RuleFile], source: Source, options: ConversionOptions
+) -> RuleMatch | Ambiguous | NoMatch:
     choice = pick(score(candidates, source, options))
     if not of_more_classes or not _of_another_class(choice):
         return choice
@@ -120,7 +160,7 @@ def pick(matches: Sequence[RuleMatch]) -> RuleMatch | Ambiguous | NoMatch:
     # A part that is damaged, has an adapter or a leaf of another release is no reason to leave the part out.
     fuller = [m for m in matches if _keeps_more(m, best[0]) and _has_target(m)]
     if misfits := [m for m in fuller if not any(m is fits for fits in fitting)]:
-        nearest = max(misfits, key=lambda m: m.coverage.converted)
+        nearest = min(misfits, key=distance)
         return NoMatch(nearest, tuple(matches), smaller=best[0])
     return best[0] if len(best) == 1 else Ambiguous(tuple(best))
 
@@ -164,7 +204,7 @@ def _without_second_classes(fitting: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 
 def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
-    """Return the first match that converts most of the leaves and supports the target, or the first one.
+    """Return the match with the least `distance` of those that convert most of the leaves and support the target, or the first one.
 
     One that fits the tree, and not the sidecar or the settings, comes first, with the fewest contradictions. If only rules without the target fit the tree, their error says which targets they have.
     """
@@ -174,7 +214,7 @@ def _nearest(matches: Sequence[RuleMatch]) -> RuleMatch:
     with_target = [match for match in whole_tree if match.target in match.rules.targets]
     fitting = min(with_target, key=lambda match: len(match.sized[1]), default=next(iter(whole_tree), None))
     whole = (m for m in matches if m not in supporting and m.coverage.fits)
-    return fitting or next(whole, None) or next(iter(most), matches[0])
+    return fitting or next(whole, None) or min(most, key=distance, default=matches[0])
 
 
 def explain(outcome: Ambiguous | NoMatch) -> PlanError:
@@ -201,12 +241,22 @@ def explain(outcome: Ambiguous | NoMatch) -> PlanError:
         )
     if isinstance(error, OptionError) or nearest.coverage.fits:
         return error  # the model is recognized; the problem is another
-    others = [match for match in outcome.matches if match is not nearest and match.coverage.fraction]
-    percent = {m.rules.model: round(100 * m.coverage.fraction) for m in (nearest, *others[: CLOSEST - 1])}
-    shares = ", ".join(f"{model} matches {share} %" for model, share in percent.items())
+    shares = ", ".join(f"{m.rules.model} matches {round(100 * m.coverage.fraction)} %{lacks}" for m, lacks in _closest(outcome))  # fmt: skip
     return error.with_hint(
-        f"{nearest.rules.model} is the closest of {nearest.rules.family or nearest.rules.model}: {shares} of the leaves"
+        f"{nearest.rules.model} is the closest of {nearest.rules.family or nearest.rules.model}: {shares}"
     )
+
+
+def _closest(outcome: NoMatch) -> list[tuple[RuleMatch, str]]:
+    """Return the nearest match and the ones after it that lack other leaves, with the first of these."""
+    found, known = [(outcome.nearest, " of the leaves")], {tuple(lacking(outcome.nearest.coverage))}
+    for match in sorted((m for m in outcome.matches if m.coverage.fraction), key=distance):
+        missing = tuple(lacking(match.coverage))
+        if match is not outcome.nearest and missing not in known:
+            lacks = f" and lacks {missing[0]}" if missing and match.coverage.fraction > SAME_MODEL else ""
+            known.add(missing)
+            found.append((match, lacks))
+    return found[:CLOSEST]
 
 
 def _plan_error(match: RuleMatch) -> PlanError:
@@ -233,6 +283,29 @@ def _no_match(outcome: NoMatch) -> Finding:
         or (BACK if source.format.startswith("safetensors") else "")
         + "list the leaves with `convert inspect`, and the known models with `convert rules list`",
     )
+
+
+def suggest_other(nearest: RuleMatch, others: Iterable[RuleFile], named: str) -> str:
+    """Suggest a model of another family whose tree is nearer to the checkpoint's; empty without one.
+
+    Args:
+        nearest: the match of which the error tells.
+        others: the models of other families.
+        named: what the user named.
+    """
+    if nearest.coverage.fits and all(finding.code != "shape-mismatch" for finding in contradictions(nearest)):
+        return ""
+    source, index, least = nearest.source, PathIndex(nearest.source.leaves), distance(nearest)
+    found: RuleMatch | None = None
+    for rules in with_words_of(source, others):
+        match = match_rules(rules, source, index=index)
+        if match.coverage.fraction > SAME_MODEL and not match.refused and (far := distance(match)) < least:
+            found, least = match, far
+    if found is None:
+        return ""
+    name, percent = f"{found.rules.model} ({found.rules.title})", round(100 * found.coverage.fraction)
+    said = f"The tree is that of {name}" if found.coverage.fits else f"{name} is nearer: it matches {percent} % of the leaves"  # fmt: skip
+    return f"{said}: name {found.rules.model} in place of {named}"
 
 
 def suggest_relative(named: RuleMatch, family: Sequence[RuleFile]) -> str:

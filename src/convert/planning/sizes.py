@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from convert.checkpoints.source import Source
@@ -13,8 +13,9 @@ from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError
 from convert.planning.compile.named_leaf import constraints, sizes_of_layers
 from convert.planning.constraints import Constraint, Statement, SumConstraint, bind
-from convert.planning.match import Coverage
-from convert.rules.file import END, references
+from convert.planning.matching.match import Coverage
+from convert.rules.file import references
+from convert.rules.formula import END
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Sizes:
         sizes: axis letters and indices -> size.
         variants: name of a choice -> the variant that fits; those of choices without leaves are missing.
         confirmed: settings that the tree gives, too: without them, it has the same size or fits the same variant only.
+        of_layers: letter that `allowed` compares from layer to layer -> its size in each.
     """
 
     sizes: Mapping[str, int]
     variants: Mapping[str, str]
     confirmed: frozenset[str]
+    of_layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def solve_sizes(coverage: Coverage, source: Source, settings: Mapping[str, Any]) -> tuple[Sizes, list[Finding]]:
@@ -85,22 +88,32 @@ class _Solver:
         findings += [self._several_variants(choice, group) for choice, group in undecided.items()]
         findings += self._stacked_elsewhere(known, variants)
         sizes, conflicts = bind(known, axes)
+        sizes = {name: size for name, size in sizes.items() if "[" not in name}
+        of_layers: dict[str, tuple[int, ...]] = {}
         if not findings and not conflicts:
             sizes |= dict(self._ends(variants))
-        return Sizes(sizes, variants, self._confirmed(known, chosen)), [*findings, *conflicts]
+            for letter in {letter for one in self.coverage.rules.allowed.values() for letter in one.varying}:
+                of_layers[letter] = tuple(size for _, size in sorted(self._of_layers(letter, variants).items()))
+        return Sizes(sizes, variants, self._confirmed(known, chosen), of_layers), [*findings, *conflicts]
 
     def _ends(self, variants: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes in the first and the last layer that a `config` refers to: ``H[0]``, ``H[-1]``."""
-        templates = (target.config for target in self.coverage.rules.targets.values())
-        for name in dict.fromkeys(name for config in templates for name in references(config)):
+        """Yield the sizes in the first and the last layer that a `config` or `allowed` refers to: ``H[0]``, ``H[-1]``."""
+        rules = self.coverage.rules
+        named = [name for target in rules.targets.values() for name in references(target.config)]
+        named += [name for allowed in rules.allowed.values() for name in allowed.names]
+        for name in dict.fromkeys(named):
             if (found := END.fullmatch(name)) is None:
                 continue
-            layers: dict[tuple[int, ...], int] = {}
-            for matched in self.coverage.matched:
-                if found["letter"] in matched.rule.kind.letters_used:
-                    layers |= sizes_of_layers(matched, self.source, variants.get(matched.rule.choice or ""), found["letter"])  # fmt: skip
-            if layers:
+            if layers := self._of_layers(found["letter"], variants):
                 yield name, layers[sorted(layers)[int(found["end"])]]
+
+    def _of_layers(self, letter: str, variants: Mapping[str, str]) -> dict[tuple[int, ...], int]:
+        """Return the size of an axis that varies in each layer."""
+        layers: dict[tuple[int, ...], int] = {}
+        for matched in self.coverage.matched:
+            if letter in matched.rule.kind.letters_used:
+                layers |= sizes_of_layers(matched, self.source, variants.get(matched.rule.choice or ""), letter)
+        return layers
 
     def _confirmed(self, known: list[Statement], chosen: Mapping[str, list[Matched]]) -> frozenset[str]:
         """Return the settings that the tree gives, too."""
@@ -168,7 +181,7 @@ class _Solver:
     def _collect(self, known: list[Statement], matched: Matched, variant: str | None) -> list[Finding]:
         """Add the constraints of a rule to `known`; return the leaves that contradict the rule on their own."""
         try:
-            varying = frozenset(letter for letter, axis in self.coverage.rules.axes.items() if axis.varies)
+            varying = {letter: axis.of_layers for letter, axis in self.coverage.rules.axes.items() if axis.varies}
             known.extend(constraints(matched, self.source, variant, self.every_leaf, varying))
         except MisfitError as misfit:
             return [misfit.finding]

@@ -19,7 +19,8 @@ from convert.programs.rerun import rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
 STEPS = {"round", "floor", "ceil", "trunc", "sign", "fix"}  # their results are numbers of floating point
-NOT_AMONG_SEVERAL = {"convert_element_type", "_to_copy", "bucketize", "searchsorted"}  # each number for itself
+CASTS = {"convert_element_type", "_to_copy"}
+NOT_AMONG_SEVERAL = CASTS | {"bucketize", "searchsorted"}  # each number for itself
 SMALL = 1e-7  # relative change of a parameter: it moves no choice, unless two elements are this close
 NONE = 1e-13  # relative change of an output that is none
 
@@ -43,6 +44,16 @@ def choices(program: Program) -> Iterator[Operation]:
             yield operation
         if moves and not steps:
             moving |= {result for result in operation.results if result.array.dtype.kind == "f"}
+
+
+def choices_of_inputs(program: Program) -> Iterator[Operation]:
+    """Yield the operations that make truth values or places of numbers that inputs are in, and no parameter; whole numbers are tokens, or masks."""
+    for operation in program.operations:
+        given = [operand for operand in operation.data if operand.array.dtype.kind == "f"]
+        made = {result.array.dtype.kind for result in operation.results}
+        plain = operation.name in CASTS or any(operand.leaves for operand in operation.operands)
+        if given and not plain and made <= set("iub") and any((x.array != np.round(x.array)).any() for x in given):
+            yield operation
 
 
 def name_of(choice: Operation) -> str:
@@ -143,6 +154,15 @@ def is_hidden(choice: Operation, program: Program, users: Mapping[Value, Sequenc
     return _is_alone(choice, users, program) or _hides(choice, program)
 
 
+def hides_input(choice: Operation, program: Program) -> bool:
+    """Whether an input in front of a choice can be moved a little, and no output moves."""
+    given = {name: value.array for name, value in program.inputs.items()}
+    weights = {name: value.array for name, value in program.parameters.items()}
+    behind = {name for name, value in program.inputs.items() if choice in _operations_behind(value, program)}
+    moving = [name for name in sorted(behind) if given[name].dtype.kind == "f"]
+    return any(_moves_nothing(program, weights, {**given, name: _moved(given[name])}) for name in moving)
+
+
 def _axis(settings: Mapping[str, Any], array: Array) -> int:
     """Return the axis along which an operation chooses; the last one where that is not said."""
     said = settings.get("axes", settings.get("dim", settings.get("dimension", -1)))
@@ -195,14 +215,32 @@ def _hides(choice: Operation, program: Program) -> bool:
     """Whether a parameter in front of a choice can be moved a little, and no output moves."""
     weights = {name: value.array for name, value in program.parameters.items()}
     given = {name: value.array for name, value in program.inputs.items()}
-    for name in sorted(frozenset[str]().union(*(operand.leaves for operand in choice.operands))):
-        rng = np.random.default_rng(0)
-        step = SMALL * rng.normal(size=weights[name].shape) * np.abs(weights[name])
-        try:
-            moved = rerun(program, {**weights, name: weights[name] + step}, given)
-        except (ConvertError, *REFUSALS):  # not a number, or other shapes
-            continue
-        outputs = zip(moved.outputs.values(), program.outputs.values(), strict=True)
-        if all(relative_error(one.array, other.array) <= NONE for one, other in outputs):
-            return True
-    return False
+    leaves = frozenset[str]().union(*(operand.leaves for operand in choice.operands))
+    return any(_moves_nothing(program, {**weights, name: _moved(weights[name])}, given) for name in sorted(leaves))
+
+
+def _moved(array: Array) -> Array:
+    rng = np.random.default_rng(0)
+    sizes = np.abs(array) if array.any() else np.ones_like(array)  # a parameter of zeros is moved, too
+    moved: Array = array + SMALL * rng.normal(size=array.shape) * sizes
+    return moved
+
+
+def _moves_nothing(program: Program, weights: Mapping[str, Array], given: Mapping[str, Array]) -> bool:
+    """Whether the outputs are the same with these parameters and inputs."""
+    try:
+        moved = rerun(program, weights, given)
+    except (ConvertError, *REFUSALS):  # not a number, or other shapes
+        return False
+    outputs = zip(moved.outputs.values(), program.outputs.values(), strict=True)
+    return all(relative_error(one.array, other.array) <= NONE for one, other in outputs)
+
+
+def _operations_behind(value: Value, program: Program) -> set[Operation]:
+    """Return the operations that a value has a part in."""
+    reached, found = {value}, set[Operation]()
+    for operation in program.operations:
+        if not reached.isdisjoint(operation.operands):
+            found.add(operation)
+            reached.update(operation.results)
+    return found

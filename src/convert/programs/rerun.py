@@ -12,8 +12,13 @@ from convert.programs.run_checks import require_numbers
 
 def can_rerun(program: Program, inputs: Mapping[str, Array]) -> bool:
     """Whether the operations of a record are those of a run with these inputs: of the same shapes, and nothing hangs on values."""
+    return not program.path_taken and fits(program, inputs)
+
+
+def fits(program: Program, inputs: Mapping[str, Array]) -> bool:
+    """Whether inputs have the shapes of those of a record."""
     known = {name: value.array.shape for name, value in program.inputs.items()}
-    return not program.path_taken and known == {name: as_real(array).shape for name, array in inputs.items()}
+    return known == {name: as_real(array).shape for name, array in inputs.items()}
 
 
 def rerun(

@@ -174,15 +174,14 @@ def _embedding_bag(
     rows = aten.embedding(weight, indices)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
+    counts, mean = torch.tensor(sizes), mode == 1
     if sizes and len(set(sizes)) == 1 and sizes[0]:
         rows = rows.view(len(sizes), sizes[0], -1)
-        bags = rows.squeeze(1) if sizes[0] == 1 else rows.sum(1)
+        bags = rows.squeeze(1) if sizes[0] == 1 else rows.mean(1) if mean else rows.sum(1)
     else:
-        bag = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        bag = torch.repeat_interleave(torch.arange(len(sizes)), counts)
         bags = rows.new_zeros(len(sizes), weight.shape[1]).index_add(0, bag, rows)
-    counts = torch.tensor(sizes)
-    if mode == 1:
-        bags = bags / counts.clamp(min=1).unsqueeze(-1).to(bags.dtype)
+        bags = bags / counts.clamp(min=1).unsqueeze(-1).to(bags.dtype) if mean else bags
     return bags, offsets.new_zeros(0), counts, offsets.new_zeros(0)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.core.findings import Finding
+from convert.planning.facts.agreement import contradicted_formulas
+from convert.planning.facts.limits import known_values
 from convert.planning.plan import Plan
-from convert.rules.file import parse_reference
+from convert.rules.allowed import TOKEN
+from convert.rules.file import RuleFile, parse_reference
 
 MODEL_TYPE = "model_type"  # key of transformers' config.json
 
@@ -60,3 +64,37 @@ def config_conflicts(plan: Plan, config: Mapping[str, Any] | None) -> Iterator[F
             got=str(stated),
             fix="one of the two is of another model: correct config.json, or give all tensors of its model",
         )
+    yield from refused_values(plan.rules, plan.target, stated_config, plan.sizes, plan.settings)
+
+
+def refused_values(
+    rules: RuleFile, target: str, config: Mapping[str, Any], sizes: Mapping[str, int], settings: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Find what ``config.json`` states and `formulas` or `allowed` of the rules refuse; ids of tokens are in no leaf, and no matter here.
+
+    Args:
+        sizes: of the tree, as far as they are known.
+        settings: of the user, which take precedence.
+    """
+    stated = {
+        name: (key, value)
+        for name, key, value in config_values(rules.targets[target].config, config)
+        if name in rules.facts and value is not None and settings.get(name, value) == value
+    }
+    values = {name: value for name, (_, value) in stated.items()}
+    places = {name: f"{key} in the config.json of the tensors" for name, (key, _) in stated.items()}
+    yield from contradicted_formulas(rules, sizes, values, places)
+    known = known_values(rules, sizes, values)
+    for name, (key, value) in stated.items():
+        if name not in rules.allowed or rules.allowed[name].kind == TOKEN:
+            continue
+        if expected := rules.allowed[name].refuses(value, known):
+            yield Finding(
+                "config-conflict",
+                f"{key} in the config.json of the tensors",
+                rule=rules.path,
+                path=key,
+                expected=expected,
+                got=json.dumps(value),
+                fix=f"correct config.json, or give the value that the model computes with: --set {name}=...",
+            )

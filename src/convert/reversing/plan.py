@@ -12,6 +12,7 @@ import numpy as np
 
 from convert.checkpoints.chunks import Box
 from convert.checkpoints.divided import DividedSource
+from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.ops import Op, Pad, Slice, Take, apply, inverse, out_spec
@@ -22,6 +23,7 @@ from convert.core.weight_norm_ops import LossyError
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.layers.leaf_sums import what_is_lost
+from convert.planning.adapters.names import NamedPair
 from convert.planning.low_rank_source import Merge
 from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
 from convert.planning.plan import Plan
@@ -222,10 +224,19 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
                 yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
 
 
+def merged_pairs(source: Source, pairs: Mapping[str, NamedPair]) -> PlanError:
+    """Explain that the tensors of a model do not tell a weight from the product that was added to it."""
+    pair = next(iter(pairs.values()))
+    problem = "it has LoRA pairs, which the tensors have merged or not at all; they do not tell them from the weights"
+    got, fix = (
+        f"{pair.first} beside {pair.base}",
+        "give the tensors of a conversion with --adapter base, and --adapter base again",
+    )
+    return PlanError(Finding("not-reversible", problem, path=str(source.display_path), expected="a tree without LoRA pairs", got=got, fix=fix))  # fmt: skip
+
+
 def _of_merge(merge: MergedLeaf) -> str:
     """Say what to do where a tensor is computed from several leaves."""
-    if merge.adapter:
-        return "give the tensors of a conversion with --adapter base, and --adapter base again"
     if isinstance(merge, Sum | Joined):
         return "keep the leaves apart in the target"
     if isinstance(merge, Merge) and merge.base is None:

@@ -200,8 +200,8 @@ class Share:
                 path=self._step.name,
                 expected=str(got[wrong].ravel()[0]),
                 got=f"{again[wrong].ravel()[0]} when the leaf is converted again",
-                fix=self._made.remedy
-                or "give with --like a checkpoint whose leaf has a wider dtype, or without --like a wider --dtype, such as float32; or round the tensors first",
+                fix=(not self._step.arithmetic and self._made.remedy)  # rearranged, the value would be rounded as well
+                or "give with --like a checkpoint whose leaf has a wider dtype, or a wider --dtype for leaves that it lacks, such as float32; or round the tensors first",
                 data={"values": int(np.count_nonzero(wrong)), "leaf": self._made.leaf},
             )
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from convert.core.path_pattern import Pattern, parse_pattern
 from convert.core.yaml_nodes import Position, YamlNode
 from convert.layers import Rule
+from convert.rules.allowed import Allowed
 from convert.rules.copies import Copies
 from convert.rules.formula import SizeFormula
 from convert.rules.path_variants import PathVariants
@@ -27,12 +28,14 @@ class Axis:
         equals: factors of its size: integers and letters; empty if any size is allowed.
         at: position of the declaration.
         varies: whether its size may differ from layer to layer.
+        of_layers: indices of the layers in each of which it has one size, in all rules; empty: the leaves of one rule agree.
     """
 
     meaning: str
     equals: tuple[int | str, ...]
     at: Position
     varies: bool = False
+    of_layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class SidecarConfig:
             Empty: the file has the target's keys.
         at: ``file:line`` of the declaration.
         sizes: numbers of the file as formulas of letters; the letter of each is the key.
+        allowed: the values that a key may have that is no fact. It holds at the top of the file and in each mapping inside it.
     """
 
     file: str
@@ -107,6 +111,24 @@ class SidecarConfig:
     below: str
     at: str
     sizes: tuple[SizeFormula, ...] = ()
+    allowed: Mapping[str, Allowed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DistinguishedBy:
+    """A word of a text file next to the checkpoint, which distinguishes the model from others with the same tree.
+
+    Attributes:
+        file: name of the file.
+        word: the word.
+        has_word: whether the file of this model has it.
+        at: position of the declaration.
+    """
+
+    file: str
+    word: str
+    has_word: bool
+    at: str
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ class Target:
         rename_prefixes: prefix of module names in the rules -> prefix in this target.
         requires: fact -> the only value that this target's code supports.
         format: layout of the output, one of `FORMATS`.
-        same_tree: classes of other models that may have the same tree, which ``config.json`` tells apart.
+        same_tree: classes of other models that may have the same tree, which ``config.json`` or `distinguished_by` tells apart.
         files: name of the files of weights in a directory, without number and ending; one of `STEMS`.
         shared: name of a module or tensor -> its other names in the state_dict, as of a layer that several places use.
         differs: what its code computes otherwise than the source's, and no ``config.json`` can state.
@@ -165,6 +187,13 @@ class Target:
             if path.text == written or path.text.startswith(f"{written}."):
                 return parse_pattern(self.rename_prefixes[written] + path.text.removeprefix(written))
         return path
+
+
+def further_names(tensor: str, shared: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the other names of a tensor where it, or its module, is `shared` (see `Target`)."""
+    for first, others in shared.items():
+        if tensor == first or tensor.startswith(f"{first}."):
+            yield from (other + tensor.removeprefix(first) for other in others)
 
 
 MODULE = "module"  # the index of a rule with `each`: {module} is the path of a module
@@ -237,12 +266,14 @@ class RuleFile:
         copies: trees of which one is kept.
         path_variants: parts of paths that may have another form in a tree.
         sidecar: JSON file next to the checkpoint from which facts are read.
+        distinguished_by: text file next to the checkpoint that tells this model from others of its tree.
         needs_confirmation: fact that no checkpoint contains -> note for the user.
         products: products of facts and letters that are the size of an axis.
         formulas: arithmetic with facts and letters that gives the size of an axis.
         modules: where the modules are listed that rules with `each` hold for.
         layouts: published forms of the tree; the first is the usual one.
         usual_variants: name of a choice -> the variant of a published model whose version names none.
+        allowed: fact -> the values that it may have.
     """
 
     path: str
@@ -262,6 +293,7 @@ class RuleFile:
     copies: tuple[Copies, ...] = ()
     path_variants: tuple[PathVariants, ...] = ()
     sidecar: SidecarConfig | None = None
+    distinguished_by: DistinguishedBy | None = None
     needs_confirmation: Mapping[str, str] = field(default_factory=dict)
     products: tuple[SizeProduct, ...] = ()
     formulas: tuple[SizeFormula, ...] = ()
@@ -269,6 +301,7 @@ class RuleFile:
     modules: ModulesOfClass | None = None
     layouts: tuple[Layout, ...] = ()
     usual_variants: Mapping[str, str] = field(default_factory=dict)
+    allowed: Mapping[str, Allowed] = field(default_factory=dict)
 
     @property
     def family(self) -> str | None:
@@ -304,7 +337,6 @@ class RuleFile:
         return {rule.choice: rule.kind.variants for rule in self.rules if rule.choice}
 
 
-END = re.compile(r"(?P<letter>\w+)\[(?P<end>0|-1)\]")  # the size of an axis that varies, in the first or the last layer
 _REFERENCE = re.compile(r"\$(?P<name>\w+(?:\[(?:0|-1)\])?)(?P<more>[+-][0-9]{1,18})?")
 
 

@@ -1,9 +1,10 @@
-"""Formulas of a rule file: arithmetic with facts and letters that gives the size of an axis."""
+"""Formulas of a rule file: arithmetic with facts and letters, such as the size of an axis or the bound of a fact."""
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,24 +18,21 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
+END = re.compile(r"(?P<letter>\w+)\[(?P<end>0|-1)\]")  # the size of an axis that varies, in the first or the last layer
 EXPECTED = "numbers, facts, letters, + - * / //, int() and parentheses"
 
 
 @dataclass(frozen=True)
-class SizeFormula:
-    """A formula whose value is the size of an axis, such as ``int(mlp_ratio*W)``.
+class Formula:
+    """A formula such as ``int(mlp_ratio*W)``.
 
     Attributes:
         text: the formula.
         names: facts and letters in it.
-        letter: of the axis.
-        at: position of the formula in the rule file.
     """
 
     text: str
     names: tuple[str, ...]
-    letter: str
-    at: Position
 
     def value(self, given: Mapping[str, float]) -> float:
         """Compute the formula.
@@ -43,6 +41,19 @@ class SizeFormula:
             ArithmeticError: it has no value, as after a division by zero.
         """
         return _value(ast.parse(self.text, mode="eval").body, given)
+
+
+@dataclass(frozen=True)
+class SizeFormula(Formula):
+    """A formula whose value is the size of an axis.
+
+    Attributes:
+        letter: of the axis.
+        at: position of the formula in the rule file.
+    """
+
+    letter: str
+    at: Position
 
 
 def parse_formula(text: str) -> tuple[str, ...]:
@@ -65,6 +76,8 @@ def _names(node: ast.expr) -> list[str]:
             return [node.id]
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return []
+        case ast.Subscript(value=ast.Name()) if END.fullmatch(name := ast.unparse(node)):
+            return [name]
         case ast.BinOp() if type(node.op) in OPERATORS:
             return [*_names(node.left), *_names(node.right)]
         case ast.Call(func=ast.Name(id="int"), args=[inner], keywords=[]):
@@ -74,8 +87,8 @@ def _names(node: ast.expr) -> list[str]:
 
 def _value(node: ast.expr, given: Mapping[str, float]) -> float:
     match node:
-        case ast.Name():
-            return given[node.id]
+        case ast.Name() | ast.Subscript():
+            return given[ast.unparse(node)]
         case ast.Constant():
             return node.value  # type: ignore[return-value]  # `parse_formula` takes numbers alone
         case ast.BinOp():

@@ -47,6 +47,12 @@ def _display(path: Path) -> str:
     return f"rules/{path.name}" if path.parent == shipped_rules_dir() else str(path)
 
 
+def is_shipped(name: str) -> bool:
+    """Whether a file is a shipped one, by its name in messages."""
+    folder, _, file = name.rpartition("/")
+    return folder == "rules" and (shipped_rules_dir() / file).is_file()
+
+
 def shipped_rules_dir() -> Path:
     """Return the folder of the shipped rules: inside the installed package, or ``rules/`` of a source checkout."""
     here = Path(__file__).resolve()

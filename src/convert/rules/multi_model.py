@@ -102,6 +102,17 @@ def _above(own: YamlNode) -> YamlNode:
     return own
 
 
+def _with_own_facts(whole: YamlNode, own: YamlNode) -> YamlNode:
+    """Return a header without what `allowed` of the file says of facts that other models have."""
+    if "allowed" not in whole.value or not whole.value["allowed"].is_mapping:
+        return whole
+    allowed = whole.value["allowed"]
+    stated = (whole.value.get("facts"), whole.value.get("layer_types"), own.value.get("allowed"))
+    has = [name for node in stated if node is not None for name in node.value]
+    others = [name for name in allowed.value if name not in has]
+    return _put(whole, ("allowed",), _without(allowed, *others))
+
+
 def _check_shared(node: YamlNode) -> None:
     """Check the shared header by itself.
 
@@ -122,6 +133,7 @@ def _check_shared(node: YamlNode) -> None:
         "products",
         "formulas",
         "facts",
+        "allowed",
         "path_variants",
         "targets",
         "layer_types",
@@ -132,6 +144,23 @@ def _check_shared(node: YamlNode) -> None:
             for target in check(found):
                 list(check(target, "config", "generation", "rename_prefixes"))
     SHARED_HEADER.read(_without(node, "models", "rules"))
+    models = [one for one in node.value["models"].value.values() if one.is_mapping]
+    facts = [
+        one.value["facts"].value for one in (node, *models) if "facts" in one.value and one.value["facts"].is_mapping
+    ]
+    known = list(dict.fromkeys(name for one in facts for name in one))
+    for name in node.value["allowed"].value if "allowed" in node.value else ():
+        if name not in known:
+            at = node.value["allowed"].keys_at[name]
+            raise RuleError(
+                Finding(
+                    "rule-unknown-name",
+                    f"`allowed` refers to {name!r}, which is a fact of no model",
+                    rule=str(at),
+                    expected=f"one of {', '.join(known)}",
+                    fix=did_you_mean(name, known) or "declare it in `facts`",
+                )
+            )
 
 
 def each_model(node: YamlNode) -> Iterator[YamlNode]:
@@ -161,7 +190,7 @@ def each_model(node: YamlNode) -> Iterator[YamlNode]:
                 problem = f"`{key}` belongs at the top of the file, not in `models`"
                 raise RuleError(Finding("rule-unknown-key", problem, rule=str(own.keys_at[key]), fix="move it"))
         under = _lowered(_taken_over(node, declared, name), own)
-        whole = _merge(under, _above(own))
+        whole = _with_own_facts(_merge(under, _above(own)), own)
         assert whole.keys_at is not None and declared.keys_at is not None
         kept = {"model": YamlNode(name, declared.keys_at[name]), **whole.value}
         if rules is not None and isinstance(rules.value, tuple):

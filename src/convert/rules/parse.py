@@ -1,4 +1,4 @@
-"""Parse rule files into `RuleFile`s. This module reads values; `convert.rules.validate` checks what they mean together."""
+"""Parse rule files into `RuleFile`s. This module reads values; `convert.rules.checks.validate` checks what they mean together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
 from convert.layers.weight_keys import read_factor, read_flattened, read_normalized, read_rope
 from convert.rules import attention_macro
+from convert.rules.allowed_by_use import allowed_facts
+from convert.rules.checks.validate import WrittenRule, validate
 from convert.rules.copies import Copies
 from convert.rules.file import (
     STEMS,
     TORCH,
     Axis,
+    DistinguishedBy,
     LayerTypes,
     Layout,
     ModulesOfClass,
@@ -40,7 +43,6 @@ from convert.rules.multi_model import each_model
 from convert.rules.path_variants import PathVariants, VariantPath
 from convert.rules.placeholders import ASK, replace_placeholders
 from convert.rules.schema import RULE_FILE, parse_factors, rule_record
-from convert.rules.validate import WrittenRule, validate
 
 
 def parse_models(text: str, name: str = "rules.yaml") -> tuple[RuleFile, ...]:
@@ -95,7 +97,13 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
     axes = {
         **attention_axes,
         **{
-            name: Axis(axis["is"], axis.get("equals", ()), header["axes"].value[name].at, axis.get("varies", False))
+            name: Axis(
+                axis["is"],
+                axis.get("equals", ()),
+                header["axes"].value[name].at,
+                any(varies := axis.get("varies", ())),
+                tuple(index for index in varies if isinstance(index, str)),
+            )
             for name, axis in values.get("axes", {}).items()
         },
     }
@@ -131,6 +139,9 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for part, listed in values.get("path_variants", {}).items()
         ),
         sidecar=_sidecar(values["sidecar"], header["sidecar"]) if "sidecar" in values else None,
+        distinguished_by=_distinguished_by(values["distinguished_by"], header["distinguished_by"])
+        if "distinguished_by" in values
+        else None,
         products=tuple(
             SizeProduct(parse_factors(text), letter, header["products"].keys_at[text])
             for text, letter in values.get("products", {}).items()
@@ -145,6 +156,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for one, node in zip(values.get("layouts", ()), _listed(header, "layouts"), strict=True)
         ),
         usual_variants=values.get("choices", {}),
+        allowed=allowed_facts(values, [one.rule for one in written]),
         needs_confirmation={name: text for name, text in values.get("needs_confirmation", {}).items() if text},
     )
     findings += validate(rules, written)
@@ -181,8 +193,25 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
 
 def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
     supported, ignored, adapted = (values.get(key, {}) for key in ("supported", "ignored", "adapted"))
+    supported = {key: known for key, known in supported.items() if known}
     sizes = tuple(SizeFormula(text, parse_formula(text), key, node.value["sizes"].value[key].at) for key, text in values.get("sizes", {}).items())  # fmt: skip
-    return SidecarConfig(values["file"], supported, ignored, adapted, values.get("below", ""), node.at.line_only, sizes)
+    return SidecarConfig(
+        values["file"],
+        supported,
+        ignored,
+        adapted,
+        values.get("below", ""),
+        node.at.line_only,
+        sizes,
+        values.get("allowed", {}),
+    )
+
+
+def _distinguished_by(values: Mapping[str, Any], node: YamlNode) -> DistinguishedBy:
+    if ("with" in values) == ("without" in values):
+        expected = "one of `with` and `without`"
+        raise RuleError(Finding("rule-wrong-value", rule=str(node.at), path="distinguished_by", expected=expected, got="both" if "with" in values else "neither"))  # fmt: skip
+    return DistinguishedBy(values["file"], values.get("with") or values["without"], "with" in values, node.at.line_only)
 
 
 def _modules(values: Mapping[str, Any], node: YamlNode) -> ModulesOfClass:

@@ -24,6 +24,7 @@ from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.system.regular_file import close
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.planning.tokenizer.files import of_tokenizer
 from convert.stores import StorePath, located
 from convert.writing import digests
 from convert.writing.complete import check_complete
@@ -34,10 +35,11 @@ from convert.writing.destination.store import StoreOutput, StorePart
 from convert.writing.file_layout import SUFFIX, Layout, OutTensor, Placement
 
 Place = Path | Mapping[str, str]  # the temporary; in a store, the ids of the uploads by file
-# What `from_pretrained` may load from a directory, variants (model.fp16.safetensors) included: files of an older output
-# must not stay in a new one.
+# What `from_pretrained` of transformers, diffusers and PEFT may load from a directory, variants (model.fp16.safetensors) included:
+# files of an older output must not stay in a new one. An adapter that stays would be added once more.
 _MODEL_FILES = re.compile(
-    r"(generation_)?config\.json|model(\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index(\.\w+)?\.json"
+    r"(generation_|adapter_)?config\.json|(model|diffusion_pytorch_model|adapter_model)"
+    r"((\.\w+)?(-\d{5}-of-\d{5})?\.safetensors|\.safetensors\.index(\.\w+)?\.json)"
 )
 
 
@@ -124,7 +126,7 @@ class Writer:
             tensors: the same tensors.
             metadata: metadata of every file's header; ``format`` defaults to ``pt``.
             overwrite: whether to replace `out`. In a directory only files of a model are replaced or removed (weights,
-                index, config.json, and those in `extra_files`); all others stay.
+                index, config.json, those in `extra_files`, and with a tokenizer the files of another one); all others stay.
             extra_files: name -> content of further files of a directory, such as ``config.json``.
             with_digests: whether each header gets the digests of `convert.writing.digests`.
             identity: what must be the same for another run to continue this one; None keeps no journal.
@@ -366,7 +368,8 @@ class Writer:
                 output.finish(name, file.fd, file.data)
         self._close()
         signals.check()
-        output.publish(lambda name: name in self._extra or of_model(name))
+        other_tokenizer = any(map(of_tokenizer, self._extra))
+        output.publish(lambda name: name in self._extra or of_model(name) or (other_tokenizer and of_tokenizer(name)))
         self._output = None
         self._discard()
 

@@ -140,6 +140,13 @@ def test_without_the_weights_level_lifted_float64_is_the_proof(rules: Path, out:
     assert "the weights are equal (both models compute the same function in float64)" in level.findings[0].problem
 
 
+def test_a_reduction_that_the_model_cannot_have_hides_no_backend(rules: Path, out: Path) -> None:
+    reference = dataclasses.replace(conv_norm.with_wrong_kernel(None), reduction=10**16)
+    level = run(rules, out, reference, only=(*PLAIN, "fused"))
+    assert [finding.data["backend"] for finding in level.findings] == ["fused"]
+    assert any("`reduction` = 10,000,000,000,000,000 of the reference" in note for note in level.notes)
+
+
 def test_two_backends_are_enough_to_tell(rules: Path, out: Path) -> None:
     level = run(rules, out, conv_norm.with_wrong_kernel(None), only=(EAGER, "fused"))
     assert [finding.data["backend"] for finding in level.findings] == ["fused"]

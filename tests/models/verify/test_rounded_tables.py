@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from convert.core.safetensors_header import read_header
+from convert.verify.model import backend_runs, backends
+from convert.verify.model.backend_runs import COMPILED
 from support.command_line import Run
 
 RULES = """\
@@ -65,6 +69,7 @@ def reference(plan):
         jax=jax_side, build=build, run=lambda module, inputs: {"y": module(inputs["x"])}, outputs=("y",), reduction=6, depth=3,
     )
 """
+RECORDING = "recording.safetensors"
 Check = Callable[..., dict[str, Any]]
 
 
@@ -78,36 +83,88 @@ def check(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator
     Path("grid.yaml").write_text(RULES)
     run("./grid.yaml", "ckpt.npz", "out.safetensors")
 
-    def checked(jax: str, torch: str, torch_period: str = "100.0", code: int = 0) -> dict[str, Any]:
+    def checked(
+        jax: str,
+        torch: str,
+        torch_period: str = "100.0",
+        code: int = 0,
+        level: str = "model",
+        recorded: bool = False,
+    ) -> dict[str, Any]:
         values = {"JAX_DTYPE": jax, "TORCH_DTYPE": torch, "JAX_PERIOD": "100.0", "TORCH_PERIOD": torch_period}
         text = MODEL
         for name, value in values.items():
             text = text.replace(name, value)
         Path("my_grid.py").write_text(text)
         sys.modules.pop("my_grid", None)
-        options = ("--from", "ckpt.npz", "--model", "./grid.yaml", "--reference", "my_grid:reference", "--json")
+        of_models = ("--reference", "my_grid:reference")
+        source = ("--recorded", RECORDING) if recorded else ("--from", "ckpt.npz")
+        if recorded:
+            run("record", "./grid.yaml", "ckpt.npz", RECORDING, "--overwrite", *of_models)
+        options = [*source, "--model", "./grid.yaml", *of_models, "--json"]
+        options += ["--backends"] if level == "backends" else []
         printed, _ = run("check", "out.safetensors", *options, code=code)
-        return next(level for level in json.loads(printed)["levels"] if level["level"] == "model")
+        return next(found for found in json.loads(printed)["levels"] if found["level"] == level)
 
     yield checked
     sys.modules.pop("my_grid", None)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize(("jax", "torch", "side"), [("float64", "float32", "PyTorch"), ("float32", "float64", "JAX")])
 def test_a_table_rounded_on_one_side_is_compared_as_far_as_it_is_known(
-    jax: str, torch: str, side: str, check: Check
+    jax: str, torch: str, side: str, recorded: bool, check: Check
 ) -> None:
-    level = check(jax, torch)
+    level = check(jax, torch, recorded=recorded)
     (measure,) = level["measures"]
     assert 1e-9 < measure["float64"]["relative"] < measure["float64_tolerance"]["relative"] < 1e-6
     assert f"numbers of the {side} code were rounded before it ran" in measure["float64_tolerance"]["why"]
     assert any("constant float32[7, 6]" in note for note in level["notes"])
 
 
-@pytest.mark.parametrize("torch", ["float32", "float64"])
-def test_another_table_is_found_beside_the_rounding(torch: str, check: Check) -> None:
-    assert check("float64", torch, "100.01", code=1)["verdict"] == "failed"
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("jax", "torch"), [("float64", "float32"), ("float64", "float64"), ("float32", "float64")])
+def test_another_table_is_found_beside_the_rounding(jax: str, torch: str, recorded: bool, check: Check) -> None:
+    assert check(jax, torch, "100.01", code=1, recorded=recorded)["verdict"] == "failed"
+
+
+@pytest.mark.parametrize("forged", [-1.0, "1e-9", [1.0], float("inf")])
+def test_a_recording_whose_movement_is_no_number_is_damaged(forged: Any, check: Check, run: Run) -> None:
+    check("float32", "float64", recorded=True)
+    metadata, arrays = read_header(Path(RECORDING))[0], load_file(RECORDING)
+    manifest = json.loads(metadata["recording"])
+    assert 0 < manifest["moved"]["y"] < 1e-6
+    manifest["moved"]["y"] = forged
+    save_file(arrays, RECORDING, {"recording": json.dumps(manifest)})
+    options = ("--recorded", RECORDING, "--model", "./grid.yaml", "--reference", "my_grid:reference")
+    _, errors = run("check", "out.safetensors", *options, code=2)
+    assert "'moved' in the manifest is not a map of relative changes" in errors
 
 
 def test_exact_tables_are_compared_exactly(check: Check) -> None:
     assert check("float64", "float64")["measures"][0]["float64_tolerance"]["relative"] < 1e-12
+
+
+# ---- between backends
+
+
+@pytest.fixture
+def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out torch.compile, which takes a minute."""
+    monkeypatch.setattr(
+        backends, "torch_runs", lambda *args: (r for r in backend_runs.torch_runs(*args) if r.name != COMPILED)
+    )
+
+
+@pytest.mark.usefixtures("without_compilers")
+@pytest.mark.parametrize(("jax", "torch"), [("float64", "float32"), ("float32", "float64")])
+def test_a_table_rounded_on_one_side_is_no_wrong_conversion_between_backends(
+    jax: str, torch: str, check: Check
+) -> None:
+    assert check(jax, torch, level="backends")["verdict"] == "passed"
+
+
+@pytest.mark.usefixtures("without_compilers")
+def test_another_table_is_a_wrong_conversion_between_backends(check: Check) -> None:
+    (found,) = check("float64", "float32", "100.01", code=1, level="backends")["findings"]
+    assert found["data"]["diagnosis"] == "wrong conversion"

@@ -321,7 +321,9 @@ def test_only_tables_are_tied_and_no_name_is_made_twice() -> None:
     with pytest.raises(convert.RuleError, match="unknown key 'tied'"):
         rule_file("- from: e\n  einsum: ...D,VD->...V\n  linear: {module: head, tied: emb}")
     rules = rule_file("- from: e\n  embedding: {module: emb, tied: head}\n- from: f\n  parameter: head.weight")
-    with pytest.raises(convert.PlanError, match="head.weight: this target tensor .* is already made by r.yaml:5"):
+    with pytest.raises(
+        convert.PlanError, match="head.weight: this target tensor .* is made twice, here and at r.yaml:5"
+    ):
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32), "f": np.ones((5, 3), np.float32)}))
 
 

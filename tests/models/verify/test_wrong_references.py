@@ -311,7 +311,7 @@ UNSEEN: Mapping[str, tuple[Callable[[int], dict[str, Any]], str, str]] = {
     "shorter than the window": (
         tokens(lambda rng: rng.integers(0, 13, (3, 4))),
         "small_decoder.py:{window}",
-        "always < 4 (values from -3 to 3)",
+        "x < 4 is always true (x is from -3 to 3)",
     ),
     "one position": (tokens(lambda rng: rng.integers(0, 13, (3, 1))), "inputs:tokens", "one element along axis 1"),
     "one sample": (tokens(lambda rng: rng.integers(0, 13, (1, 7))), "inputs:tokens", "one element along axis 0"),

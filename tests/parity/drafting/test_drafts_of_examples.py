@@ -26,7 +26,7 @@ from convert import (
     plan_conversion,
     survey_rules,
 )
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.planner import make_plan
 from support.command_line import Run
 from support.drafts import answered, tree

@@ -15,7 +15,7 @@ from convert import (
     parse_rules,
     plan_conversion,
 )
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from support.drafts import alternatives, answered, tree
 from support.memory_source import run
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from convert import PlanError, draft_rules, parse_rules, plan_conversion
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.planner import make_plan
 from support.layer_table.base import Case, Live, told, torch_output
 from support.memory_source import MemorySource, run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from convert import PlanError, draft_rules, open_source, parse_rules, plan_conversion
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.planner import make_plan
 from support.drafts import answered, tree
 from support.memory_source import MemorySource, run

@@ -20,7 +20,7 @@ from torch import nn
 
 from convert import Plan, PlanError, draft_rules, parse_rules, plan_conversion
 from convert.drafting.like.target import TargetModel, TargetModule, model_of_tensors
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.planner import make_plan
 from convert.verify.target_model import read_target
 from support.command_line import Run

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from convert import draft_rules, open_source, parse_rules
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.planner import make_plan
 from support.live_layers import names
 from support.memory_source import MemorySource, run

@@ -10,7 +10,7 @@ from convert import (
     parse_rules,
 )
 from convert.drafting.path_groups import Names, group
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from support.drafts import tree
 from support.memory_source import MemorySource
 

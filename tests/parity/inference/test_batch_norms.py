@@ -125,6 +125,7 @@ def test_batch_norms_of_an_ensemble_that_sees_the_same_data() -> None:
     assert norms.endswith("batch_norm: critics.{i}.norms.{j}") and layers.endswith(("{i}.layers.{j}", "{i}.layers.{k}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["epsilon", "sum"])
 def test_another_ensemble_is_not_derived(fault: str) -> None:
     function, shapes = linen(Ensemble(), np.zeros((5, D)))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Derivation, Grade
+from convert.inference.infer import infer
 from support.inferred import WIDTH, derive, floats
 
 D, ROWS = WIDTH, 40
@@ -194,3 +195,120 @@ def test_inputs_that_only_choose() -> None:
     net = torch.nn.Sequential(torch.nn.Embedding(7, D), torch.nn.Linear(D, D, bias=False))
     tokens = lambda seed: {"x": np.random.default_rng(seed).integers(0, 7, (3, 9))}  # noqa: E731
     assert derive(lambda w, x: w["t"][x] @ w["k"], net, {"t": (7, D), "k": (D, D)}, tokens).complete
+
+
+LIMITS = np.linspace(-2, 2, D - 1)
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-4])
+@pytest.mark.parametrize("kind", ["constant", "buffer", "parameter"])
+def test_bins_of_an_input(kind: str, off: float) -> None:
+    """As those of the pitch in FastSpeech 2. An input that is close to a limit is drawn by chance alone."""
+
+    class Bins(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            limits = torch.as_tensor(LIMITS + off)
+            self.emb, self.head = torch.nn.Embedding(D, D), torch.nn.Linear(D, D, bias=False)
+            if kind == "parameter":
+                self.limits: Any = torch.nn.Parameter(limits, requires_grad=False)
+            elif kind == "buffer":
+                self.register_buffer("limits", limits)
+            else:
+                self.limits = limits
+
+        def forward(self, x: Any) -> Any:
+            return self.head(torch.tanh(self.emb(torch.bucketize(x, self.limits))))
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh(w["emb"][jnp.searchsorted(LIMITS, x)]) @ w["head"]
+
+    found = derive(function, Bins(), {"emb": (D, D), "head": (D, D)}, floats(2, ROWS))
+    assert (found.complete and found.proof is not None) is (off == 0)
+    assert [difference.shown for difference in found.differences] == [False] * (off != 0)
+    assert not any("select_n" in note for note in found.notes)  # what `searchsorted` does for the sign of a zero
+
+
+@pytest.mark.parametrize(("limit", "equal"), [(lambda x: 1 - x < 0.75, True), (lambda x: x > 0.2501, False)])
+def test_noise_that_only_chooses(limit: Callable[..., Any], equal: bool) -> None:
+    """As the numbers by which a sampler accepts or refuses."""
+
+    class Accepts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+
+        def forward(self, x: Any, noise: Any) -> Any:
+            return torch.where(limit(noise), self.a(x), self.b(x))
+
+    found = infer(
+        lambda w, given: {"y": jnp.where(given["noise"] > 0.25, given["x"] @ w["a"], given["x"] @ w["b"])},
+        Accepts().eval(),
+        lambda module, given: {"y": module(given["x"], given["noise"])},
+        lambda seed: {**floats(ROWS, D)(seed), "noise": np.random.default_rng(seed).uniform(size=(ROWS, 1))},
+        {"a": (D, D), "b": (D, D)},
+    )
+    assert found.complete is equal
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_distribution_whose_numbers_are_buffers(factor: float) -> None:
+    """PyTorch asks whether they are numbers, which is a choice by a buffer of zeros."""
+
+    class Flow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(D, D)
+            self.register_buffer("loc", torch.zeros(D))
+            self.register_buffer("scale", torch.ones(D))
+
+        def forward(self, x: Any) -> Any:
+            return factor * torch.distributions.Normal(self.loc, self.scale).log_prob(self.net(x)).sum(-1)
+
+    def function(w: Any, x: Any) -> Any:
+        return jax.scipy.stats.norm.logpdf(x @ w["w"] + w["b"]).sum(-1)
+
+    found = derive(function, Flow(), {"w": (D, D), "b": (D,)}, floats(5, D))
+    assert found.complete == (factor == 1)
+
+
+def _sparsemax(z: Any, off: float = 0) -> Any:
+    z = z - z.max(-1, keepdim=True)[0]
+    ordered, _ = z.sort(-1, descending=True)
+    total = ordered.cumsum(-1) - 1 - off
+    count = (torch.arange(1, D + 1) * ordered > total).sum(-1, keepdim=True)
+    return (z - total.gather(-1, count - 1) / count).clamp(min=0)
+
+
+class Sparse(torch.nn.Module):
+    """Attention to columns by a sparsemax, whose results are zeros and ones."""
+
+    def __init__(self, off: float = 0, activation: Any = torch.nn.functional.gelu) -> None:
+        super().__init__()
+        self.enc, self.dec = (torch.nn.Linear(D, D, bias=False) for _ in range(2))
+        self.off, self.activation = off, activation
+
+    def forward(self, x: Any) -> Any:
+        return self.dec(x * _sparsemax(1000 * self.activation(self.enc(x)), self.off))
+
+
+def _sparse(w: Any, x: Any) -> Any:
+    z = 1000 * jax.nn.gelu(x @ w["enc"], approximate=False)
+    ordered = jnp.sort(z, -1)[..., ::-1]
+    k = jnp.arange(1, D + 1)
+    inside = 1 + k * ordered > jnp.cumsum(ordered, -1)
+    total = jnp.where(inside, ordered, 0).sum(-1, keepdims=True) - 1
+    return (x * jax.nn.relu(z - total / inside.sum(-1, keepdims=True))) @ w["dec"]
+
+
+def test_numbers_in_order_of_which_one_program_takes_the_places_too() -> None:
+    """torch.sort gives both, jnp.sort the numbers alone; one subtracts the largest before, and compares other numbers by as much."""
+    found = derive(_sparse, Sparse(), {"enc": (D, D), "dec": (D, D)}, floats(ROWS, D))
+    assert found.complete and found.proof is not None, found.differences
+    assert not derive(_sparse, Sparse(off=0.5), {"enc": (D, D), "dec": (D, D)}, floats(ROWS, D)).complete
+
+
+def test_another_function_in_front_of_such_an_order() -> None:
+    tanh = Sparse(activation=lambda x: torch.nn.functional.gelu(x, approximate="tanh"))
+    found = derive(_sparse, tanh, {"enc": (D, D), "dec": (D, D)}, floats(ROWS, D))
+    assert found.proof is None and "gelu" in found.differences[0].problem

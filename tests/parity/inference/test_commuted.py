@@ -138,6 +138,7 @@ def test_a_layer_with_a_bias_in_front_of_a_mean_or_a_sum_or_behind_it(pool: Any,
     assert rules(found, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "times"), [(_mean, 2), (_summed, 1), (_turned_and_added, 1), (_masked_mean, 7)])
 def test_a_bias_that_is_added_another_number_of_times_is_a_difference(pool: Any, times: int) -> None:
     found = derive(_pooled(pool, first=True), Pooled(pool, first=False, times=times), POOLED)

@@ -213,3 +213,25 @@ def test_convolutions_that_differ_in_strides_are_two_rules() -> None:
     stem, down = rules(derive(function, Module(), shapes, floats(2, 9, 8, 4)), Module())
     assert "conv: stem" in stem and "strides" not in stem
     assert "conv: down" in down and "strides: [2, 2]" in down
+
+
+class Windows(torch.nn.Module):
+    """A convolution of the features of several windows, each by columns, with ``turned``, or by rows, as the source has them."""
+
+    def __init__(self, turned: bool = True) -> None:
+        super().__init__()
+        self.c, self.turned = torch.nn.Conv2d(18, 4, 1), turned
+
+    def forward(self, x: Any) -> Any:
+        windows = x.movedim(-1, 1).unflatten(1, (2, 3, 3))
+        return self.c((windows.transpose(2, 3) if self.turned else windows).flatten(1, 3)).tanh().movedim(1, -1)
+
+
+def test_channels_in_another_order_are_parts_of_an_axis() -> None:
+    function, shapes = linen(nn.Conv(4, (1, 1)), np.zeros((2, 3, 4, 18)))
+    derived = derive(lambda w, x: jnp.tanh(function(w, x)), Windows(), shapes, floats(2, 3, 4, 18))
+    bias, kernel = sorted(rules(derived, Windows()))
+    assert bias == "- from: params/bias\n  parameter: c.bias"
+    assert kernel == '- from: params/kernel\n  axes: ..(C F E)D\n  parameter: {name: c.weight, axes: "D(C E F).."}'
+    found = derive(lambda w, x: jnp.tanh(function(w, x)), Windows(turned=False), shapes, floats(2, 3, 4, 18))
+    assert rules(found, Windows())[0].startswith("- dimension_numbers")

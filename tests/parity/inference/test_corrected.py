@@ -13,7 +13,7 @@ from convert.cli.infer_text import summary
 from convert.inference.derivation import Grade
 from support.inferred import derive, floats, grades, sources
 
-D, LAYERS = 6, 2
+D, LAYERS, DEEP = 6, 2, 3
 ATTENTION = {f"{name}{k}": (D, D) for k in range(LAYERS) for name in "qkv"}
 NORMED = {
     f"{name}{k}": shape
@@ -67,6 +67,31 @@ def _normed(w: Any, x: Any) -> Any:
     return x
 
 
+class Residual(torch.nn.Module):
+    """Layers of which each sum is divided by the root of two."""
+
+    def __init__(self, *, second: bool) -> None:
+        super().__init__()
+        self.a, self.c = (torch.nn.ModuleList(torch.nn.Linear(D, D, bias=False) for _ in range(DEEP)) for _ in "ac")
+        self.head, self.second = torch.nn.Linear(D, D), second
+
+    def forward(self, x: Any) -> Any:
+        for a, c in zip(self.a, self.c, strict=True):
+            new = torch.tanh(a(x))
+            x = (x + (c(new) if self.second else new)) / 2**0.5
+        return self.head(x)
+
+
+def _residual(w: Any, x: Any) -> Any:
+    for k in range(DEEP):
+        new = jnp.tanh(x @ w[f"a{k}"])
+        x = x + (new @ w[f"c{k}"] if "c0" in w else new)
+    return x @ w["head"] + w["b"]
+
+
+RESIDUAL = {f"a{k}": (D, D) for k in range(DEEP)} | {"head": (D, D), "b": (D,)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "module", "shapes", "words"),
@@ -85,6 +110,21 @@ def test_a_function_that_differs_in_each_layer(
     assert not found.complete and found.proof is None
     assert grades(found) <= {Grade.IN_FRONT, Grade.BEHIND}
     assert sorted(sources(found).values()) == sorted(shapes)
+
+
+@pytest.mark.slow
+def test_a_factor_in_each_layer() -> None:
+    """It was named with all that follows it, up to the next layer's."""
+    said = next(iter(summary(derive(_residual, Residual(second=False), RESIDUAL, floats(7, D)), {})))
+    assert said.startswith("differs: ") and "the target divides by 1.414214 = sqrt(2), the JAX model does not" in said
+
+
+@pytest.mark.slow
+def test_a_factor_that_multiples_of_all_weights_make_up_for() -> None:
+    """With a second matrix in each layer, each may give less, and the last layer more: these programs can compute the same."""
+    shapes = RESIDUAL | {f"c{k}": (D, D) for k in range(DEEP)}
+    said = next(iter(summary(derive(_residual, Residual(second=True), shapes, floats(7, D)), {})))
+    assert said.startswith("undecided: ") and "the target divides by 1.414214 = sqrt(2), the JAX model does not" in said
 
 
 @pytest.mark.slow

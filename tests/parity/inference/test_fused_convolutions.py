@@ -81,6 +81,38 @@ def test_one_kernel_for_both_is_a_difference() -> None:
     )
 
 
+class NormedGate(torch.nn.Module):
+    """Filter and gate in one convolution with a weight norm (WaveGlow, Glow-TTS)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(C, 2 * C, 3, padding=1))
+
+    def forward(self, x: Any) -> Any:
+        a, b = self.conv(x.transpose(1, 2)).chunk(2, 1)
+        return (torch.tanh(a) * torch.sigmoid(b)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("summed", [(0, 1), (0,)])
+def test_normed_kernels_one_after_the_other_are_rules(summed: tuple[int, ...]) -> None:
+    def normed(w: Mapping[str, Any], name: str, x: Any) -> Any:
+        v = w[f"{name}/v"]
+        kernel = v * (w[f"{name}/g"] / jnp.sqrt((v * v).sum(summed)[None if summed == (0, 1) else slice(None)]))
+        out = jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return out + w[f"{name}/b"]
+
+    sizes = {"v": (3, C, C), "g": (C,), "b": (C,)}
+    shapes = {f"{of}/{leaf}": size for of in ("filter", "gate") for leaf, size in sizes.items()}
+    function = lambda w, x: jnp.tanh(normed(w, "filter", x)) * jax.nn.sigmoid(normed(w, "gate", x))  # noqa: E731
+    found = derive(function, NormedGate(), shapes, floats(2, T, C))
+    if summed == (0,):  # a norm for each input channel is another one
+        assert found.proof is None
+        return
+    written = rules(found, NormedGate())
+    assert any('"{filter,gate}/g"' in rule and 'original0, axes: "(D + D).."' in rule for rule in written)
+    assert any('"{filter,gate}/v"' in rule and "original1" in rule for rule in written)
+
+
 class Bags(torch.nn.Module):
     """Tables of fields (DLRM), the rows of each added up or their mean taken."""
 

@@ -128,6 +128,7 @@ FUSED = {"i": (N, 3 * D), "h": (D, 3 * D), "b": (3 * D,)}
 JOINED = dict.fromkeys("zra", (N + D, D)) | dict.fromkeys(("zb", "rb", "ab"), (D,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "module", "shapes"),
     [(fused_gru, JoinedGRU, FUSED), pytest.param(joined_gru, FusedGRU, JOINED, marks=pytest.mark.slow)],

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
-from support.inferred import WIDTH, derive, grades, sources
+from support.inferred import WIDTH, derive, floats, grades, rules, sources
 
 D, K = WIDTH, 4
 
@@ -108,3 +108,42 @@ def test_a_head_that_shares_its_queries_is_not_derived() -> None:
 def _with(source: Any, module: nn.Module) -> tuple[Any, nn.Module, Any]:
     function, shapes = source
     return function, module, shapes
+
+
+class Sliced(nn.Module):
+    """Queries, keys and values of one head after the other, as rows of one weight; ``fault``: the keys are the values, too."""
+
+    def __init__(self, *, fault: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(K, 12 * K, bias=False), nn.Linear(4 * K, K, bias=False)
+        self.fault = fault
+
+    def forward(self, x: Any) -> Any:
+        heads = []
+        for rows in self.qkv.weight.split(3 * K):
+            q, k, v = (nn.functional.linear(x, part) for part in rows.split(K))
+            heads.append((q @ k.mT / math.sqrt(K)).softmax(-1) @ (k if self.fault else v))
+        return self.o(torch.cat(heads, -1))
+
+
+def _kernels_with_heads(w: Any, x: Any) -> Any:
+    q, k, v = (jnp.einsum("btd,dhk->bhtk", x, w[name]) for name in "qkv")
+    y = jax.nn.softmax(q @ jnp.swapaxes(k, 2, 3) / math.sqrt(K)) @ v
+    return jnp.einsum("bhtk,hkd->btd", y, w["o"])
+
+
+KERNELS = dict.fromkeys("qkv", (K, 4, K)) | {"o": (4, K, K)}
+
+
+@pytest.mark.slow
+def test_heads_that_are_sliced_from_one_weight_keep_their_order() -> None:
+    module = Sliced()
+    found = derive(_kernels_with_heads, module, KERNELS, floats(2, 5, K))
+    assert found.complete
+    assert any('"(N (1 + 1 + 1) H)D"' in rule for rule in rules(found, module))
+
+
+@pytest.mark.slow
+def test_heads_that_are_sliced_from_one_weight_without_values_are_not_derived() -> None:
+    found = derive(_kernels_with_heads, Sliced(fault=True), KERNELS, floats(2, 5, K))
+    assert found.differences and found.proof is None and Grade.DERIVED not in grades(found)

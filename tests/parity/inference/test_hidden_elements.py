@@ -18,7 +18,7 @@ from convert.inference.forms.hidden.shown import hidden_elements, shown_alone
 from convert.inference.infer import infer
 from convert.programs.record_torch import few_threads, record_torch
 from convert.programs.rerun import rerun
-from support.inferred import grades
+from support.inferred import derive, floats, grades, layer_norm, sources
 
 B, T, D = 3, 6, 8
 LENGTHS = np.array([3, 6, 4])
@@ -143,15 +143,15 @@ def _attention(p: Weights, given: Given) -> Any:
 class Attention(nn.Module):
     """Rows are zeros before the attention, whose scores get a large number added where the keys are hidden."""
 
-    def __init__(self, off: int) -> None:
+    def __init__(self, off: int, mask: float = -1e4) -> None:
         super().__init__()
-        self.i, self.l, self.off = nn.Linear(D, D), nn.Linear(D, D), off
+        self.i, self.l, self.off, self.mask = nn.Linear(D, D), nn.Linear(D, D), off, mask
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
 
     def forward(self, x: Any, n: Any) -> Any:
         shown, keys = (torch.arange(T)[None] < n[:, None] + off for off in (0, self.off))
         x = self.i(x) * shown[..., None]
-        scores = self.q(x) @ self.k(x).mT / D**0.5 - 1e4 * ~keys[:, None]
+        scores = self.q(x) @ self.k(x).mT / D**0.5 + torch.where(keys, 0.0, self.mask)[:, None]
         x = x + torch.relu(self.l(scores.softmax(-1) @ self.v(x)))
         return self.o((x * shown[..., None]).sum(1))
 
@@ -169,17 +169,22 @@ def test_rows_that_are_zeros_in_front_of_an_attention(off: int) -> None:
     assert found.complete == (off == 0), found.differences
 
 
-def test_what_no_output_depends_on() -> None:
-    """The values of hidden keys, and queries and scores of hidden rows; zeros in their place change no output."""
-    module = Attention(0)
+@pytest.mark.parametrize(("size", "mask"), [(1, -1e4), (1000, -torch.inf)])
+def test_what_no_output_depends_on(size: float, mask: float) -> None:
+    """The values of hidden keys, and queries and scores of hidden rows; zeros in their place change no output.
+
+    Large activations are no masks, and the keys that a saturated softmax gives no weight are none that it hides.
+    """
+    module, given = Attention(0, mask), _inputs(0)
+    given["x"] = size * given["x"]
     with few_threads(module):
-        program = record_torch(module, lambda net, given: {"y": net(**given)}, _inputs(0))
+        program = record_torch(module, lambda net, given: {"y": net(**given)}, given)
         hidden = hidden_elements(program)
         products = [operation for operation in program.operations if operation.name == "mm"]
         rows = {o.module: int(hidden[o.results[0]].sum()) // D for o in products if o.results[0] in hidden}
         assert rows == dict.fromkeys("iqkvl", B * T - int(LENGTHS.sum()))
         alone = shown_alone(program, hidden)
-        again = rerun(alone, {k: v.array for k, v in program.parameters.items()}, _inputs(0))
+        again = rerun(alone, {k: v.array for k, v in program.parameters.items()}, given)
     np.testing.assert_allclose(again.outputs["y"].array, program.outputs["y"].array, rtol=1e-12)
 
 
@@ -189,3 +194,48 @@ def test_weights_decide_no_hidden_elements() -> None:
     with few_threads(module):
         program = record_torch(module, lambda net, given: {"y": net(given["x"])}, {"x": _inputs(0)["x"]})
         assert not hidden_elements(program)
+
+
+class AllNormed(nn.Module):
+    """Layers that begin from zeros, with a norm and a head for the results of all, as DETR's decoder has them; one is given out."""
+
+    def __init__(self, taken: int = -1, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.v, self.w = (nn.ModuleList(nn.Linear(D, D) for _ in range(3)) for _ in range(2))
+        self.norm, self.head, self.taken = nn.LayerNorm(D, epsilon), nn.Linear(D, D), taken
+
+    def forward(self, x: Any) -> Any:
+        y, given = torch.zeros_like(x), []
+        for v, w in zip(self.v, self.w, strict=True):
+            y = y + w((v(y) + x).tanh())
+            given.append(self.norm(y))
+        return self.head(torch.stack(given))[self.taken]
+
+
+def _last_normed(module: nn.Module) -> Derivation:
+    leaves = ("w/0", "w/1", "w/2", "v/0", "v/1", "v/2", "head")
+    shapes = {f"{name}/{of}": (D, D)[:rank] for name in leaves for rank, of in ((2, "kernel"), (1, "bias"))}
+
+    def function(p: Weights, x: Any) -> Any:
+        def layer(name: str, x: Any) -> Any:
+            return x @ p[f"{name}/kernel"] + p[f"{name}/bias"]
+
+        y = jnp.zeros_like(x)
+        for i in range(3):
+            y = y + layer(f"w/{i}", jnp.tanh(layer(f"v/{i}", y) + x))
+        return layer("head", layer_norm(y, p["scale"], p["shift"], 1e-5))
+
+    return derive(function, module, {**shapes, "scale": (D,), "shift": (D,)}, floats(B, T, D))
+
+
+def test_results_that_no_output_takes() -> None:
+    found = _last_normed(AllNormed())
+    assert found.complete and grades(found) == {Grade.DERIVED, Grade.INTERCHANGEABLE}  # of what meets the zeros
+    assert sources(found)["norm.weight"] == "scale"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [{"taken": -2}, {"epsilon": 1e-3}], ids=["taken", "epsilon"])
+def test_a_fault_behind_results_that_no_output_takes(fault: dict[str, Any]) -> None:
+    found = _last_normed(AllNormed(**fault))
+    assert found.proof is None and found.differences

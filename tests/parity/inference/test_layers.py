@@ -123,6 +123,39 @@ def test_a_weight_norm_over_the_taps_of_a_convolution():
     assert weight.endswith("axes: PCD\n  parameter: {name: c.parametrizations.weight.original1, axes: DCP}")
 
 
+@pytest.mark.parametrize("parametrized", [True, False], ids=["weight and norm", "one kernel"])
+@pytest.mark.parametrize("over", [(0, 2), pytest.param((0, 1), marks=pytest.mark.slow)], ids=["in", "out"])
+def test_a_weight_norm_of_a_transposed_convolution(over, parametrized):
+    """As HiFi-GAN has it. torch's own norm is that of the channels that come in; one of those that go out is folded into the kernel."""
+    shapes = {"v": (4, D, D), "g": (D, 1) if over == (0, 2) else (D,), "b": (D,), "o": (D, D)}
+
+    def function(w: Any, x: Any) -> Any:
+        kernel = w["v"] / jnp.sqrt((w["v"] ** 2).sum(over, keepdims=True)) * w["g"]
+        y = jax.lax.conv_transpose(x, kernel, (2,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return jnp.tanh(y + w["b"]) @ w["o"]
+
+    class Upsampled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = torch.nn.ConvTranspose1d(D, D, 4, 2, 1)
+            if parametrized:
+                torch.nn.utils.parametrizations.weight_norm(self.c, dim=0 if over == (0, 2) else 1)
+            self.o = torch.nn.Linear(D, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.o(torch.tanh(self.c(x.transpose(1, 2)).transpose(1, 2)))
+
+    module = Upsampled()
+    found = derive(function, module, shapes)
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    if parametrized and over == (0, 1):  # not one norm for each row of torch's weight: a rule has no words for it
+        return
+    (rule, _) = rules(found, module)
+    letter = "C" if "axes: PCD" in rule else "D"
+    assert ("parametrization: weight_norm}" in rule) == parametrized
+    assert (f"weight_norm: {{scale: g, axes: {letter}}}" if over == (0, 2) else "weight_norm: g\n") in rule
+
+
 @pytest.mark.parametrize("text", ["(w - mean) / (std + 1e-5)", "(w - mean) / sqrt(var + 1e-6)"])
 def test_a_standardised_kernel(text):
     class Standardised(nn.Conv):

@@ -96,6 +96,50 @@ def test_latents_without_a_batch_are_those_that_are_repeated_along_it(repeated):
     assert sources(found)["p"] == "z" and sources(found)["m.0.weight"] == "q"
 
 
+class Early(torch.nn.Module):
+    """Attention from learned queries to what an encoder makes of the input; they are repeated before it runs, as DETR's are.
+
+    Args:
+        same: whether the keys are those of the encoder's result; planted: of the input.
+    """
+
+    def __init__(self, same: bool) -> None:
+        super().__init__()
+        self.p, self.same = torch.nn.Parameter(torch.randn(D, D)), same
+        self.m = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(12))
+
+    def forward(self, x: Any) -> Any:
+        q, y = self.p[None].repeat(len(x), 1, 1), x
+        for k in (0, 4):
+            y = y + self._attend(k, y, y, y)
+        return self._attend(8, q, y if self.same else x, y)
+
+    def _attend(self, first: int, *of: Any) -> Any:
+        *ways, out = self.m[first : first + 4]
+        return out(functional.scaled_dot_product_attention(*(way(x) for way, x in zip(ways, of, strict=True))))
+
+
+@pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_learned_queries_that_are_repeated_before_an_encoder_runs(same: bool) -> None:
+    """Any leaf of their shape fits them there: no value tells, before the encoder is done."""
+
+    def attend(w: Any, first: int, *of: Any) -> Any:
+        q, k, v = (x @ w[f"w{first + k}"] + w[f"b{first + k}"] for k, x in enumerate(of))
+        seen = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k) / np.sqrt(D)) @ v
+        return seen @ w[f"w{first + 3}"] + w[f"b{first + 3}"]
+
+    def function(w: Any, x: Any) -> Any:
+        for k in (0, 4):
+            x = x + attend(w, k, x, x, x)
+        return attend(w, 8, jnp.broadcast_to(w["z"], (len(x), D, D)), x, x)
+
+    each = [(f"{name}{k}", SQUARE[:rank]) for k in range(12) for name, rank in (("w", 2), ("b", 1))]
+    found = derive(function, Early(same), {"z": SQUARE, **dict(each)})
+    assert found.complete is same and (found.proof is None) is not same
+    if same:
+        assert sources(found)["p"] == "z" and sources(found)["m.0.weight"] == "w0"
+
+
 class Pooled(torch.nn.Module):
     """Attention from learned queries, each added to its result."""
 

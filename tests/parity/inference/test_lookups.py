@@ -95,6 +95,7 @@ SOURCES: dict[str, Any] = {
     "vmap": lambda w, x: jax.vmap(lambda table, ids: table[ids], in_axes=(0, 1), out_axes=1)(w["tables"], x),
     "second index": lambda w, x: w["tables"][jnp.arange(FIELDS), x],
     "take_along_axis": lambda w, x: jnp.take_along_axis(w["tables"], x.T[..., None], 1).swapaxes(0, 1),
+    "number": lambda w, x: jnp.stack([w["tables"][k, x[:, k]] for k in range(FIELDS)], 1),
     "apart": lambda w, x: jnp.stack([w[f"table{k}"][x[:, k]] for k in range(FIELDS)], 1),
 }
 
@@ -126,7 +127,7 @@ def table_for_each_field(way: str, module: Fields) -> Derivation:
     return derive(function, module, APART if way == "apart" else STACKED, records)
 
 
-@pytest.mark.parametrize("way", ["vmap", "second index", "take_along_axis"])
+@pytest.mark.parametrize("way", ["vmap", "second index", "take_along_axis", "number"])
 def test_stacked_tables_are_a_list_of_embeddings(way: str) -> None:
     module = Fields()
     assert "- from: tables\n  stacked: {i: 0}\n  axes: VD\n  embedding: e.{i}" in rules(
@@ -140,9 +141,9 @@ def test_a_list_of_tables_is_found_in_one_parameter() -> None:
     assert found.complete
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_a_table_that_is_given_another_field_is_a_difference(stacked: bool) -> None:
-    found = table_for_each_field("vmap", Fields(stacked, fields=(0, 1, 2, 2)))
+@pytest.mark.parametrize(("way", "stacked"), [("vmap", False), ("vmap", True), ("number", False)])
+def test_a_table_that_is_given_another_field_is_a_difference(way: str, stacked: bool) -> None:
+    found = table_for_each_field(way, Fields(stacked, fields=(0, 1, 2, 2)))
     (difference,) = found.differences
     assert not found.complete and "test_lookups.py" in difference.site.where
 

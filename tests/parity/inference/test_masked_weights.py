@@ -17,6 +17,7 @@ from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH, derive, floats, rules, sources, tokens
+from support.marks import slow_but
 
 PIXELS = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float64)
 LOWER = np.tril(np.ones((WIDTH, WIDTH)))
@@ -65,6 +66,48 @@ def test_another_mask_is_a_difference():
 
     found = derive(function, Masked(PIXELS, (3, 3)), dict.fromkeys("ab", (3, 3, WIDTH, WIDTH)), floats(2, WIDTH, 5, 6))
     assert found.differences and not found.complete
+
+
+def in_place(w: Any) -> Any:
+    w.data[:, :, -1].zero_()
+    return w
+
+
+ZEROED = {
+    "in place": in_place,
+    "filled": lambda w: w.masked_fill(torch.arange(4)[:, None] == 3, 0),
+    "joined": lambda w: torch.cat([w[:, :, :-1], torch.zeros_like(w[:, :, -1:])], 2),
+    "another row": lambda w: torch.cat([torch.zeros_like(w[:, :, :1]), w[:, :, 1:]], 2),
+    "another number": lambda w: w.masked_fill(torch.arange(4)[:, None] == 3, 1e-3),
+}
+
+
+@pytest.mark.parametrize("how", slow_but([how for how in ZEROED if how != "another row"], ZEROED))
+def test_elements_that_the_module_sets_to_zero(how):
+    """As the vertical stack of a Gated PixelCNN, whose first layer does not see the row of the pixel itself."""
+
+    class Zeroed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(WIDTH, WIDTH, (4, 3)), torch.nn.Conv2d(WIDTH, WIDTH, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.tanh(conv2d(x, ZEROED[how](self.a.weight), self.a.bias, padding=(3, 1))[:, :, :5]))
+
+    def function(w, x):
+        kernel, dimensions = w["a"] * np.array([1, 1, 1, 0])[:, None, None, None], ("NCHW", "HWIO", "NCHW")
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), [(3, 0), (1, 1)], dimension_numbers=dimensions)
+        y = jnp.tanh(y + w["ab"][:, None, None])
+        return jnp.einsum("nchw,co->nohw", y, w["b"]) + w["bb"][:, None, None]
+
+    shapes = {"a": (4, 3, WIDTH, WIDTH), "ab": (WIDTH,), "b": (WIDTH, WIDTH), "bb": (WIDTH,)}
+    found = derive(function, Zeroed(), shapes, floats(2, WIDTH, 5, 5))
+    assert found.complete != how.startswith("another") and bool(found.differences) != found.complete
+    if found.complete:
+        assert sources(found) == {"a.weight": "a", "a.bias": "ab", "b.weight": "b", "b.bias": "bb"}
+    elif how == "another row":
+        zeros = "zeros at the taps (0, 0), (0, 1), (0, 2), and the JAX model at the taps (3, 0), (3, 1), (3, 2)"
+        assert zeros in found.differences[0].brief and "pads" not in found.differences[0].brief
 
 
 def test_a_masked_product():

@@ -191,6 +191,7 @@ def test_an_update_gate_of_the_other_state_is_negated(fused: bool) -> None:
         assert [rule.rpartition("\n")[2] for rule in negated] == ["  linear: layers.z"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_gate_that_is_used_twice_is_no_negated_one(fused: bool) -> None:
     function, shapes = GRU[fused]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,6 +55,20 @@ def joined(w: Any, x: Any) -> Any:
     return jnp.tanh(y @ w["out"] + w["bias"]) + w["weights"][x].sum(1)
 
 
+def row_by_row(w: Any, x: Any) -> Any:
+    """As Equinox's layers are called, for one number of one row at a time."""
+
+    def looked_up(table: Any, numbers: Any) -> Any:
+        return jax.vmap(lambda number: table[number])(numbers)
+
+    def of_row(numbers: Any) -> Any:
+        numbers = numbers + STARTS
+        y = looked_up(w["table"], numbers).ravel()
+        return jnp.tanh(y @ w["out"] + w["bias"]) + looked_up(w["weights"], numbers).sum(0)
+
+    return jax.vmap(of_row)(x)
+
+
 HEAD = {"out": (3 * WIDTH, OUT), "bias": (OUT,)}
 TABLES = {f"table_{k}": (rows, WIDTH) for k, rows in enumerate(FIELDS)}
 WEIGHTS = {f"weights_{k}": (rows, 1) for k, rows in enumerate(FIELDS)}
@@ -101,3 +116,18 @@ def test_one_table_on_both_sides_is_one_leaf() -> None:
 def test_rows_that_begin_elsewhere_are_a_difference() -> None:
     found = derived(joined, Joined(STARTS + np.array([0, 0, -1])), {"table": (24, WIDTH), "weights": (24, 1), **HEAD})
     assert not found.complete and found.differences
+
+
+def test_rows_that_are_taken_one_by_one() -> None:
+    shapes = {"table": (sum(FIELDS), WIDTH), "weights": (sum(FIELDS), 1), **HEAD}
+    found = derived(row_by_row, Joined(), shapes)
+    assert found.complete, found.differences
+    assert sources(found)["table.weight"] == "table"
+
+
+@pytest.mark.slow
+def test_other_starts_of_rows_that_are_taken_one_by_one() -> None:
+    """The planted fault: the rows of two fields overlap."""
+    shapes = {"table": (sum(FIELDS), WIDTH), "weights": (sum(FIELDS), 1), **HEAD}
+    found = derived(row_by_row, Joined(STARTS - [0, 1, 0]), shapes)
+    assert not found.complete and found.proof is None

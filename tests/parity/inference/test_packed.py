@@ -22,6 +22,7 @@ from support.inferred import grades
 B, T, D = 3, 5, 4
 LENGTHS = np.array([5, 3, 4])
 SLOW = pytest.mark.slow
+ATTEND = ("attended", "target masks weights", "source masks weights")
 LAYERS = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": nn.RNN, "relu": nn.RNN}
 CELLS = {"gru": "GRUCell", "lstm": "LSTMCell", "rnn": "SimpleCell"}
 GATES = {"gru": 3, "lstm": 4, "rnn": 1}
@@ -37,7 +38,7 @@ class Packed(nn.Module):
     """A layer in both directions over packed sequences; it gives the last states, the rows, or what attends to them.
 
     Args:
-        fault: planted: `unpacked`, a `length` that is one less, or directions that are `exchanged`.
+        fault: planted: `unpacked`, a `length` that is one less, directions that are `exchanged`, or another `divisor` of the weights.
     """
 
     def __init__(self, kind: str, gives: str, fault: str = "") -> None:
@@ -45,7 +46,7 @@ class Packed(nn.Module):
         relu = {"nonlinearity": "relu"} if kind == "relu" else {}
         self.r = LAYERS[kind](D, D, batch_first=True, bidirectional=True, **relu)
         self.gives, self.fault = gives, fault
-        if gives == "attended":
+        if gives in ATTEND:
             self.q, self.v = nn.Linear(3 * D, D, bias=False), nn.Linear(D, 1, bias=False)
 
     def forward(self, x: Any, n: Any) -> Any:
@@ -59,12 +60,17 @@ class Packed(nn.Module):
         last = last[0] if isinstance(last, tuple) else last
         if self.fault == "exchanged":
             rows, last = rows.roll(D, -1), last.flip(0)
-        if self.gives != "attended":
+        if self.gives not in ATTEND:
             return rows if self.gives == "rows" else last.transpose(0, 1).flatten(1)
         hidden = x[:, :1].expand(B, T, D)
         scores = self.v(torch.tanh(self.q(torch.cat([hidden, rows], -1))))
-        scores = scores.masked_fill(torch.arange(T)[None, :, None] >= n[:, None, None], -torch.inf)
-        return (scores.softmax(1) * rows).sum(1)
+        padding = torch.arange(T)[None, :, None] >= n[:, None, None]
+        if self.gives != "target masks weights":
+            weights = scores.masked_fill(padding, -torch.inf).softmax(1)
+        else:
+            masked = scores.softmax(1) * ~padding
+            weights = masked / (masked + padding if self.fault == "divisor" else masked).sum(1, keepdim=True)
+        return (weights * rows).sum(1)
 
 
 def _with_linen(kind: str) -> Made:
@@ -166,16 +172,19 @@ def _by_hand(kind: str, style: str, fault: str = "") -> Made:
 
 def _derive(made: Made, kind: str, gives: str, fault: str = "") -> Derivation:
     function, shapes = made
-    if gives == "attended":
+    if gives in ATTEND:
         shapes = {**shapes, "q": (D, D), "k": (2 * D, D), "v": (D, 1)}
 
     def whole(leaves: Mapping[str, Any], given: Any) -> Any:
         x, n = given["x"], given["n"]
         rows, last = function({name: leaf for name, leaf in leaves.items() if name not in ("q", "k", "v")}, x, n)
         shown = (jnp.arange(T)[None] < n[:, None])[..., None]
-        if gives != "attended":
+        if gives not in ATTEND:
             return {"y": jnp.where(shown, rows, 0.0) if gives == "rows" else last}
         scores = jnp.tanh((x[:, 0] @ leaves["q"])[:, None] + rows @ leaves["k"]) @ leaves["v"]
+        if gives == "source masks weights":
+            weights = jnp.where(shown, jax.nn.softmax(scores, 1), 0)
+            return {"y": (weights / weights.sum(1, keepdims=True) * rows).sum(1)}
         return {"y": (jax.nn.softmax(jnp.where(shown, scores, -1e9), 1) * rows).sum(1)}
 
     module = Packed(kind, gives, fault).eval()
@@ -192,7 +201,7 @@ CASES = [
     pytest.param(source, kind, gives, marks=() if (source, kind, gives) == ("linen", "gru", "attended") else SLOW)
     for source in SOURCES
     for kind in (("lstm", "relu") if source == "haiku" else CELLS)
-    for gives in (("rows", "last") if kind == "relu" else ("rows", "last", "attended"))
+    for gives in ("rows", "last", *ATTEND)
 ]
 
 
@@ -211,6 +220,13 @@ def test_packed_sequences_in_both_directions(source: str, kind: str, gives: str)
 )
 def test_other_lengths_or_directions_are_never_derived(source: str, kind: str, fault: str) -> None:
     found = _derive(SOURCES[source](kind), kind, "rows" if fault == "exchanged" else "last", fault)
+    assert not found.complete and found.proof is None and found.differences
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["length", "divisor"])
+def test_weights_of_another_mask_or_sum_are_never_derived(fault: str) -> None:
+    found = _derive(_with_linen("gru"), "gru", "target masks weights", fault)
     assert not found.complete and found.proof is None and found.differences
 
 

@@ -162,3 +162,26 @@ def test_leaves_of_unlike_paths_are_one_tensor() -> None:
     found = derive(lambda w, x: jnp.concatenate([x @ w[name] for name in shapes], -1), module, shapes, floats(4, C))
     assert np.array_equal([len(part.elements) for part in found.tensors[0].parts], [C * E, C * E])
     assert any('from: "{a,b/inner}/kernel"' in rule for rule in rules(found, module))
+
+
+def test_a_kernel_of_one_tap_over_the_rows_of_an_image() -> None:
+    """Equinox's `Conv1d` for each row, against a `Conv2d`: both have one tap, over other axes."""
+
+    def of_row(w: Any, x: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w["k"], (1,), "VALID", dimension_numbers=("NCH", "OIH", "NCH")) + w["b"]
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh(jax.vmap(lambda rows: of_row(w, rows), 2, 2)(x))
+
+    class Image(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(C, E, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x).tanh()
+
+    module = Image()
+    found = derive(function, module, {"k": (E, C, 1), "b": (E, 1)}, floats(2, C, SIDE, SIDE))
+    assert found.complete
+    assert any("parameter: {name: conv.weight" in rule for rule in rules(found, module)), rules(found, module)

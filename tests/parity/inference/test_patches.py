@@ -77,3 +77,61 @@ def test_patches_are_products() -> None:
 def test_other_patches_are_a_difference() -> None:
     found = derive(function, Model(rolled=1), SHAPES, IMAGE)
     assert not found.complete and found.differences
+
+
+def added_up(frames: Any, hop: int) -> Any:
+    """Frames [B, T, taps, C] at a distance of `hop`, added up where they overlap."""
+    size = (frames.shape[1] - 1) * hop + frames.shape[2]
+    places = hop * jnp.arange(frames.shape[1])[:, None] + jnp.arange(frames.shape[2])
+    return jnp.zeros((len(frames), size, frames.shape[3])).at[:, places].add(frames)
+
+
+class Transposed(torch.nn.Module):
+    def __init__(self, hop: int) -> None:
+        super().__init__()
+        self.up = torch.nn.ConvTranspose1d(D, D, 4, hop, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.up(torch.tanh(x).mT).mT
+
+
+@pytest.mark.parametrize("hop", [2, 4])
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_a_transposed_convolution_is_a_product_whose_taps_are_added_up(hop: int, channels_first: bool) -> None:
+    def function(w: Any, x: Any) -> Any:
+        frames = (jnp.tanh(x) @ w["up"]).reshape(3, 8, 4, D)
+        return added_up(frames.swapaxes(2, 3) if channels_first else frames, hop)
+
+    module = Transposed(hop)
+    written = rules(derive(function, module, {"up": (D, 4 * D)}, floats(3, 8, D)), module)
+    axes = "D(C P)" if channels_first else "D(P C)"
+    assert written == [f"- from: up\n  axes: {axes}\n  parameter: {{name: up.weight, axes: DCP}}"]
+
+
+def test_taps_whose_mean_is_taken_are_a_difference() -> None:
+    def function(w: Any, x: Any) -> Any:
+        frames = (jnp.tanh(x) @ w["up"]).reshape(3, 8, 4, D)
+        return added_up(frames, 2) / added_up(jnp.ones_like(frames), 2)
+
+    found = derive(function, Transposed(2), {"up": (D, 4 * D)}, floats(3, 8, D))
+    assert not found.complete and found.differences
+
+
+def test_a_transposed_convolution_of_the_source_is_a_layer_for_each_place() -> None:
+    class Fold(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(D, 4 * D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            taps = self.up(torch.tanh(x)).mT
+            return torch.nn.functional.fold(taps, (1, 18), (1, 4), stride=(1, 2)).squeeze(2).mT
+
+    def function(w: Any, x: Any) -> Any:
+        numbers = ("NWC", "WOI", "NWC")
+        return jax.lax.conv_transpose(
+            jnp.tanh(x), w["up"], (2,), "VALID", dimension_numbers=numbers, transpose_kernel=True
+        )
+
+    found = derive(function, Fold(), {"up": (4, D, D)}, floats(3, 8, D))
+    assert found.complete

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
+from torch import nn
 
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive
+from support.inferred import WIDTH, derive, floats, rules
 
 D = WIDTH
 
@@ -51,3 +54,57 @@ def test_the_names_of_what_several_places_share_are_written() -> None:
     written = write_rules(found, model_of_module(module, "Model"))
     assert written.open == {}
     assert 'loads: "Model", shared: {layers.0: [layers.2], shift: [layers.0.shift, layers.1.shift]}' in written.text
+
+
+class Basis(nn.Module):
+    """Tables that the module keeps as parameters, with a layer in front, as the trend of N-BEATS."""
+
+    def __init__(self, changed: float = 0.0) -> None:
+        super().__init__()
+        tables = torch.tensor(TREND + changed, dtype=torch.float32)
+        self.theta = nn.Linear(WIDTH, len(TREND), bias=False)
+        self.past, self.future = (nn.Parameter(tables.clone(), requires_grad=False) for _ in range(2))
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        theta = self.theta(x).relu()
+        return theta @ self.past, theta @ self.future
+
+
+class Repeated(nn.Module):
+    def __init__(self, changed: float = 0.0) -> None:
+        super().__init__()
+        block = Basis(changed)
+        self.blocks, self.head = nn.ModuleList([block, block]), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        made = 0
+        for block in self.blocks:
+            past, future = block(x)
+            x, made = x - past, made + future
+        return self.head(torch.tanh(made))
+
+
+def _repeated(w: Any, x: Any) -> Any:
+    made = 0
+    for _ in range(2):
+        theta = jax.nn.relu(x @ w["theta"])
+        x, made = x - theta @ TREND, made + theta @ TREND
+    return jnp.tanh(made) @ w["w"] + w["b"]
+
+
+TREND = (np.arange(WIDTH) / WIDTH) ** np.arange(4)[:, None]
+REPEATED = {"theta": (WIDTH, len(TREND)), "w": (WIDTH, WIDTH), "b": (WIDTH,)}
+
+
+def test_tables_of_a_block_that_stands_twice_are_written_once() -> None:
+    module = Repeated()
+    found = derive(_repeated, module, REPEATED, floats(20, WIDTH))
+    assert found.complete, found.differences
+    written = [rule for rule in rules(found, module) if "constant:" in rule]
+    assert [rule.rpartition("constant: ")[2] for rule in written] == ["blocks.0.past", "blocks.0.future"]
+
+
+def test_other_tables_of_a_block_that_stands_twice() -> None:
+    """The planted fault: the module's tables are higher by a hundredth."""
+    found = derive(_repeated, Repeated(0.01), REPEATED, floats(20, WIDTH))
+    assert not found.complete and found.proof is None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,31 @@ def test_a_small_fault_in_front_leaves_nothing_behind_it_derived() -> None:
     assert set(found.values()) <= {Grade.BEHIND, Grade.OPEN}
     same = {tensor.name: tensor.grade for tensor in _of_trunk(Trunk(second=torch.sigmoid)).tensors}
     assert same["d.weight"] is Grade.IN_FRONT
+
+
+class Branched(Trunk):
+    """Its values choose a branch, in which x is multiplied."""
+
+    def __init__(self, above: float, factor: float) -> None:
+        super().__init__(second=torch.sigmoid)
+        self.above, self.factor = above, factor
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        return super().forward(x * self.factor if (x > self.above).any() else x)
+
+
+def test_a_branch_that_further_inputs_take_too_leaves_nothing_open() -> None:
+    found, plain = (_of_trunk(module) for module in (Branched(0.0, 1.0), Trunk(second=torch.sigmoid)))
+    assert found.differences[0].shown and not found.complete
+    assert [tensor.grade for tensor in found.tensors] == [tensor.grade for tensor in plain.tensors]
+
+
+def test_a_branch_that_one_of_the_further_inputs_takes_derives_nothing() -> None:
+    """The first inputs take the other one."""
+    first, *largest = [floats(3, 7, WIDTH)(seed)["x"].max() for seed in range(4)]
+    above = float(np.sort([first, *largest])[-2])
+    assert first <= above < max(largest)
+    assert grades(_of_trunk(Branched(above, 1.5))) == {Grade.OPEN}
 
 
 class Two(torch.nn.Module):

@@ -205,3 +205,35 @@ def test_a_mask_of_other_columns_is_named() -> None:
 class Plain(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(D, 24, bias=False), nn.Tanh(), nn.Linear(24, D, bias=False))
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias of its scores, and a layer of which two columns meet zeros."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.bias, self.seen = nn.Parameter(torch.zeros(7, 7)), torch.ones(7, 7, dtype=torch.bool).tril()
+        self.q, self.k = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.out, self.value = nn.Linear(D + 2, D, bias=False), value
+
+    def forward(self, x: Any) -> Any:
+        scores = self.q(x) @ self.k(x).mT + self.bias
+        x = torch.tanh(scores.masked_fill(~self.seen, -torch.inf).softmax(-1) @ x)
+        return self.out(functional.pad(x, (0, 2), value=self.value))
+
+
+@pytest.mark.parametrize("value", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_columns_of_zeros_behind_a_bias_of_masked_scores(value: float) -> None:
+    """The bias is compared where the mask lets it through, by an operation that only the search has: infer ended with an internal error.
+
+    The planted fault: the columns meet ones.
+    """
+
+    def function(leaves: Any, x: Any) -> Any:
+        scores = (x @ leaves["q"]) @ (x @ leaves["k"]).mT + leaves["s"]
+        x = jnp.tanh(jax.nn.softmax(jnp.where(np.tri(7) > 0, scores, -jnp.inf)) @ x)
+        return jnp.pad(x, ((0, 0), (0, 0), (0, 2))) @ leaves["o"]
+
+    found = derive(function, Biased(value), {"q": (D, D), "k": (D, D), "s": (7, 7), "o": (D + 2, D)})
+    grades = {tensor.name: tensor.grade for tensor in found.tensors}
+    assert found.complete == (value == 0) == (grades["out.weight"] is Grade.INTERCHANGEABLE)

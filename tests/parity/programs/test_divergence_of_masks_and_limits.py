@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.scipy.ndimage import map_coordinates
 
+from convert.programs.divergence.knowledge import Knowledge
+from convert.programs.divergence.shared_values import SharedValues
+from convert.programs.fingerprint import EXACT
 from support.marks import slow_but
-from support.small_faults import Arrays, Fault, check
+from support.small_faults import Arrays, Fault, check, records, said
 
 CAUSAL, ONE_MORE = (np.tril(np.ones((10, 10), bool), k) for k in (0, 1))
 
@@ -60,6 +64,28 @@ def as_it_is(kept: Any, state: Any) -> Any:
     return state
 
 
+def sampled(p: Arrays, x: Any, real: Any) -> Any:
+    at = 4 + 3 * jnp.tanh(x @ p["v"])
+    sample = jax.vmap(lambda image, rows, columns: map_coordinates(image, [rows, columns], order=1, mode="constant"))
+    return sample(jnp.tanh(x @ p["w"]), at[..., :4], at[..., 4:]) @ p["w"][:4]
+
+
+def grid_sampled(p: Arrays, x: torch.Tensor, real: torch.Tensor, **settings: Any) -> torch.Tensor:
+    at = 4 + 3 * torch.tanh(x @ p["v"])
+    grid = torch.stack([2 * at[..., 4:] / 7 - 1, 2 * at[..., :4] / 9 - 1], -1)
+    return torch.nn.functional.grid_sample(torch.tanh(x @ p["w"])[:, None], grid, **settings)[:, 0] @ p["w"][:4]
+
+
+def over_slots(p: Arrays, x: Any, real: Any) -> Any:
+    scores = jnp.einsum("bid,bjd->bij", x @ p["w"], (x @ p["v"])[:, :4])
+    return jnp.einsum("bij,bid->bjd", jax.nn.softmax(scores, -1), x) @ p["w"]
+
+
+def over_inputs(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    scores = torch.einsum("bjd,bid->bji", (x @ p["v"])[:, :4], x @ p["w"])
+    return torch.einsum("bji,bid->bjd", scores.softmax(-1), x) @ p["w"]
+
+
 def loss(p: Arrays, x: Any, real: Any, of: Any, beta: float) -> Any:
     z = of.tanh(x @ p["w"])
     one, two = z * p["g"] - x, z @ p["v"] - x
@@ -73,6 +99,18 @@ def resized(p: Arrays, x: Any, real: Any) -> Any:
 def interpolated(p: Arrays, x: torch.Tensor, real: torch.Tensor, mode: str, **more: bool) -> torch.Tensor:
     y = (x @ p["w"]).reshape(3, 10, 2, 4).permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(y, size=(20, 4), mode=mode, **more).permute(0, 2, 3, 1) * p["g"][:4]
+
+
+def of_every_second_key(p: Arrays, x: Any, real: Any) -> Any:
+    s = jnp.einsum("btd,bsd->bts", x @ p["w"], x[:, ::2] @ p["v"]) / 3
+    return jax.nn.softmax(jnp.where(real[:, None, ::2], s, -1e9), -1) @ x[:, ::2] @ p["v"]
+
+
+def with_resized_padding(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """As DETR resizes its mask of padding, in numbers of floating point."""
+    padding = torch.nn.functional.interpolate((~real)[None].double(), size=5)[0].bool()
+    s = torch.einsum("btd,bsd->bts", x @ p["w"], x[:, ::2] @ p["v"]) / 3
+    return s.masked_fill(padding[:, None], -torch.inf).softmax(-1) @ x[:, ::2] @ p["v"]
 
 
 FAULTS = {
@@ -105,6 +143,12 @@ FAULTS = {
         lambda p, x, real: (torch.tanh(x @ p["w"]) * real.roll(1, 1)[..., None]).sum(1) @ p["v"],
         "another mask",
         ("the target shows 16 positions that the JAX model hides, and hides 16 that it shows",),
+    ),
+    "a mask of other rows that is resized": Fault(
+        of_every_second_key,
+        lambda p, x, real: with_resized_padding(p, x, real.roll(1, 1)),
+        "another mask",
+        ("the target shows 20 positions that the JAX model hides",),
     ),
     "a state that is not set to zeros": Fault(
         lambda p, x, real: cells(p, x, x[..., 0] < 0.5, jnp, (by_choice, by_choice)),
@@ -139,6 +183,18 @@ FAULTS = {
         "another interpolation",
         ("the target takes linear interpolation with aligned corners, and the JAX model linear interpolation",),
     ),
+    "a softmax over the last axis of another layout": Fault(
+        over_slots,
+        over_inputs,
+        "softmax over the last axis for softmax over axis 1",
+        ("; the JAX model computes softmax over axis 1 (", "as the target counts the axes"),
+    ),
+    "aligned corners of a grid": Fault(
+        sampled,
+        partial(grid_sampled, align_corners=False),
+        "another interpolation",
+        ("of the tanh at ", "the target samples with align_corners=False", "numbers are those of align_corners=True"),
+    ),
     "the nearest element": Fault(
         resized,
         partial(interpolated, mode="nearest"),
@@ -163,6 +219,36 @@ QUICK = (
 @pytest.mark.parametrize("name", slow_but(QUICK, FAULTS))
 def test_a_mistake_is_named(name: str) -> None:
     check(FAULTS[name])
+
+
+def test_a_mask_that_is_turned_over_and_resized_is_no_difference() -> None:
+    """The JAX model has other numbers for it; what differs stands in front of the scores that it hides."""
+    source, target = records(of_every_second_key, lambda p, x, real: with_resized_padding(p, x.tanh(), real))
+    region = Knowledge(source, target, "y", SharedValues(source, EXACT)).region()
+    assert not [k for k in region if "upsample" in target.operations[k].name]
+
+
+def test_a_grid_with_the_same_settings_is_no_difference() -> None:
+    assert said(sampled, partial(grid_sampled, align_corners=True)) is None
+
+
+def test_the_mask_that_is_missing_is_named_and_not_one_that_it_covers() -> None:
+    """Of positions that are set to zero later it makes no difference whom they see; nothing restores what follows."""
+
+    def right(p: Arrays, x: Any, real: Any) -> Any:
+        sees = real[:, :, None] & real[:, None]
+        weights = jax.nn.softmax(jnp.where(sees, x @ jnp.swapaxes(x @ p["v"], 1, 2), -1e9), -1)
+        y = (weights @ x + x) * real[..., None]
+        return jnp.cumsum(jnp.tanh(y @ p["w"]) @ p["v"], 1) @ p["h"]
+
+    def wrong(p: Arrays, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        scores = (x @ (x @ p["v"]).mT).masked_fill(~real[:, None], -torch.inf)
+        y = scores.softmax(-1) @ x + x
+        return torch.tanh(y @ p["w"]) @ (p["h"] * p["h"])
+
+    found = said(right, wrong)
+    assert found is not None and not found.name
+    assert found.problem.startswith("of the sum at ") and "the JAX model multiplies by the input real" in found.problem
 
 
 def test_the_state_that_is_masked_is_named() -> None:

@@ -118,6 +118,13 @@ def modulated(p: Arrays, x: Any, of: Any, one: Any, two: Any) -> Any:
     return (of.tanh(x * (1 + one) @ p["w"]) * (1 + two)) @ p["v"]
 
 
+def shuffled(p: Arrays, x: Any, of: Any, groups: int = 2) -> Any:
+    """ShuffleNet's channels, of which a ReLU leaves zeros, in one of them nothing else; half of them pass a layer."""
+    y = (jax.nn.relu if of is jnp else torch.relu)(x @ p["w"] * of.asarray([1.0] * 7 + [0]))
+    y = y.reshape(3, 10, groups, 8 // groups).swapaxes(2, 3).reshape(3, 10, 8)
+    return of.concatenate([y[..., :4], of.tanh(y[..., 4:] @ p["v"][:4, :4])], -1) @ p["w"]
+
+
 FAULTS = {
     "reflected edges": Fault(
         lambda p, x, real: windows(p, x),
@@ -199,7 +206,7 @@ FAULTS = {
         lambda p, x, real: jnp.repeat(x @ p["w"], 2, 1) @ p["v"],
         lambda p, x, real: stretched(p, x, "linear"),
         "another interpolation",
-        ("interpolates by upsample_linear1d", "the JAX model repeats the elements"),
+        ("interpolates linearly", "the JAX model repeats the elements"),
     ),
     "heads before parts": Fault(
         lambda p, x, real: fused(p, x),
@@ -299,6 +306,12 @@ FAULTS = {
         lambda p, x, real: (torch.square(torch.relu(x @ p["w"])) * (x @ p["v"])) @ p["w"],
         "operations in another order",
         ("the target squares, multiplies", "the JAX model multiplies, squares"),
+    ),
+    "channels shuffled the other way": Fault(
+        lambda p, x, real: shuffled(p, x, jnp),
+        lambda p, x, real: shuffled(p, x, torch, groups=4),
+        "another part",
+        ("of 8 indices of the relu", "the target takes 0, 2, 4, 6, and the JAX model 0 to 1, 4 to 5"),
     ),
     "no key of its own": Fault(
         lambda p, x, real: with_key_of_its_own(p, x),

@@ -57,8 +57,6 @@ class Mixer(Faulty):
             x = y  # shows: residual
         elif self.has("twice"):
             x = 2 * x + y  # shows: twice
-        elif self.has("minus"):
-            x = x - y  # shows: minus
         elif self.has("norm's output"):
             x = self.n[0](x) + y  # shows: norm's output
         else:
@@ -88,7 +86,7 @@ MIXER: dict[str, tuple[int, ...]] = dict.fromkeys("abcdh", SQUARE) | dict.fromke
 )
 MIXER_FAULTS = (
     "epsilon", "bias", "no norm", "channels", "activation", "no activation", "not back", "no scale", "residual", "twice",
-    "minus", "norm's output", "flipped", "sigmoid", "relu", "not halved", "mean", "maximum", "over channels", "minimum", "sum", "no tanh",
+    "norm's output", "flipped", "sigmoid", "relu", "not halved", "mean", "maximum", "over channels", "minimum", "sum", "no tanh",
 )
 
 
@@ -131,10 +129,10 @@ class Net(Faulty):
     def forward(self, x: Any) -> Any:
         x = self.a(x)  # shows: circular
         x = x if self.has("no norm") else self.bn(x)  # shows: epsilon
-        x = x.relu() if self.has("relu") else x.clip(0, 5) if self.has("clip") else f.silu(x) if self.has("silu") else x.clip(0, 6)
+        x = x.relu() if self.has("relu") else f.silu(x) if self.has("silu") else x.clip(0, 6)
         sides = (1, 0, 1, 0) if self.has("other side") else (0, 1, 1, 0) if self.has("one other side") else (0, 1, 0, 1)
         y = f.pad(x, sides, value=1.0 if self.has("ones") else 0.0)
-        y = self.b(y)  # shows: other side, one other side, ones, relu, clip, silu, no norm
+        y = self.b(y)  # shows: other side, one other side, ones, relu, silu, no norm
         y = self.gn(y)  # shows: groups, one group, group epsilon
         y = f.elu(y, 0.5 if self.has("alpha") else 1.0)
         if self.has("residual"):
@@ -159,7 +157,7 @@ class Net(Faulty):
 NET: dict[str, tuple[int, ...]] = dict.fromkeys("ab", (3, 3, D, D)) | {"c": (3, 3, 1, D), "e": SQUARE, "o": SQUARE}
 NET |= dict.fromkeys(("ab", "bb", "cb", "eb", "m", "v", "s", "t", "g", "h"), (D,))
 NET_FAULTS = (
-    "circular", "epsilon", "groups", "one group", "group epsilon", "dilated", "no norm", "relu", "clip", "silu", "other side",
+    "circular", "epsilon", "groups", "one group", "group epsilon", "dilated", "no norm", "relu", "silu", "other side",
     "one other side", "ones", "alpha", "residual", "activation behind", "average", "wide", "no pool", "gate of maximum", "tanh gate",
     "softmax gate", "no gate", "added gate", "mean",
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from convert import survey_rules
 from convert.core.similarity import CUTOFF, MAX_TEMPLATES, ClosestNames, closest_match, did_you_mean
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from support.effort import calls_at_most
 from support.memory_source import MemorySource, rule_file, zeros
 

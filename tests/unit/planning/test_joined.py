@@ -50,6 +50,39 @@ def test_the_tree_of_the_weights_comes_before_the_moments_of_the_optimizer() -> 
     assert made(weights, pairs) == [f"params/{name}" for name in pairs]
 
 
+@pytest.mark.parametrize(
+    ("base", "adapter", "expected"),
+    [
+        ("{x}/up/kernel", "up", None),
+        ("{x}/up/kernel", "model/up", None),
+        ("params/{x}/up/kernel", "base/decoder/up", "params/decoder/up/kernel"),
+        ("{x}/up/kernel", "decoder/up", "decoder/up/kernel"),
+    ],
+)
+def test_pairs_of_one_of_two_towers(base: str, adapter: str, expected: str | None) -> None:
+    """An encoder and a decoder have the same layers: where the keys do not say whose the pairs are, they are in neither."""
+    weights = [base.replace("{x}", tower) for tower in ("encoder", "decoder")]
+    source = joined(tree(*weights), tree(*(f"{adapter}/kernel_lora_{end}" for end in "ab")))
+    rule = f'- {{einsum: "...D,DF->...F", from: "{base.replace("{x}", "{encoder,decoder}")}", linear: "{{encoder,decoder}}"}}'
+    if expected is None:
+        with pytest.raises(convert.PlanError, match="do not say to which part") as refused:
+            convert.plan_conversion(rule_file(rule), source, settings={"lora_alpha": 4})
+        assert refused.value.code == "adapter-not-joined"
+    else:
+        plan = convert.plan_conversion(rule_file(rule), source, settings={"lora_alpha": 4})
+        assert [name.split()[0] for name in plan.merges] == [expected]
+
+
+def test_moments_are_no_second_place() -> None:
+    weights = ("opt_state/mu/up/kernel", "opt_state/nu/up/kernel", "params/up/kernel")
+    source = joined(tree(*weights), tree("up/kernel_lora_a", "up/kernel_lora_b"))
+    rules = rule_file(
+        '- {einsum: "...D,DF->...F", from: params/up/kernel, linear: up}\n- {drop: /opt_state/**, because: moments}'
+    )
+    plan = convert.plan_conversion(rules, source, settings={"lora_alpha": 4})
+    assert [name.split()[0] for name in plan.merges] == ["params/up/kernel"]
+
+
 def test_values_step_and_files_are_those_of_both() -> None:
     adapter = tree("up/kernel_lora_a", "up/kernel_lora_b", "step")
     base = tree("up/kernel")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from convert import PlanError, RuleError
+from convert.core.errors import OptionError
 from support.memory_source import HEAD, rule_file, zeros
 from support.small_plans import MLP, findings, mlp, names, places, plan, without
 
@@ -33,13 +34,42 @@ def test_optional_leaves_half_there(leaf: str) -> None:
     assert places(OPTIONAL, {**ALWAYS, **without(MAYBE, leaf)}) == [("leaf-missing", "r.yaml:7", leaf)]
 
 
+MODULES = """
+- from: a_{i}/w
+  parameter: a.{i}
+- from: a_{i}/more/x
+  parameter: x.{i}
+  optional: true
+- from: a_{i}/more/{y,z}/w
+  parameter: '{y,z}.{i}'
+  optional: true
+- from: a_{i}/bias
+  parameter: b.{i}
+  optional: true
+"""
+WHOLE = zeros(**{f"a_{i}/{leaf}": (2,) for i in (0, 1) for leaf in ("w", "bias", "more/x", "more/y/w", "more/z/w")})
+
+
+@pytest.mark.parametrize("layers", [(), (0,), (1,), (0, 1)])
+def test_an_optional_module_is_complete_or_absent(layers: tuple[int, ...]) -> None:
+    """`more` has leaves of two rules, all optional; a bias beside required leaves stands for itself."""
+    there = {n: x for n, x in WHOLE.items() if "more" not in n or int(n[2]) in layers}
+    assert len(plan(MODULES, there).steps) == 4 + 3 * len(layers)
+    assert len(plan(MODULES, without(there, "a_0/bias")).steps) == 3 + 3 * len(layers)
+    for k in layers:
+        (found,) = findings(MODULES, without(there, f"a_{k}/more/x"))
+        assert f": a_{k}/more/x: this leaf is not in the checkpoint, but others below a_{{i}}/more are; " in found
+        (found,) = findings(MODULES, without(there, f"a_{k}/more/y/w", f"a_{k}/more/z/w"))
+        assert f": a_{k}/more/y/w: this leaf" in found and "an optional module is complete or absent" in found
+
+
 SHARED = HEAD + "facts: {shared: ask}\n"
 LAST = "- from: a_{i}\n  parameter: a.{i}\n- from: k_{i}\n  parameter: k.{i}\n  optional_last: shared"
 
 
 @pytest.mark.parametrize(
     ("layers", "shared", "missing"),
-    [("0123", 2, ""), ("012", 2, ""), ("01", 2, ""), ("01", None, ""), ("", 4, ""), ("1", 2, "k_0"), ("13", None, "k_0"),
+    [("0123", 2, ""), ("01", 2, ""), ("01", None, ""), ("", 4, ""), ("1", 2, "k_0"), ("13", None, "k_0"),
      ("0", 2, "k_1"), ("013", 2, ""), ("03", 2, "k_1"), ("013", None, "k_2"), ("", 2, "k_0")],
 )  # fmt: skip
 def test_only_the_last_layers_may_lack_a_leaf(layers: str, shared: int | None, missing: str) -> None:
@@ -52,6 +82,15 @@ def test_only_the_last_layers_may_lack_a_leaf(layers: str, shared: int | None, m
         plan(LAST, tree, SHARED, settings=settings)
     (finding,) = refused.value.findings
     assert (finding.code, finding.path) == ("leaf-missing", missing) and "shared is another number" in finding.fix
+
+
+def test_the_layers_that_lack_a_leaf_are_those_that_are_counted() -> None:
+    tree = zeros(**{f"a_{i}": (2,) for i in range(4)}, **{f"k_{i}": (2,) for i in range(3)})
+    with pytest.raises(PlanError, match="the last 1 of 4 layers have no k_{i}, and those before have it: expected shared to be 1, got 2"):  # fmt: skip
+        plan(LAST, tree, SHARED, settings={"shared": 2})
+    for beyond in (5, -1):
+        with pytest.raises((PlanError, OptionError), match="an integer of at least 0 and at most i"):
+            plan(LAST, tree, SHARED, settings={"shared": beyond})
 
 
 def test_a_fact_has_the_values_of_the_leaves_that_the_tree_has() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from convert import RuleFile
 from convert.planning.options import ConversionOptions
-from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score
+from convert.planning.select_rules import Ambiguous, NoMatch, RuleMatch, explain, pick, score, suggest_other
 from support.memory_source import HEAD, MemorySource, rule_file, zeros
 
 
@@ -90,6 +90,39 @@ def test_the_tree_picks_the_rule_file() -> None:
     error = explain(half)
     assert [finding.code for finding in error.findings] == ["leaf-without-rule"] and error.findings[0].path == "y"
     assert error.hint == "a is the closest of fam: a matches 50 % of the leaves"  # and b none of them
+
+
+def test_the_nearest_of_those_that_match_as_many_leaves_is_named() -> None:
+    """By what the tree lacks, what the rules leave out, and what the shapes contradict: not by the order of the files."""
+    both = "- {from: w, axes: DE, parameter: p}\n- {from: v, axes: F, parameter: q}\n"
+    text = dict.fromkeys(("right", "tall", "more", "tower"), both + "- from: u\n  parameter: u")
+    text["more"] += "\n- from: x\n  parameter: x\n- from: y\n  parameter: y"
+    text["tall"] = text["tall"].replace("axes: DE", "axes: DEF")
+    text["tower"] = "- {from: w, axes: DE, parameter: p}\n- drop: v\n  because: no tower\n- from: u\n  parameter: u"
+    rules = {name: family(rules, name) for name, rules in text.items()}
+    source = MemorySource(zeros(w=(6, 2), v=(3,)))
+    for order in (["more", "tall", "tower", "right"], ["right", "tower", "more", "tall"]):
+        outcome = pick(score([rules[name] for name in order], source))
+        assert isinstance(outcome, NoMatch) and outcome.nearest.rules.model == "right"
+        error = explain(outcome)
+        assert [finding.problem for finding in error.findings] == ["u (parameter, weight)"]
+        assert (
+            error.hint
+            == "right is the closest of fam: right matches 100 % of the leaves, more matches 100 % and lacks u"
+        )
+
+
+def test_a_model_of_another_family_is_suggested_where_it_is_nearer() -> None:
+    mine, other = family("- from: a/w\n  parameter: p", "mine"), family("- from: a/w\n  parameter: p\n- from: b/v\n  parameter: q", "other")  # fmt: skip
+    far = family("- from: c/w\n  parameter: p", "far")
+
+    def said(**leaves: tuple[int, ...]) -> str:
+        (match,) = score((mine,), MemorySource(zeros(**leaves)))
+        return suggest_other(match, (far, other), "my")
+
+    assert said(**{"a/w": (2,), "b/v": (3,)}) == "The tree is that of other (M): name other in place of my"
+    assert said(**{"a/w": (2,), "b/v": (3,), "b/u": (3,)}) == "other (M) is nearer: it matches 67 % of the leaves: name other in place of my"  # fmt: skip
+    assert said(**{"a/w": (2,)}) == said(**{"a/w": (2,), "d/e": (2,)}) == ""
 
 
 def test_the_rules_with_the_target_and_the_fewest_contradictions_are_named() -> None:

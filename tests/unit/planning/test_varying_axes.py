@@ -100,6 +100,41 @@ def test_groups_of_channels_may_be_an_axis_that_varies() -> None:
     }
 
 
+BY_LAYER = """
+- {from: "q_{i}", axes: DH, parameter: "q.{i}"}
+- {from: "k_{j}", axes: H, parameter: "k.{j}"}
+- {from: s, axes: "", parameter: s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("varies", "changed", "problem"),
+    [
+        ("[i, j]", {}, ""),
+        ("true", {"k_1": (9,)}, ""),  # the leaves of one rule agree in a layer, and so they do
+        ("i", {"k_1": (9,)}, ""),  # {j} numbers other layers
+        ("[i, j]", {"k_1": (9,)}, "float32[9] as H makes H[1] = 9 (head), but q_1 (r.yaml:6, float32[2,6] as D H) makes it 6"),
+        ("[i, j]", {"s": (2,)}, "float32[2] does not fit: the rule says that it is one number"),
+    ],
+)  # fmt: skip
+def test_all_rules_agree_in_a_layer(varies: str, changed: dict[str, tuple[int, ...]], problem: str) -> None:
+    shapes = {"q_0": (2, 4), "k_0": (4,), "q_1": (2, 6), "k_1": (6,), "s": ()} | changed
+    source = MemorySource({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    rules = rule_file(BY_LAYER, f"{HEAD}axes: {{H: {{is: head, varies: {varies}}}}}\n")
+    if not problem:
+        assert make_plan(rules, source).steps
+        return
+    with pytest.raises(PlanError) as refused:
+        make_plan(rules, source)
+    (finding,) = refused.value.findings
+    assert problem in finding.problem and finding.path == next(iter(changed))
+
+
+def test_the_index_of_layers_is_one_of_the_rules() -> None:
+    with pytest.raises(RuleError, match="`varies` of H refers to 'k', which is not declared in `indices`"):
+        rule_file(BY_LAYER, HEAD + "axes: {H: {is: head, varies: [i, k]}}\n")
+
+
 @pytest.mark.parametrize(
     ("rule", "user"),
     [
@@ -173,6 +208,10 @@ def test_a_list_that_repeats_may_be_set_to_another_one_of_its_words() -> None:
     rules = rule_file(RULES, f"{head + AXES}  i: {{is: layers}}\nfacts: {{kinds: {{repeat: [a, a, b], length: $i}}}}\n")
     source = MemorySource(tree([2, 3, 5]))
     assert make_plan(rules, source, ConversionOptions(settings={"kinds": ["b", "a"]})).config == {"kinds": ["b", "a"], "dtype": "float32"}  # fmt: skip
-    for wrong in (["b", "c"], "a", [1, 2]):
-        with pytest.raises(OptionError, match="a list of a and b, one for each layer"):
+    for wrong in (["b", "c", "a"], "a", [1, 2, 3]):
+        with pytest.raises(OptionError, match="a list of i values, each a or b"):
             make_plan(rules, source, ConversionOptions(settings={"kinds": wrong}))
+    with pytest.raises(
+        PlanError, match=r"expected kinds to be a list of i = 2 \(layers\) values, each a or b, got \['b'\]"
+    ):
+        make_plan(rules, source, ConversionOptions(settings={"kinds": ["b"]}))

@@ -334,6 +334,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 FREE = tuple(
     (word,)
     for word in (
+        "allowed",
         "axes",
         "layer_types",
         "leaves",
@@ -364,6 +365,21 @@ FREE = tuple(
 )
 
 
+NUMBERS = {
+    "above",
+    "at_least",
+    "below",
+    "at_most",
+    "equals",
+    "divides",
+    "multiple_of",
+    "length",
+    "sum",
+    "or",
+    "ends_with",
+}  # of `allowed`
+
+
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> None:
@@ -374,12 +390,14 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
     target = tree
     for step in where:
         target = target[step]
-    mutation = data.draw(st.sampled_from(["unknown", "wrong type"]))
+    any_number = {"epsilon", "prescaled_by"} | ({"is"} if "requires" in where else set())
+    any_number |= NUMBERS if "allowed" in where else set()
+    typed = sorted(set(target) - any_number)
+    mutation = data.draw(st.sampled_from(["unknown", "wrong type"] if typed else ["unknown"]))
     if mutation == "unknown":
         target[data.draw(st.sampled_from(["transpose", "permute", "einsums", "x"]))] = "DN"
     else:
-        any_number = {"epsilon", "prescaled_by"} | ({"is"} if "requires" in where else set())
-        target[data.draw(st.sampled_from(sorted(set(target) - any_number)))] = 3.5
+        target[data.draw(st.sampled_from(typed))] = 3.5
     assert not VALIDATOR.is_valid(tree)
     with pytest.raises(RuleError):
         parse_models(json.dumps(tree), "mutated.yaml")

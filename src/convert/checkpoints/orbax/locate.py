@@ -46,6 +46,7 @@ _WITHIN = ("checkpoints", "orbax")  # directories of steps beside other files of
 _V1 = "orbax.checkpoint"  # an empty file in the checkpoints of the v1 API
 # The first bytes of a paxml file, which has the name of Orbax's aggregate file: a map of two, and one of its keys.
 _PAX = (b"\x82\xafflattened_state", b"\x82\xb0str_pytree_state")
+LISTED = 12  # items that one error names
 _WAIT = "wait for the save to end, or choose another step with --step"
 
 
@@ -327,7 +328,7 @@ def _kind(path: Path, handler: str) -> str:
 
 def _item(path: Path, name: str | None) -> Located:
     items = _items(path)
-    shown = ", ".join(f"{item.path.name} ({item.kind})" for item in items) or "no items"
+    shown = _shown(items)
     if name is not None:
         named = [item for item in items if item.path.name == name]
         if not named:
@@ -349,6 +350,15 @@ def _item(path: Path, name: str | None) -> Located:
         )
     others = [item.path.name for item in items if item is not trees[0]]
     return Located(trees[0].path, (_item_chosen(trees[0].path.name, others),))
+
+
+def _shown(items: Sequence[_Item]) -> str:
+    """Return the items for people: trees first, where there are more than an error can list."""
+    if len(items) > LISTED:
+        items = sorted(items, key=lambda item: not item.is_tree)
+    named = [f"{item.path.name} ({item.kind})" for item in items[:LISTED]]
+    more = f" and {len(items) - LISTED} more" if len(items) > LISTED else ""
+    return f"{', '.join(named)}{more}" if named else "no items"
 
 
 def _item_not_found(path: Path, problem: str, shown: str) -> CheckpointError:

@@ -12,6 +12,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.products.commuted import commuted
 from convert.inference.forms.products.joined import of_all_values, of_each_value
 from convert.inference.forms.products.moved_factors import moved_factors
+from convert.inference.forms.products.moved_signs import moved_signs
 from convert.inference.forms.products.taken_columns import TakenParts
 from convert.inference.forms.products.three_factors import of_all_pairs
 from convert.inference.forms.sums.masks import visible_sums
@@ -74,7 +75,7 @@ class Source:
                     Meeting(term.index, (term.operation,), term.side, Role.SHIFT, term.data)
                 )
                 self.table.add(term.result, term.index)
-        for moved in moved_factors(program):
+        for moved in (*moved_factors(program), *moved_signs(program)):
             self.meetings[Role.SCALE].append(Meeting(moved.index, (moved.operation,), moved.side, Role.SCALE))
             self.table.add(moved.operation.results[0].array, moved.index)
         side_by_side: list[Meeting] = []

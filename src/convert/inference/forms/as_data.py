@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import COPIES
 from convert.inference.meetings.sites import OUTPUT, role_of
 from convert.programs.program import Operation, Program, Value, producers_of
 
@@ -77,30 +78,45 @@ def tables_as_data(source: Program, target: Program) -> Program:
 
 
 def _as_data(program: Program, values: Sequence[Value]) -> Program:
-    """Return the program with values of parameters as data: an operation gives each of them before it is used."""
+    """Return the program with values of parameters as data: an operation gives each of them in front of what computes with it.
+
+    A decoder's queries may be repeated before its encoder runs, where no value of the other program tells which leaf they are.
+    """
     waiting = set(values)
     if not waiting:
         return program
     new: dict[Value, Value] = {}
+    late: dict[Value, Operation] = {}  # what gives them or moves them, by its result, that nothing computes with so far
     operations: list[Operation] = []
+
+    def append(operation: Operation) -> None:
+        for operand in operation.operands:
+            if (needed := late.pop(operand, None)) is not None:
+                append(needed)
+        operations.append(operation)
+
     for operation in program.operations:
         for value in dict.fromkeys(x for x in operation.operands if x in waiting):
             waiting.discard(value)
             new[value] = Value(value.array, data=True, leaves=value.leaves)
             nothing = Value(np.zeros(()), data=True)
-            operations.append(
-                Operation(
-                    LEARNED_INPUT,
-                    (nothing, value),
-                    (new[value],),
-                    {},
-                    lambda arrays: [arrays[1]],
-                    operation.where,
-                    operation.module,
-                )
+            late[new[value]] = Operation(
+                LEARNED_INPUT,
+                (nothing, value),
+                (new[value],),
+                {},
+                lambda arrays: [arrays[1]],
+                operation.where,
+                operation.module,
             )
         operands = tuple(new.get(operand, operand) for operand in operation.operands)
-        operations.append(_with(operation, operands, new))
+        made = _with(operation, operands, new)
+        if made.name in COPIES and made.operands[0] in late and len(made.data) == 1:
+            late[made.results[0]] = made
+        else:
+            append(made)
+    while late:
+        append(late.pop(next(iter(late))))
     return _changed(program, operations, new)
 
 

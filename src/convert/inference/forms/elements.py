@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,23 +17,19 @@ LAYOUTS = frozenset(
         *("slice", "select", "repeat", "broadcast_in_dim", "expand_dims"),
     ]
 )
-MOVES = LAYOUTS | frozenset(
-    [
-        *(
-            "split",
-            "split_with_sizes",
-            "unsafe_split",
-            "unsafe_split_with_sizes",
-            "chunk",
-            "unbind",
-            "narrow",
-            "flatten",
-        ),
-        *("unflatten", "clone", "contiguous", "detach", "_to_copy", "index", "index_select"),
-        *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
-    ]
+SPLITS = frozenset(("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk", "unbind"))
+MOVES = (
+    LAYOUTS
+    | SPLITS
+    | frozenset(
+        [
+            *("narrow", "flatten", "unflatten", "clone", "contiguous", "detach", "_to_copy", "index", "index_select"),
+            *("convert_element_type", "copy", "dynamic_slice", "gather", "rev", "stop_gradient"),
+        ]
+    )
 )
 COPIES = LAYOUTS | frozenset(("clone", "contiguous", "detach", "flatten", "unflatten", "copy", "convert_element_type"))
+SAME = 1e-9  # relative: rows that were computed alone, and among others
 JOINS = {"cat": "dim", "concatenate": "dimension"}  # -> the setting that names the axis
 
 
@@ -98,6 +94,20 @@ def without_idle(operations: Sequence[Operation], program: Program) -> list[Oper
     return kept[::-1]
 
 
+def with_instead(program: Program, instead: Callable[[Operation], Sequence[Operation]], *, keep: bool) -> Program:
+    """Return a program with others in place of its operations.
+
+    Args:
+        instead: operation -> those in its place; none where it stays as it is.
+        keep: whether those that others stand for stay in the program as well, in front of them.
+    """
+    operations: list[Operation] = []
+    for operation in program.operations:
+        made = instead(operation)
+        operations += [operation, *made] if keep or not made else made
+    return replace(program, operations=tuple(operations if keep else without_idle(operations, program)))
+
+
 def moved(operation: Operation, value: Value) -> list[Array] | None:
     """Return which element of a value each element of the results is made of; None where it is made of others, too."""
     size, others = value.array.size, [x for x in operation.operands if x is not value]
@@ -124,15 +134,67 @@ def behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> It
                 yield user
 
 
+def before_moves(
+    value: Value, made_by: Mapping[Value, Operation], names: Collection[str] = COPIES
+) -> tuple[Value, Operation | None, tuple[Operation, ...]]:
+    """Return the value whose elements operations of these names move to a value, the operation that makes it, and those that move them."""
+    moves: list[Operation] = []
+    while (made := made_by.get(value)) is not None and made.name in names and len(made.operands) == 1:
+        moves.insert(0, made)
+        value = made.operands[0]
+    return value, made, tuple(moves)
+
+
+def before_zeros(value: Value, whole: Iterable[Value]) -> Value | None:
+    """Return the first of these values that has the elements of a value in which some are zeros; None where it has no zeros, or none has them."""
+    if len(value.elements) != 1:
+        return None
+    (numbers,) = value.elements
+    zeroed = numbers < 0
+    if not zeroed.any() or zeroed.all() or value.array[zeroed].any():
+        return None
+    same_shape = (x for x in whole if x.array.shape == value.array.shape)
+    return next((x for x in same_shape if np.array_equal(x.elements[0][~zeroed], numbers[~zeroed])), None)
+
+
+def spread_like(operation: Operation) -> Operation:
+    """Return the operation that repeats an operand to the shape of an operation's result."""
+    shape = operation.results[0].array.shape
+    return replace(operation, name="expand", settings={}, again=lambda x: [np.array(np.broadcast_to(x[0], shape))])
+
+
 def elements_moved(operation: Operation) -> list[Array] | None:
     """Return which element of the first operand each element of the results is, flattened; None where it is none."""
     value, others = operation.operands[0], operation.operands[1:]
-    numbers = np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
+    numbers = numbered(value)
     try:
         made = [np.asarray(out).ravel() for out in move(operation, [numbers, *(x.array for x in others)])]
     except REFUSALS:
         return None
     return [of.astype(int) for of in made] if all(np.isin(of, numbers).all() for of in made) else None
+
+
+def elements_looked_up(lookup: Operation, moves: Sequence[Operation]) -> Array | None:
+    """Return which element of its table each element is that a lookup takes and operations then move; None where it is none."""
+    table, *indices = lookup.operands
+    numbers = numbered(table)
+    try:
+        at = in_turn(moves, np.asarray(lookup.again([numbers, *(x.array for x in indices)])[0]))
+    except REFUSALS:
+        return None
+    return at.astype(int) if np.isin(at, numbers).all() else None
+
+
+def in_turn(moves: Sequence[Operation], array: Array) -> Array:
+    """Return what operations make of an array, one after the other."""
+    for move in moves:
+        array = np.asarray(move.again([array])[0])
+    return array
+
+
+def numbered(value: Value) -> Array:
+    """Return the number of each element of a value, as floats, which every operation moves."""
+    return np.arange(value.array.size, dtype=np.float64).reshape(value.array.shape)
 
 
 def taken(value: Value, places: Array) -> Value:
@@ -145,3 +207,10 @@ def take(array: Array, places: Array) -> Array:
     """Return the elements of an array at places in C order, in the shape of the places."""
     found: Array = array.ravel()[places]
     return found
+
+
+def are_same(array: Array, other: Array) -> bool:
+    """Whether two arrays are equal but for rounding, as rows that were computed alone, and among others."""
+    sizes = np.abs(other) if other.dtype.kind in "fc" else np.zeros(1)
+    scale = sizes.max(initial=0, where=np.isfinite(sizes))  # an infinite one would make all numbers the same
+    return array.shape == other.shape and bool(np.allclose(array, other, rtol=0, atol=SAME * scale))

@@ -12,7 +12,8 @@ import numpy as np
 from convert.inference.candidates.candidate import Choice, Piece
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
-from convert.inference.meetings.sites import Meeting, role_of, site_of
+from convert.inference.meetings.contracted import contracted_axes, summed_axes
+from convert.inference.meetings.sites import role_of, site_of
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.programs.program import Value
@@ -127,6 +128,31 @@ def _tensor(
     )
 
 
+def with_more(known: Tensor, more: Tensor, source: Source) -> Tensor:
+    """Return the parts of a tensor that two runs show, each with other elements of it.
+
+    Args:
+        known: what the first run shows; it is left out where the parts may be others.
+        more: what the second shows, in which the first are known.
+        source: of the second.
+    """
+    if known.guessed or not known.parts:
+        return more
+    size = int(np.prod(more.shape))
+    parts, unseen = _completed(source, _joined([*known.parts, *more.parts]), more.shape, size)
+    whole = sum(len(part.elements) for part in parts) == size and not more.guessed
+    grade = Grade.OPEN if not whole else Grade.TIED if known.ties or more.ties else Grade.DERIVED
+    return replace(
+        more,
+        grade=grade,
+        parts=tuple(sorted(parts, key=lambda part: int(part.elements.min()))),
+        ties=(*known.ties, *more.ties),
+        candidates=() if whole else more.candidates,
+        unseen=unseen,
+        unread=known.unread and more.unread,
+    )
+
+
 def _is_used(search: Search, leaf: str) -> bool:
     start = search.source.program.first_element[leaf]
     return bool(search.used[start : start + search.source.program.parameters[leaf].array.size].any())
@@ -162,7 +188,7 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             yield Part(elements, "", at, piece.arithmetic, evidence, 1.0, (), of.leaves, values, of)
             return
         leaves = tuple(sorted(piece.meeting.weight.leaves))
-        contracted = _summed(piece.meeting)
+        contracted = summed_axes(piece.meeting)
         whole = Part(
             elements, "", piece.places[order], piece.arithmetic, evidence, 1.0, contracted, leaves, piece.values[order]
         )
@@ -170,8 +196,10 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
         yield from [whole] if added is None else _by_leaves(source, whole, added[:, order])
         return
     owner = np.searchsorted(source.starts, numbers, "right") - 1
+    # a length of a weight norm stands there for each element of its row
+    once = (np.diff(elements, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
     for k in dict.fromkeys(owner.tolist()):
-        here = owner == k
+        here = once & (owner == k)
         leaf, positions = source.names[k], numbers[here] - source.starts[k]
         yield Part(
             elements[here],
@@ -180,7 +208,7 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             piece.arithmetic,
             evidence,
             piece.factor,
-            _contracted(source, piece, leaf),
+            () if piece.meeting is None else contracted_axes(source.program, piece.meeting, leaf),
         )
 
 
@@ -227,39 +255,6 @@ def _shared(search: Search, data: Value) -> str:
         return f"input {search.source.inputs[found[0]]}"
     operation = search.source.program.operations[found[0]]
     return " ".join(word for word in (operation.name, operation.where) if word)
-
-
-def _summed(meeting: Meeting) -> tuple[int, ...]:
-    """Return the axes of the operand that its operation sums over."""
-    operation = meeting.operation
-    if operation.name == "dot_general":
-        return tuple(operation.settings["dimension_numbers"][0][meeting.side])
-    if operation.name == "conv_general_dilated":
-        return tuple(operation.settings["dimension_numbers"].rhs_spec[1:])
-    return ()
-
-
-def _contracted(source: Source, piece: Piece, leaf: str) -> tuple[int, ...]:
-    """Return the axes of a leaf that a product sums over."""
-    if piece.meeting is None:
-        return ()
-    weight, summed = piece.meeting.weight, _summed(piece.meeting)
-    start, shape = source.program.first_element[leaf], source.program.parameters[leaf].array.shape
-    if not shape:
-        return ()
-    axes: set[int] = set()
-    for numbers in weight.elements:
-        inside = (numbers >= start) & (numbers < start + int(np.prod(shape)))
-        if inside.ndim and not inside.all():  # matrices of several leaves, one below the other
-            numbers = numbers[inside.reshape(len(inside), -1).all(1)]
-        if not numbers.size or not (inside.ndim or inside.all()):
-            continue
-        at = np.unravel_index(numbers - start, shape)
-        if numbers.shape == shape:  # no element tells an axis of size 1
-            axes |= {axis for axis in summed if shape[axis] == 1}
-        for axis in summed:
-            axes |= {k for k, index in enumerate(at) if np.diff(index, axis=axis).any()}
-    return tuple(sorted(axes))
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:

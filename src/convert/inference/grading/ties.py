@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Grade, Role, Site, Tensor, Tie
+from convert.inference.derivation import Grade, Part, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
 from convert.inference.meetings.columns import pair
 from convert.inference.meetings.patches import patches_of
@@ -128,6 +128,27 @@ def _key(tie: Tie) -> Any:
     return tie.columns, tie.site.index, tie.site.operand
 
 
+def numbered_as_recorded(tensors: Sequence[Tensor], in_record: Sequence[int]) -> tuple[Tensor, ...]:
+    """Return the tensors with the sites of the target's record, where the search has other operations between them (`Search.in_record`)."""
+    if not in_record or list(in_record) == list(range(len(in_record))):
+        return tuple(tensors)
+
+    def at(site: Site) -> Site:
+        return replace(site, index=in_record[site.index])
+
+    def part(of: Part) -> Part:
+        return replace(of, evidence=replace(of.evidence, target=at(of.evidence.target)))
+
+    return tuple(
+        replace(
+            tensor,
+            parts=tuple(map(part, tensor.parts)),
+            ties=tuple(replace(tie, site=at(tie.site)) for tie in tensor.ties),
+        )
+        for tensor in tensors
+    )
+
+
 def elements_of(target: Program, tie: Tie) -> list[Array]:
     """Return the numbers of the target's elements that meet each of the columns; none where that is not known."""
     operation, side = target.operations[tie.site.index], tie.site.operand
@@ -140,7 +161,11 @@ def elements_of(target: Program, tie: Tie) -> list[Array]:
             return []
         return [np.concatenate([n[k].ravel() for n in groups[0].numbers]) for k in tie.columns]
     patches = patches_of(operation, side)
-    if patches is not None and elements[0].size > elements[0].shape[0] * elements[0].shape[1]:
+    if (
+        patches is not None
+        and not patches.transposed
+        and elements[0].size > elements[0].shape[0] * elements[0].shape[1]
+    ):
         return []  # its columns may be those of its channels, or of its patches
     if role is Role.CONVOLUTION and len(elements) == 1 and int(operation.settings.get("groups", 1)) == 1:
         axis = 0 if operation.settings.get("transposed") else 1

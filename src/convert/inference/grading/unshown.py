@@ -101,6 +101,8 @@ def _choice(
         return
     if condition is not None and decided(condition, reach):
         return
+    if condition is not None and _alike(operation, condition):
+        return
     at = CHOICES[operation.name]
     conditions = [run.operands[at].array for run in runs if run.operands[at].array.size]
     chosen = {int(number) for array in conditions for number in (array.min(), array.max())}
@@ -129,6 +131,17 @@ def _guards(condition: Operation | None) -> bool:
     one, *others = condition.operands
     infinite = any(other.array.dtype.kind == "f" and np.isinf(other.array).all() for other in others)
     return condition.name in NOT_A_NUMBER or infinite or any(other is one for other in others)
+
+
+def _alike(operation: Operation, condition: Operation) -> bool:
+    """Whether a choice gives the same on either side: between a value and the number that it is asked to be equal to, as JAX has it for a zero's sign."""
+    at = CHOICES[operation.name]
+    if condition.name != "eq" or operation.operands[at] not in condition.results:
+        return False
+    sides = [x for k, x in enumerate(operation.operands) if k != at]
+    value, number = sorted(condition.operands, key=lambda x: x.constant)
+    others = [x.array for x in sides if x is not value]
+    return len(others) == 1 and number.constant and bool((others[0] == number.array).all())
 
 
 def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Iterator[Unshown]:

@@ -230,7 +230,8 @@ def _again(operation: Operation, place: int, numbers: Array) -> list[Array]:
 
 
 def _parts(value: Value, of: Sum, users: Mapping[Value, Sequence[Operation]]) -> list[tuple[Value, Sum]] | None:
-    """Return the parts of a value that a program takes, such as each gate of a sigmoid of all; None where it uses the whole.
+    """Return the parts of a value that a program takes, such as each gate of a sigmoid of all; None where it uses the whole, alone or
+    joined with others, as the states of longer sequences with those of the ones that begin.
 
     Args:
         value: a function of each element of a sum.
@@ -243,7 +244,7 @@ def _parts(value: Value, of: Sum, users: Mapping[Value, Sequence[Operation]]) ->
             return None
         for result, moved in zip(user.results, _moved(user, {value: of}), strict=True):
             parts = _parts(result, moved, users)
-            if parts is None and result.array.size == value.array.size:
+            if parts is None and result.array.size >= value.array.size:
                 return None
             found += parts or [(result, moved)]
     return found or None

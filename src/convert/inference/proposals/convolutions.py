@@ -1,12 +1,14 @@
 """Proposals for the kernel of a convolution: the source's convolutions of the same data, with the channels paired by columns.
 
 Of a convolution with a filter for each channel, each element of the kernel meets the data shifted by some places. The source may
-multiply shifted data by parameters itself, and add the products up. A convolution of one tap, or of patches, is a product.
+multiply shifted data by parameters itself, and add the products up. A convolution of one tap, or of patches, is a product. An axis of
+space that a kernel spans whole may be one of channels in the other program: the series of an LSTNet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from convert.inference.meetings.columns import columns_along, pair
 from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import others, products, taps
 from convert.inference.proposals.elementwise import anywhere
-from convert.programs.program import Operation
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,29 +41,38 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         if meeting.operation.name != "conv_general_dilated" or len(meeting.operations) > 1:
             continue
         layout = meeting.operation.settings["dimension_numbers"]
-        data, source = meeting.data[0], meeting.weight
-        axis = layout.lhs_spec[1]
-        pairing = pair(channels, columns_along(data, axis), context.tolerance)
-        if pairing is None or source.array.ndim != weight.array.ndim:
-            continue
+        data, source = meeting.data[0].transpose(layout.lhs_spec), meeting.weight
         stack = [source.array, np.arange(source.array.size).reshape(source.array.shape), *source.elements]
         stack = [a.transpose(layout.rhs_spec) for a in stack]  # O I spatial
+        whole: tuple[int, ...] = ()
+        pairing = (
+            pair(channels, columns_along(data, 1), context.tolerance) if stack[0].ndim == weight.array.ndim else None
+        )
+        if pairing is None:
+            whole, axes = _spanned(operation, x, weight.array), _spanned(meeting.operation, data, stack[0])
+            if not (whole or axes) or x.ndim - len(whole) != data.ndim - len(axes):
+                continue
+            stack, data = [_as_channels(a, axes) for a in stack], _as_channels(data, axes)
+            pairing = pair(columns_along(_as_channels(x, whole), 1), columns_along(data, 1), context.tolerance)
+            if pairing is None or len(pairing.tied):  # of the tied ones, some are along another axis of the kernel
+                continue
         order = pairing.numbers
+        shape = _as_channels(weight.array, whole).shape
         for how, cut in _kernels(stack, order, groups, transposed):
             value, places, *numbers = cut
             tied = tuple(pairing.tied.tolist())
-            if groups == 1 and numbers and value.shape[2:] == weight.array.shape[2:]:
+            if groups == 1 and numbers and not whole and value.shape[2:] == shape[2:]:
                 places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
                 kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
-            if value.shape != weight.array.shape or not numbers or not context.free(numbers[0]):
+            if value.shape != shape or not numbers or not context.free(numbers[0]):
                 continue
             for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
                 value, places, *numbers = of
                 found = context.fitted(
-                    elements,
+                    [_as_channels(a, whole) for a in elements],
                     numbers,
                     value,
-                    lambda: context.replay.value(weight),
+                    partial(_replayed, context, weight, whole),
                     meeting,
                     places,
                 )
@@ -89,6 +100,28 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
         elif groups == len(weight.array):
             rows = np.moveaxis(data, 1, x.ndim - 1).reshape(-1, *weight.array.shape)
             yield from anywhere(context, elements, rows, Role.SCALE)
+
+
+def _spanned(operation: Operation, data: Array, kernel: Array) -> tuple[int, ...]:
+    """Return the axes of space that a kernel, O I spatial, spans whole: their places are channels, too."""
+    said, rank = operation.settings, data.ndim - 2
+    grouped = (said.get(name, 1) for name in ("groups", "feature_group_count", "batch_group_count"))
+    if any(count != 1 for count in (*grouped, *said.get("lhs_dilation", ()))) or said.get("transposed"):
+        return ()
+    padding = np.broadcast_to(np.abs(np.reshape(said["padding"], (-1, np.size(said["padding"][0])))).max(1), rank)
+    axes = range(2, data.ndim)
+    return tuple(k for k in axes if not padding[k - 2] and kernel.shape[k] == data.shape[k])
+
+
+def _as_channels(array: Array, axes: Sequence[int]) -> Array:
+    """Return an array, N C spatial, with some axes of space among the channels."""
+    kept = [k for k in range(2, array.ndim) if k not in axes]
+    moved: Array = array.transpose(0, 1, *axes, *kept)
+    return moved.reshape(len(array), -1, *(array.shape[k] for k in kept)) if axes else array
+
+
+def _replayed(context: Context, weight: Value, axes: Sequence[int]) -> Array:
+    return _as_channels(context.replay.value(weight), axes)
 
 
 def _rows_in_parts(

@@ -6,8 +6,11 @@ the rows that they have taken. The source may also multiply its table by rows of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -32,21 +35,21 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
     elements = context.lacking(weight)
     data = context.replay.value(operation.data[0])
     same = context.source.same_data(Role.LOOKUP, data, context.tolerance)
-    any_fits = False
+    any_fits, row = False, weight.array.shape[1:]
     for meeting in context.near_first(same):
         source = meeting.weight
-        for numbers in source.elements:
-            if numbers.ndim != weight.array.ndim or numbers.shape[1:] != weight.array.shape[1:]:
-                continue
+        for arranged, stored in product(_ways(source.array, row), source.elements):
+            numbers, operand, places = map(
+                arranged, (stored, source.array, np.arange(stored.size).reshape(stored.shape))
+            )
             rows = min(len(numbers), len(weight.array))
             cut = np.s_[:rows]
             if not context.free(numbers[cut], elements[0][cut]):
                 continue
-            places = np.arange(source.array.size).reshape(source.array.shape)
             found = context.fitted(
                 [t[cut] for t in elements],
                 [numbers[cut]],
-                source.array[cut],
+                operand[cut],
                 lambda cut=cut: context.replay.value(weight)[cut],  # type: ignore[misc]
                 meeting,
                 places[cut],
@@ -59,6 +62,16 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
         yield replace(candidate, pieces=candidate.pieces + _padding(context, elements[0][rows:]))
     if not any_fits:  # a product with rows of zeros and a one, or several indices, of which another table has the first
         yield from any_leaf(context, operation, side)
+
+
+def _ways(table: Array, row: tuple[int, ...]) -> Iterator[Callable[[Array], Array]]:
+    """Yield what gives the rows of a table a shape: an order of its further axes, the own one first; or each row is one number."""
+    if table.size == len(table) and math.prod(row) == 1:
+        yield lambda array: array.reshape(-1, *row)
+        return
+    for order in permutations(range(1, table.ndim)):
+        if tuple(table.shape[axis] for axis in order) == row:
+            yield partial(np.transpose, axes=(0, *order))
 
 
 def _padding(context: Context, rest: Array) -> tuple[Piece, ...]:
@@ -106,6 +119,6 @@ def _tables(context: Context, indices: Array) -> Iterator[tuple[Product, Meeting
     chosen = indices.ravel()
     for size in context.source.summed(at_least=int(chosen.max()) + 1):
         ones = np.eye(size)[chosen]
-        for product, meeting in context.source.same_rows([ones], context.tolerance):
-            if product.numbers and len(product.rows) == 1 and np.array_equal(product.rows[0], ones):
-                yield product, meeting
+        for matrix, meeting in context.source.same_rows([ones], context.tolerance):
+            if matrix.numbers and len(matrix.rows) == 1 and np.array_equal(matrix.rows[0], ones):
+                yield matrix, meeting

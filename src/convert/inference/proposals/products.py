@@ -69,6 +69,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     met = replace(data, array=context.replay.value(data))
     target = list(products([_with(operation, side, replace(weight, elements=context.lacking(weight)), met)], side))
     together = list(_of_experts(context, operation, side, target)) if len(target) > 1 else []
+    together = together or list(_of_one_meeting(context, operation, side, target))
     yield from together
     if together and context.strict:
         return
@@ -136,6 +137,36 @@ def _of_experts(context: Context, operation: Operation, side: int, target: Seque
             if len(found) == count and plain:
                 pieces = tuple(map(_as_one, zip(*(one.pieces for one in found), strict=True)))
                 yield replace(found[0], pieces=pieces, kind=(TOGETHER, way, found[0].kind))
+
+
+def _of_one_meeting(
+    context: Context, operation: Operation, side: int, target: Sequence[Product]
+) -> Iterator[Candidate]:
+    """Yield proposals for the matrices of all heads at once, each with rows of its own, where one product of the source has the same."""
+    if not 1 < len(target) <= MAX_INDEX or not all(product.numbers for product in target):
+        return
+    size, out = target[0].numbers[0].shape[0], math.prod(target[0].numbers[0].shape[1:])
+    of_groups: list[dict[Any, _Atom]] = []
+    for product in target:
+        whole = (atom for atom in _atoms(context, product, out, operation) if len(atom.columns) == out)
+        of_groups.append({(id(atom.meeting), atom.order): atom for atom in whole})
+        if not of_groups[-1]:
+            return
+    for key in of_groups[0]:
+        found: list[Candidate] = []
+        for group, (product, atoms) in enumerate(zip(target, of_groups, strict=True)):
+            if key not in atoms:
+                break
+
+            def read(part: slice, group: int = group) -> Array:
+                return _weight(context, operation, side, group).reshape(size, out)[:, part]
+
+            numbers = [n.reshape(size, out) for n in product.numbers]
+            found += _candidate(context, [(atoms[key], slice(0, out))], numbers, read)
+        pieces = [piece for one in found for piece in one.pieces]
+        plain = all(p.arithmetic is Arithmetic.SAME and p.factor == 1 for p in pieces)
+        if len(found) == len(pieces) == len(target) and plain and len({piece.tensor for piece in pieces}) == 1:
+            yield replace(found[0], pieces=(_as_one(pieces),), kind=(TOGETHER, "heads", found[0].kind))
 
 
 def _as_one(pieces: Sequence[Piece]) -> Piece:
@@ -229,15 +260,18 @@ def _candidate(
         pieces += found
     tied = tuple(sorted({k for atom, _ in chosen for k in atom.tied}))
     rows = "fused rows, " if len(chosen) > 1 else ""
-    kind = ("product", tuple((_layout(atom.order), atom.meeting.operation.where) for atom, _ in chosen))
+    kind = ("product", tuple((_layout(atom.order), atom.meeting.operation.where, _lies(part)) for atom, part in chosen))
     rope = next((atom.rope for atom, _ in chosen if atom.rope), "")
     places = tuple(_place(atom.order) for atom, _ in chosen)
     steps = tuple(_place(atom.order, atom.number) for atom, _ in chosen)
     yield Candidate(tuple(pieces), f"{rows}columns of the data", kind, tied, rope, (places, steps))
 
 
-def _number(context: Context, target: Product, operation: Operation) -> int:
-    """Return which of several equal matrices one of the target is: of those of its tensor, or of the modules of a list; 0 if there is one."""
+def _number(context: Context, target: Product, operation: Operation) -> tuple[int, int]:
+    """Return which of several equal matrices one of the target is, and of how many: of those of its tensor, or of the modules of a list.
+
+    0 for both: there is one, or nothing says how many.
+    """
     elements = target.numbers[0]
     of_several = any(
         x.of_parameters and x.array.size > elements.size for x in operation.operands
@@ -247,8 +281,16 @@ def _number(context: Context, target: Product, operation: Operation) -> int:
         start = int(elements.min()) - context.replay.program.first_element[name]
         whole = context.replay.program.parameters[name].array.size
         if elements.size < whole and int(np.ptp(elements)) + 1 == elements.size and start % elements.size == 0:
-            return start // elements.size
-    return int(([word for word in operation.module.split(".") if word.isdecimal()] or ["0"])[-1])
+            return start // elements.size, whole // elements.size
+    return int(([word for word in operation.module.split(".") if word.isdecimal()] or ["0"])[-1]), 0
+
+
+def _numbered(number: int, count: int, shape: Sequence[int], out: int) -> int:
+    """Return the number of a matrix among those of a leaf; -1 where the tensor has as many as neither an axis of the leaf nor the leaf.
+
+    Queries, keys and values of each head in turn are three times as many: of these the first one that is free comes first.
+    """
+    return number if not count or count in shape or (len(shape) == 1 and count * out == shape[0]) else -1
 
 
 def _atoms(context: Context, target: Product, out: int, operation: Operation) -> Iterator[_Atom]:
@@ -270,7 +312,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     if last is operation:  # what was tried for it before, and refuted
         same = None
     paired.sort(key=lambda item: (item[1].index != same, abs(item[1].index - context.near)))
-    number = _number(context, target, operation)
+    place, count = _number(context, target, operation)
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
     lasts = context.sizes_behind(operation.results[0]) if context.level > 0 else ()
@@ -281,11 +323,13 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     for product, meeting, pairing in paired:
         size = math.prod(product.value.shape[1:])
         gated = bool(cuts) or not heads
+        number = _numbered(place, count, product.value.shape[1:], out)
         orders = _orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
         of_leaf = _by_leaf(context, product)
         of_heads = _head_by_head(size, heads), _in_groups(size, heads, shared)
-        further = _as_cut(size, cuts), *of_heads, _turned(size, lasts), _of_taken(taken, size, out)
+        of_taps = _with_taps(target.numbers[0].shape[1:]) if operation.settings.get("transposed") else ()
+        further = of_taps, _as_cut(size, cuts), *of_heads, _turned(size, lasts), _of_taken(taken, size, out)
         for order, columns, rope in itertools.chain(_as_map(size, map_), orders, of_leaf, *further):
             tied = tuple(pairing.tied.tolist())
             atom = _Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
@@ -361,6 +405,13 @@ def _as_map(size: int, axes: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], A
     (channels, *space), (*others, last) = axes, axes
     yield ("map", "channels last"), np.moveaxis(np.arange(size).reshape(*space, channels), -1, 0).ravel(), ""
     yield ("map", "channels first"), np.moveaxis(np.arange(size).reshape(last, *others), 0, -1).ravel(), ""
+
+
+def _with_taps(shape: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
+    """Yield the columns of a matrix that the target has as the kernel of a transposed convolution, [channels, taps], and the source in any order."""
+    for order in itertools.permutations(range(len(shape))):
+        places = np.arange(math.prod(shape)).reshape([shape[axis] for axis in order])
+        yield ("taps", *order), places.transpose(np.argsort(order)).ravel(), ""
 
 
 def _as_cut(size: int, cuts: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], Array, str]]:
@@ -593,6 +644,11 @@ def _layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
     if order[0] == "block":
         return order[0], order[2]
     return (*order[:2], *order[3:]) if order[0] == "index" else order
+
+
+def _lies(part: slice | Array) -> tuple[int, ...]:
+    """Return which columns of a fused matrix a leaf fills, where others lie between them; none if its columns lie side by side."""
+    return () if isinstance(part, slice) else tuple(part.tolist())
 
 
 def _place(order: tuple[Any, ...], number: int = 0) -> tuple[int, ...]:

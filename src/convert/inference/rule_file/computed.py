@@ -21,7 +21,15 @@ from convert.inference.rule_file.drawn import DrawnLeaves, derived_array
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import structure
 from convert.inference.rule_file.layers.layout import Axis, Layout
-from convert.inference.rule_file.layers.rule import COMPUTED, LOW_RANK, LayerRule, NoWordsError, Source
+from convert.inference.rule_file.layers.rule import (
+    COMPUTED,
+    LOW_RANK,
+    SCALE,
+    TRANSPOSED,
+    LayerRule,
+    NoWordsError,
+    Source,
+)
 from convert.inference.rule_file.printing.entry import entry_of
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
@@ -79,6 +87,10 @@ def _ways(layer: LayerRule, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_
             yield _Way((), (("weight_standardization", f"(w - mean) / sqrt(var + {epsilon})"),))
     if len(others) == len(vectors) == 1:
         yield _Way((("weight_norm", vectors[0]),))
+        if layer.kind_name == TRANSPOSED:
+            yield _Way(((SCALE, vectors[0]),))
+            for below in EPSILONS:
+                yield _Way(((SCALE, vectors[0]),), (("normalization_epsilon", below),))
         yield _Way((("spectral_norm", vectors[0]),))
         for steps in STEPS:
             yield _Way((("spectral_norm.u", vectors[0]),), (("spectral_norm.steps", str(steps)),))

@@ -139,7 +139,7 @@ def write_rules(
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking and t.name not in (refused or {})]
-    buffers = describe_buffers(derivation, letters, lacking, neighbours)
+    buffers = describe_buffers(derivation, letters, lacking, neighbours, _shared(target, derivation, tied, unwritten))
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
     gone = {*derivation.dropped, *numbers}

@@ -50,7 +50,9 @@ PROPOSE = {
 }
 
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
-FUNCTIONS = ("silu", "gelu", "relu", "tanh", "sigmoid", "softmax", "_softmax")  # of a product's result
+FUNCTIONS = frozenset(
+    ("silu", "gelu", "relu", "leaky_relu", "elu", "softplus", "mish", "tanh", "sigmoid", "softmax", "_softmax")
+)  # of a product's result
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
 AHEAD = 64  # operations behind one whose parameter is not known
 
@@ -202,6 +204,9 @@ class Walk(Assigned):
                 self._refute(at, "no product of two values of the source has this result")
                 return
             if not self._strict or not weighs_rows(operation) or not results[0].any():
+                continue
+            gates = min(operation.operands, key=lambda x: x.array.shape[-1])
+            if any(self._depends_on(gates, [choice]) for choice in choices):  # they are what the segment looks for
                 continue
             if not self._is_added(results[0]):
                 self._hindered = True

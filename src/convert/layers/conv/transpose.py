@@ -23,6 +23,7 @@ from convert.layers.mistake import Mistake
 from convert.layers.probe import Probe
 from convert.layers.shared_keys import ACTIVATION, BIAS, module_target
 from convert.layers.target import TargetLayer
+from convert.layers.weight_keys import NORMALIZED, PARAMETRIZATION
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ class ConvTranspose(Convolving):
         **{key: known for key, known in KEYS.items() if key != "input_size"},
         "bias": BIAS,
         "activation": ACTIVATION,
+        **NORMALIZED,
     }
-    target: ClassVar[Record] = module_target(padding=TARGET_PADDING)
+    target: ClassVar[Record] = module_target(parametrization=PARAMETRIZATION, padding=TARGET_PADDING)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> ConvTranspose:
@@ -83,6 +85,14 @@ class ConvTranspose(Convolving):
     def given(self) -> str:
         """The kernel's axis of input channels, in the letters of its dimension numbers."""
         return "O" if self.transpose_kernel else "I"
+
+    def rows_of_torch(self, outputs: str) -> str:
+        """The channels that come in: torch stores them first."""
+        return self.letter(self.given)
+
+    def check_normalized(self, role: str) -> None:
+        if self.feature_group_count != 1:
+            raise ValueError(f"`{role}` of a transposed convolution goes with one group")
 
     def check_target(self, layer: TargetLayer, source: Pattern) -> None:
         if len(layer.path.groups) != len(source.groups):

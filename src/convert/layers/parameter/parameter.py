@@ -70,8 +70,10 @@ def _parse_axes(text: str) -> AxisNames | tuple[str, ...]:
     """Parse the axes of a leaf; of a sum of leaves with different axes, ``TD + D``, the letters of each.
 
     Raises:
-        ValueError: no letters, or one twice.
+        ValueError: a letter twice, or something else.
     """
+    if not text.strip():
+        return AxisNames("", {})
     flat, _ = take_groups(text)
     return tuple(map(parse_kept_axes, text.split(PLUS))) if PLUS in flat else parse_leaf_axes(text)
 
@@ -108,11 +110,12 @@ class Parameter(LayerKind):
     term_axes: tuple[str, ...] = ()
 
     kind_name: ClassVar[str] = "parameter"
+    any_dtype: ClassVar[bool] = True
     doc: ClassVar[str] = "A parameter with the values of the leaf; the target is the full name of the tensor."
     keys: ClassVar[Mapping[str, Key]] = {
         "axes": Key(
             Scalar(str, "axis letters such as ED, .ED, (N H)D or, of a sum, TD + D", _parse_axes),
-            "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Of a sum of leaves with different axes, those of each, such as TD + D: a leaf is repeated along the axes that it lacks. Default: the leaf is kept as stored.",
+            "Letters of the leaf's axes in stored order, without stacked axes; a dot is an axis of size 1, which is removed, and (N H) one axis made of two. Of a sum of leaves with different axes, those of each, such as TD + D: a leaf is repeated along the axes that it lacks. Empty: one number without axes. Default: the leaf is kept as stored.",
         ),
         "part": PART_OF_LEAF,
         "prescaled_by": CARRIES,

@@ -40,11 +40,12 @@ def check_normalized(rule: Rule) -> None:
     for letters, outputs in rule.kind.weight_axes:
         if strange := [x for x in rule.normalized.axes if x not in letters]:
             raise ValueError(f"`{role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
-        apart = rule.normalized.axes not in ("", outputs) or len(outputs) != 1
+        rows = rule.kind.rows_of_torch(outputs)
+        apart = (rule.normalized.axes or outputs) != rows or len(outputs) != 1
         if apart and any(layer.parametrization for _, layer in rule.layers):
             raise ValueError(
                 "torch's weight norm has a scale for each row, g * v / |v|, the norm of the row; the source's are not those of "
-                f"one output axis ({' '.join(outputs)}). Leave `parametrization` out, and the scale is folded into the weight"
+                f"{'one output axis' if rows == outputs else 'the input axis'} ({' '.join(rows)}). Leave `parametrization` out, and the scale is folded into the weight"
             )
 
 

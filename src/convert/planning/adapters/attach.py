@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from convert.checkpoints.source import Source
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float
 from convert.layers import Rule
-from convert.layers.base import Matched, MatchKey
+from convert.layers.base import Matched, MatchKey, Step
 from convert.layers.leaves import MisfitError
 from convert.planning.adapters.forms import pair_form
 from convert.planning.adapters.names import NamedPair
-from convert.planning.adapters.scale import ALPHA, ORBAX_FILE, PEFT_FILE, Scaling
+from convert.planning.adapters.scale import ALPHA, Scaling
+from convert.planning.adapters.stated import ORBAX_FILE, PEFT_FILE, places
 from convert.planning.low_rank_source import Merge
 from convert.planning.merged_leaf import MergedLeaf
 
@@ -25,10 +26,12 @@ class Adapters:
 
     Attributes:
         pairs: by the name of the weight.
+        modules: of the target, by the name of the weight that they are made of; empty where they are not known yet.
     """
 
     pairs: Mapping[str, NamedPair]
     scaling: Scaling
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of_rule(self, found: Matched, source: Source, variant: str | None) -> dict[str, dict[MatchKey, Merge]]:
         """Return the merges of a rule's leaves: role of the leaf -> its place -> merge.
@@ -66,18 +69,19 @@ class Adapters:
             got = f"{first} and {second}"
             fix = "compare the checkpoint with the code that wrote it"
             raise _misfit(rule, pair, "adapter-shape-mismatch", problem, str(error), got, fix) from None
-        if self.scaling.rank not in (None, form.rank):
-            problem = f"{self.scaling.origin} states another rank than the leaf has"
-            expected, got = f"rank {self.scaling.rank}", f"{form.rank}, of {first}"
+        modules = self.modules.get(pair.base, ())
+        if (other := self.scaling.other_rank(form.rank, modules)) is not None:
+            statement, rank = other
+            problem = f"{statement.file} states another rank than the leaf has"
+            expected, got = f"rank {rank}", f"{form.rank}, of {first}"
             raise _misfit(
                 rule, pair, "adapter-shape-mismatch", problem, expected, got, "one of the two is of another checkpoint"
             )
         try:
-            scale, reason = self.scaling.factor(pair, form.rank)
+            scale, reason = self.scaling.factor(pair, form.rank, modules)
         except ValueError as error:
-            fix = (
-                f"give it with --set {ALPHA}=..., or put {PEFT_FILE} next to the checkpoint; {ORBAX_FILE} is read, too"
-            )
+            folders = ", ".join(map(str, places(source)))
+            fix = f"give it with --set {ALPHA}=..., or as {ALPHA} of {PEFT_FILE}; that and {ORBAX_FILE} are read in {folders}"
             raise _misfit(rule, pair, "adapter-scale-unknown", str(error), fix=fix) from None
         dtype = "float64" if "float64" in (base.dtype, first.dtype, second.dtype) else "float32"
         spec = TensorSpec(base.shape, dtype)
@@ -94,6 +98,15 @@ class Adapters:
             form.forms,
             adapter=reason,
         )
+
+
+def modules_of(steps: Sequence[Step]) -> dict[str, tuple[str, ...]]:
+    """Return leaf -> the modules of the target whose weights it goes into."""
+    found: dict[str, dict[str, None]] = {}
+    for step in steps:
+        for part in step.parts:
+            found.setdefault(part.leaf, {})[step.name.removesuffix(".weight")] = None
+    return {leaf: tuple(modules) for leaf, modules in found.items()}
 
 
 def adapter_alone(source: Source) -> Finding:

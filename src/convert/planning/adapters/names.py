@@ -18,6 +18,11 @@ from enum import Enum
 
 _WEIGHTS = ("kernel", "w", "weight")  # the names that these libraries' layers give to their weight
 _WORD = re.compile(r"(^|_)lora(_|$|[0-9])|^lora|LoRA")  # of a key of the path of a leaf that belongs to an adapter
+# Of adapters that are no sum of low-rank products.
+_OTHERS = re.compile(r"(^|_)(dora|hada|loha|lokr|ia3|vera)(_|$|[0-9])")
+# A layer of openpi: q_einsum, and q_einsum_1 of the action expert.
+_EINSUM = re.compile(r"(^|/)\w*einsum(_\d+)?/lora_a")
+_FEED_FORWARD = ("gating_einsum_lora_a", "linear_lora_a")  # openpi's; other names with this ending are qwix's
 BOOKKEEPING = ("step", "count")  # of a train state: MaxText saves it beside the pairs
 _WRAPPED = re.compile(r"_LoRA[A-Za-z]*_(?P<of>\w+)")  # module that gemma puts around an einsum
 
@@ -46,11 +51,16 @@ def has_word(name: str) -> bool:
     return "lora" in name.lower() and any(_WORD.search(key) for key in name.split("/"))
 
 
+def is_of_adapter(name: str) -> bool:
+    """Whether a key of the path says that the leaf belongs to an adapter of any kind."""
+    return has_word(name) or any(_OTHERS.search(key) for key in name.split("/"))
+
+
 def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
     """Return the pairs of a tree by the name of their weight."""
     known = set(leaves)
     named = [name for name in leaves if has_word(name)]
-    openpi = any(_stem(name).endswith("/lora_a") and not _stem(name).endswith("/lora/lora_a") for name in named)
+    openpi = any(_EINSUM.search(_stem(name)) for name in named)
     pairs: dict[str, NamedPair] = {}
     for first in named:
         if not _stem(first).endswith(("_a", "/a")):
@@ -131,6 +141,13 @@ def weights_of_first(name: str) -> Iterator[str]:
         yield from (weight for weight, _ in _bases(_stem(name), openpi=False))
 
 
+def weights_of(name: str) -> Iterator[str]:
+    """Yield the weights that a leaf of a pair, A or B, may belong to, without the ``value`` of flax nnx; none for other leaves."""
+    stem = _stem(name)
+    if stem.endswith(("_a", "/a", "_b", "/b")):
+        yield from (weight for weight, _ in _bases(f"{stem[:-1]}a", openpi=False))
+
+
 def place_of(leaf: str) -> str:
     """Return the path below which the weight of an adapter's leaf is found."""
     return "/".join(key for key in _stem(leaf).split("/")[:-1] if not _WORD.search(key))
@@ -148,7 +165,10 @@ def _bases(first: str, openpi: bool) -> Iterator[tuple[str, Writer]]:
         nnx = module == "lora"
         yield from ((f"{above if nnx else place}/{w}", Writer.FLAX if nnx else Writer.OPENPI) for w in _WEIGHTS)
     elif last.endswith("_lora_a"):
-        yield f"{place}/{last.removesuffix('_lora_a')}".lstrip("/"), Writer.OPENPI if openpi else Writer.QWIX
+        yield (
+            f"{place}/{last.removesuffix('_lora_a')}".lstrip("/"),
+            Writer.OPENPI if openpi and last in _FEED_FORWARD else Writer.QWIX,
+        )
     elif last == "a" and module == "lora":
         outer, _, wrapper = above.rpartition("/")
         wrapped = _WRAPPED.fullmatch(wrapper)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from convert.checkpoints.source import Source
@@ -118,26 +118,35 @@ def check_names(rule: Rule, layer: TargetLayer, leaf: NamedLeaf, counts: Mapping
             )
 
 
+ONE_SIZE: Mapping[str, Sequence[str]] = {}  # no letter varies
+
+
 def constraints(
-    matched: Matched, source: Source, variant: str | None, every: bool, varying: frozenset[str] = frozenset()
+    matched: Matched, source: Source, variant: str | None, every: bool, varying: Mapping[str, Sequence[str]] = ONE_SIZE
 ) -> Iterator[Constraint | SumConstraint]:
     """Yield the sizes that the shapes of a rule's leaves give to its letters.
 
     Args:
         every: whether every leaf is read; otherwise one leaf of each shape, since equal shapes give equal sizes.
-        varying: letters whose sizes may differ from layer to layer.
+        varying: letters whose sizes may differ from layer to layer -> the indices of these layers, in each of which they have one
+            size; none: the leaves of the rule agree.
 
     Raises:
         MisfitError: a leaf's shape contradicts the rule.
     """
+    numbers = matched.rule.path.indices if matched.rule.sources else ()
+    used = {x: of for x, of in varying.items() if x in matched.rule.kind.letters_used}
+    numbered = {x: numbers.index(index) for x, of in used.items() for index in of if index in numbers}
     for role, of_role in matched.leaves.items():
-        seen: set[TensorSpec] = set()
+        seen: set[tuple[TensorSpec, tuple[int, ...]]] = set()
         last: TensorSpec | None = None
-        for name in of_role.values():
+        for (indices, _), name in of_role.items():
             spec = source.leaves[name].spec
-            if not every and (spec is last or spec in seen):
+            of_layer = (spec, indices if numbered else ())
+            if not every and ((spec is last and not numbered) or of_layer in seen):
                 continue
-            seen.add(last := spec)
+            seen.add(of_layer)
+            last = spec
             if matched.rule.kind.shared(role_of_sum(role), spec.shape):
                 continue
             leaf = read_leaf(matched.rule, role, name, spec, variant)
@@ -153,21 +162,23 @@ def constraints(
                 yield Constraint(letter, size, where, name, f"{spec} as {held}")
             axes = dict(zip(leaf.letters or "", leaf.own_shape, strict=False)) | {x: size for x, size, _ in implied}
             for axis, parts in matched.rule.concatenated.items():
-                if axis in axes and varying.isdisjoint(axis + "".join(parts.parts)):
+                if axis in axes and not {*axis, *"".join(parts.parts)} & varying.keys():
                     made = f"{text}, {axis} = {' + '.join(map(' '.join, parts.parts))}"
                     yield SumConstraint(parts.terms, axes[axis], where, name, made)
             for letter, size in zip(leaf.letters or "", leaf.own_shape, strict=False):
                 if letter in leaf.groups:
                     yield SumConstraint(leaf.groups[letter].terms, size, where, name, text)
+                elif letter in numbered:
+                    yield Constraint(f"{letter}[{indices[numbered[letter]]}]", size, where, name, text)
                 elif letter != "." and letter not in varying:
                     yield Constraint(letter, size, where, name, text)
     yield from _counted_targets(matched, variant)
-    if not varying.isdisjoint(matched.rule.kind.letters_used):
-        _check_varying(matched, source, variant, varying)
+    if apart := used.keys() - numbered.keys():
+        _check_varying(matched, source, variant, apart)
 
 
-def _check_varying(matched: Matched, source: Source, variant: str | None, varying: frozenset[str]) -> None:
-    """Check that the leaves of each layer agree in the sizes that differ from layer to layer.
+def _check_varying(matched: Matched, source: Source, variant: str | None, varying: Set[str]) -> None:
+    """Check that the leaves of a rule agree in each layer in the sizes that differ from layer to layer.
 
     Raises:
         MisfitError: they do not.

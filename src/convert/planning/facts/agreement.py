@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.layers.base import Matched
+from convert.layers.base import Matched, Rule
 from convert.rules.file import RuleFile
 
 
@@ -57,21 +57,30 @@ def contradicted_by_leaves(
             if leaf is None or name not in facts or facts[name] in allowed or name in seen:
                 continue
             seen.add(name)
-            yield Finding(
-                "setting-invalid",
-                f"the tree has {leaf}",
-                rule=found.rule.at.line_only,
-                path=places.get(name, ""),
-                expected=f"{name} to be one of {', '.join(map(str, allowed))}",
-                got=repr(facts[name]),
-                fix=f"give the {name} of the model that was trained",
-            )
+            expected = f"one of {', '.join(map(str, allowed))}"
+            yield _other_value(found.rule, f"the tree has {leaf}", name, expected, facts[name], places)
+
+
+def _other_value(rule: Rule, problem: str, name: str, expected: str, value: Any, places: Mapping[str, str]) -> Finding:
+    """Report a fact whose value the leaves of a rule contradict."""
+    return Finding(
+        "setting-invalid",
+        problem,
+        rule=rule.at.line_only,
+        path=places.get(name, ""),
+        expected=f"{name} to be {expected}",
+        got=repr(value),
+        fix=f"give the {name} of the model that was trained",
+    )
 
 
 def layers_without_leaves(
-    matched: Sequence[Matched], counts: Mapping[str, int], facts: Mapping[str, Any]
+    matched: Sequence[Matched], counts: Mapping[str, int], facts: Mapping[str, Any], places: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Find leaves that are absent in layers before those that `optional_last` counts."""
+    """Find leaves that are absent in layers before those that `optional_last` counts, and leaves in some of those that it counts.
+
+    A tree has the unused leaves of all these layers, or of none.
+    """
     for found in matched:
         fact = found.rule.optional_last
         if fact is None or len(found.rule.path.indices) != 1:
@@ -80,6 +89,11 @@ def layers_without_leaves(
         layers = counts.get(index, 0)
         present = {values[0] for values in found.indices}
         count = facts.get(fact)
+        without = layers - len(present)
+        if isinstance(count, int) and 0 < without < count <= layers and present == {*range(layers - without)}:
+            problem = f"the last {without} of {layers} layers have no {found.rule.path}, and those before have it"
+            yield _other_value(found.rule, problem, fact, str(without), count, places)
+            continue
         needed = layers - count if isinstance(count, int) else max(present, default=-1) + 1
         missing = [layer for layer in range(needed) if layer not in present]
         if missing:

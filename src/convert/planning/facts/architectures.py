@@ -1,18 +1,21 @@
-"""Compare the class that the sidecar ``config.json`` names with the class that the target of the rules loads.
+"""Compare the class that the files next to the checkpoint name with the class that the target of the rules loads.
 
-Models of several classes may have the same tree, such as T5 with a tied head and T5 without a head. Then only `architectures`
-says which of them the checkpoint is.
+Models of several classes may have the same tree, such as T5 with a tied head and T5 without a head. Then only `architectures` in the
+sidecar ``config.json`` says which of them the checkpoint is, or a word of another file (`distinguished_by`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from convert.checkpoints.source import Source
 from convert.core.findings import Finding
-from convert.planning.facts.sidecar import Sidecar
-from convert.rules.file import RuleFile
+from convert.planning.facts.sidecar import Sidecar, bytes_beside, folder_of
+from convert.rules.file import DistinguishedBy, RuleFile
 
 KEY = "architectures"
 
@@ -36,14 +39,45 @@ def class_conflict(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[F
     )
 
 
-def unnamed_class(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[str]:
-    """Note that models of other classes may have this tree, where no sidecar names the class."""
+def unnamed_class(rules: RuleFile, target: str, sidecar: Sidecar, source: Source) -> Iterator[str]:
+    """Note that models of other classes may have this tree, where no file next to the checkpoint tells them apart."""
     same_tree = rules.targets[target].same_tree
-    if rules.sidecar is not None and same_tree and not names_class(sidecar):
+    missing = ""
+    if rules.distinguished_by is not None and _telling_file(rules.distinguished_by, source) is None:
+        missing = rules.distinguished_by.file
+    elif rules.sidecar is not None and not names_class(sidecar):
+        missing = f"{rules.sidecar.file} with {KEY}"
+    if same_tree and missing:
         yield (
             f"the output is a {' or '.join(loaded_classes(rules, target))}; a {' or '.join(same_tree)} may have the same tree, and no "
-            f"{rules.sidecar.file} with {KEY} next to the checkpoint says which one it is"
+            f"{missing} next to the checkpoint says which one it is"
         )
+
+
+def of_another_model(rules: RuleFile, source: Source) -> Iterator[Finding]:
+    """Report that the file of `distinguished_by` is that of another model with the same tree."""
+    telling = rules.distinguished_by
+    found = None if telling is None else _telling_file(telling, source)
+    if telling is None or found is None:
+        return
+    path, text = found
+    if bool(re.search(rf"(?<!\w){re.escape(telling.word)}(?!\w)", text)) != telling.has_word:
+        with_word, without = f"a file with {telling.word}", f"a file without {telling.word}"
+        yield Finding(
+            "config-conflict",
+            f"the {telling.file} of the checkpoint is that of another model with the tree of {rules.model}",
+            rule=telling.at,
+            path=str(path),
+            expected=with_word if telling.has_word else without,
+            got=without if telling.has_word else with_word,
+            fix=f"name {rules.family or 'the other model'} in place of {rules.model}, or move the file elsewhere if it is of another checkpoint",
+        )
+
+
+def _telling_file(telling: DistinguishedBy, source: Source) -> tuple[Path, str] | None:
+    """Read the file next to the checkpoint, or in the folder above, where a training run keeps it beside its steps."""
+    found = bytes_beside(source, telling.file) or bytes_beside(source, telling.file, folder_of(source).parent)
+    return None if found is None else (found[0], found[1].decode(errors="replace"))
 
 
 def names_class(sidecar: Sidecar) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
+from convert.rules.allowed import NOTHING
 from convert.rules.file import ASK, RuleFile, references
 from convert.rules.names_used import facts_of
 
@@ -86,21 +87,14 @@ def _expected(rules: RuleFile, key: str, value: Any) -> str:
     return "true or false" if by_kinds and not isinstance(value, bool) else ""
 
 
-LISTS_ALLOWED = (
-    "eos_token_id",
-)  # integers for which transformers' configuration accepts a list: generation stops at any
-
-
 def expected_fact(rules: RuleFile, key: str, value: Any) -> str:
-    """Return what the value of a fact should have been, judged by the values that the rules give it; empty if it is valid."""
+    """Return what the value of a fact should have been, judged by `allowed` of the rules, or else by the values that they give it; empty if it is valid."""
     examples = _examples(rules, key)
+    if allowed := rules.allowed.get(key):
+        expected = allowed.refuses(value, NOTHING)
+        return f"{expected}, such as {examples[0]}" if expected and _is_plain(examples) else expected
     if not examples:
         return ""
-    if key in LISTS_ALLOWED:
-        listed = value if isinstance(value, list) and value else [value]
-        if all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in listed):
-            return ""
-        return f"an integer, or a list of integers such as [{examples[0]}, 106]"
     example = examples[0]
     if isinstance(example, bool):
         return "" if isinstance(value, bool) else "true or false"
@@ -116,11 +110,13 @@ def expected_fact(rules: RuleFile, key: str, value: Any) -> str:
         return ""
     if isinstance(example, str):
         return "" if isinstance(value, str) else f"a word, such as {example}"
-    if isinstance(example, dict):  # {repeat: [...], length: $i}
-        words = dict.fromkeys(example["repeat"])
-        return "" if isinstance(value, list) and {*value} <= {*words} else f"a list of {' and '.join(words)}, one for each layer"  # fmt: skip
-    same = isinstance(value, type(example)) and all(isinstance(v, (int, float)) for v in value)
+    same = isinstance(value, list) and all(isinstance(v, (int, float)) for v in value)
     return "" if same else f"{json.dumps(example)} or another list of numbers"
+
+
+def _is_plain(examples: list[Any]) -> bool:
+    """Whether the first value that the rules give is one word or number, which an error can show."""
+    return bool(examples) and isinstance(examples[0], str | int | float) and not isinstance(examples[0], bool)
 
 
 def as_declared(rules: RuleFile, key: str, value: Any) -> Any:

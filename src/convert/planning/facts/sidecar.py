@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from convert.checkpoints import Boundary, Source
@@ -14,7 +15,8 @@ from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
 from convert.planning.facts.settings import expected_fact
-from convert.rules.file import RuleFile, parse_reference
+from convert.rules.allowed import Known
+from convert.rules.file import RuleFile, SidecarConfig, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes
 GENERATION = "generation_config.json"
@@ -74,43 +76,62 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     )
 
 
-def read_beside(source: Source, name: str, above: int = 0) -> Mapping[str, Any] | None:
+def folder_of(source: Source) -> Path:
+    """Return the folder with the arrays."""
+    return source.path if source.path.is_dir() else source.path.parent
+
+
+def read_beside(source: Source, name: str, folder: Path | None = None) -> Mapping[str, Any] | None:
     """Read a JSON object next to the checkpoint; None where there is no such file.
 
     Args:
-        above: how many folders above the one with the arrays: an item of an Orbax step lies in the folder of the step.
+        folder: another one than that with the arrays: an item of an Orbax step lies in the folder of the step.
 
     Raises:
         CheckpointError: the file is damaged, too large, or a link out of the checkpoint.
     """
-    folder = source.path if source.path.is_dir() else source.path.parent
-    folder = folder.parents[above - 1] if 0 < above <= len(folder.parents) else folder
-    path = folder / name
+    found = bytes_beside(source, name, folder)
+    if found is None:
+        return None
+    path, text = found
+    try:
+        content = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, "JSON", f"invalid JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise _invalid(path, "a JSON object", type(content).__name__)
+    return content
+
+
+def bytes_beside(source: Source, name: str, folder: Path | None = None) -> tuple[Path, bytes] | None:
+    """Read a file next to the checkpoint; None where there is no such file.
+
+    Args:
+        folder: as of `read_beside`.
+
+    Raises:
+        CheckpointError: the file cannot be read, is too large, or a link out of the checkpoint.
+    """
+    path = (folder or folder_of(source)) / name
     boundary = source.boundary or Boundary(source.path)
-    (boundary.around(folder) if above else boundary).check(path)
-
-    def invalid(expected: str, got: str) -> CheckpointError:
-        fix = "correct the file, or move it elsewhere and use --set"
-        return CheckpointError(Finding("sidecar-invalid", path=str(path), expected=expected, got=got, fix=fix))
-
+    (boundary.around(folder) if folder else boundary).check(path)
     try:
         with open_regular(path) as file:
-            text = file.read(MAX_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(
             Finding("sidecar-invalid", f"cannot be read: {error.strerror}", path=str(path), fix="make it readable")
         ) from None
-    if len(text) > MAX_BYTES:
-        raise invalid(f"at most {MAX_BYTES} bytes", "more")
-    try:
-        content = json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise invalid("JSON", f"invalid JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise invalid("a JSON object", type(content).__name__)
-    return content
+    if len(content) > MAX_BYTES:
+        raise _invalid(path, f"at most {MAX_BYTES} bytes", "more")
+    return path, content
+
+
+def _invalid(path: Path, expected: str, got: str) -> CheckpointError:
+    fix = "correct the file, or move it elsewhere and use --set"
+    return CheckpointError(Finding("sidecar-invalid", path=str(path), expected=expected, got=got, fix=fix))
 
 
 def _no_number(word: str) -> None:
@@ -120,7 +141,25 @@ def _no_number(word: str) -> None:
 
 def sidecar_facts(rules: RuleFile, sidecar: Sidecar) -> dict[str, Any]:
     """Return the facts of the rules that the file holds under the same names."""
-    return {key: value for key, value in sidecar.config.items() if key in rules.facts and value is not None}
+    return {
+        key: value
+        for key, value in sidecar.config.items()
+        if key in rules.facts and (value is not None or _may_be_null(rules, key))
+    }
+
+
+def _may_be_null(rules: RuleFile, fact: str) -> bool:
+    """Whether null is a value of a fact; a null of another one is one that the file does not state."""
+    return fact in rules.allowed and None in rules.allowed[fact].others
+
+
+def other_settings(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Note the settings that take the place of another value in the file."""
+    for key, value in sidecar_facts(rules, sidecar).items():
+        if key in settings and settings[key] != value:
+            assert rules.sidecar is not None
+            stated = f"{key} {json.dumps(value)} in the {rules.sidecar.file} of the checkpoint"
+            yield f"--set {key}={json.dumps(settings[key])} takes the place of {stated}; leave it out if the file is right"
 
 
 def contradictions(
@@ -143,6 +182,7 @@ def contradictions(
                 fix="use the rules of another model; this model supports no other value",
             )
     yield from _invalid_facts(rules, sidecar, settings)
+    yield from _invalid_keys(rules, sidecar.config, sizes)
     yield from _contradicted_by_the_tree(rules, target, sidecar)
     for key, formula, size in _sizes_of_the_tree(rules, target, sizes):
         for text, stated in _stated_sizes(sidecar, key):
@@ -181,17 +221,32 @@ def _invalid_facts(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
     assert rules.sidecar is not None
     for key in (key for key in rules.facts if key in sidecar.config):
         value = sidecar.config[key]
-        if key in settings or key in rules.sidecar.supported or (value is None and isinstance(rules.facts[key], str)):
+        nullable = isinstance(rules.facts[key], str) or _may_be_null(rules, key)
+        if key in settings or key in rules.sidecar.supported or (value is None and nullable):
             continue
         if expected := expected_fact(rules, key, value):
-            yield Finding(
-                "config-conflict",
-                f"{key} in the {rules.sidecar.file} of the checkpoint",
-                rule=rules.sidecar.at,
-                expected=expected,
-                got=json.dumps(value),
-                fix=f"correct the file, or give the value that the source computes with: --set {key}=...",
-            )
+            fix = f"correct the file, or give the value that the source computes with: --set {key}=..."
+            yield _refused(rules.sidecar, key, value, expected, fix)
+
+
+def _refused(sidecar: SidecarConfig, key: str, value: Any, expected: str, fix: str) -> Finding:
+    """Report the value of a key that no model has."""
+    problem = f"{key} in the {sidecar.file} of the checkpoint"
+    return Finding("config-conflict", problem, rule=sidecar.at, expected=expected, got=json.dumps(value), fix=fix)
+
+
+def _invalid_keys(
+    rules: RuleFile, config: Mapping[str, Any], sizes: Mapping[str, int], above: str = ""
+) -> Iterator[Finding]:
+    """Refuse values that no model can have of keys that are no facts: the class of the output stops at them, or computes something else."""
+    assert rules.sidecar is not None
+    lengths = {key: len(value) for key, value in config.items() if isinstance(value, list)}  # for formulas
+    known = Known({**config, **lengths, **sizes}, {letter: axis.meaning for letter, axis in rules.axes.items()})
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _invalid_keys(rules, value, sizes, f"{above}{key}.")
+        elif key in rules.sidecar.allowed and (expected := rules.sidecar.allowed[key].refuses(value, known)):
+            yield _refused(rules.sidecar, f"{above}{key}", value, expected, "correct the file: no model has this value")
 
 
 def _contradicted_by_the_tree(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ from convert.planning.modules.formulas import Keys
 
 WIDTHS = "block_out_channels"
 LAYERS = "layers_per_block"
+ACROSS = "only_cross_attention"  # keys and values of the first attention are made of the text, too
+CROSS_WIDTH = "cross_attention_dim"
 
 
 def blocks(
@@ -34,7 +36,8 @@ def _of_block(keys: Keys, order: Sequence[int], k: int, below: tuple[str, ...]) 
     """Return the configuration of a block, with what its place adds.
 
     `last`: no block follows. `widens`: the block before it has another width. `first`: the width of the first block. Of each
-    layer, the width that comes in (`entering`) and the width of the skip connection that is joined to it (`skipped`).
+    layer, the width that comes in (`entering`) and the width of the skip connection that is joined to it (`skipped`); of the first
+    attention, that of what its keys are made of (`attended`).
 
     Args:
         order: the blocks' places in the lists, in the order of the model; none for a block that follows all.
@@ -42,6 +45,7 @@ def _of_block(keys: Keys, order: Sequence[int], k: int, below: tuple[str, ...]) 
     """
     at = order[k] if order else -1
     own, defaults = (_values(stated, len(order), at) for stated in (keys.config, keys.defaults))
+    chosen_by: dict[str, str] = {}
     names = {key: f"{key}.{at % len(value)}" for key, value in keys.config.items() if value != own[key]}
     stated = own if WIDTHS in keys.config else defaults
     widths = keys.value(WIDTHS)
@@ -55,8 +59,12 @@ def _of_block(keys: Keys, order: Sequence[int], k: int, below: tuple[str, ...]) 
         for name, found in places.items():
             stated[name] = [widths[one] for one in found]
             names |= {f"{name}.{layer}": f"{WIDTHS}.{one % len(widths)}" for layer, one in enumerate(found)}
+        across = own.get(ACROSS) is True
+        own["attended"] = keys.value(CROSS_WIDTH) if across else widths[at]
+        names["attended"] = CROSS_WIDTH if across else f"{WIDTHS}.{at % len(widths)}"
+        chosen_by = {"attended": f", as {ACROSS} is {str(across).lower()}"}
     own["last"] = not order or k == len(order) - 1
-    return Keys(own, defaults, keys.before, len(below), names)
+    return Keys(own, defaults, keys.before, len(below), names, chosen_by)
 
 
 def _values(stated: Mapping[str, Any], count: int, at: int) -> dict[str, Any]:

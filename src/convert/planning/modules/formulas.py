@@ -54,6 +54,7 @@ class Keys:
         before: name of the part, as text before a key.
         depth: number of keys of the part's name.
         names: key that is not in the file -> the key there that has its value.
+        chosen_by: key -> what in the file decides which value it has, as text.
     """
 
     config: Mapping[str, Any]
@@ -61,6 +62,7 @@ class Keys:
     before: str = ""
     depth: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
+    chosen_by: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
         """Return what is stated for a key, or the default."""
@@ -101,7 +103,7 @@ class Keys:
         text = next((text for text in formula.split(";") if self.count(text, number) is not None), formula)
         keys = keys_of(text.replace("#", number))
         found = {key: value_of(self.config, key) for key in keys}
-        stated = " and ".join(dict.fromkeys(f"{self.shown(key)} = {value}" for key, value in found.items() if value is not None))  # fmt: skip
+        stated = " and ".join(dict.fromkeys(f"{self.shown(key)} = {value}{self.chosen_by.get(key, '')}" for key, value in found.items() if value is not None))  # fmt: skip
         absent = " and ".join(dict.fromkeys(f"no {self.shown(key)}, which then is {self.default(key)}" for key, value in found.items() if value is None))  # fmt: skip
         return f"has {' and '.join(part for part in (stated, absent) if part)}"
 

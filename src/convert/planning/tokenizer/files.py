@@ -29,6 +29,15 @@ _TOKENIZER = re.compile(
     r"|(spiece|spm|spm_char|sentencepiece|sentencepiece\.bpe)\.model|(source|target)\.spm|(entity_|target_)?vocab(-src|-tgt)?\.json"
     r"|vocab\.txt|merges\.txt|bpe\.codes|dict\.txt|emoji\.json|normalizer\.json|.+\.tiktoken"
 )
+# Of these the files with the tokens; the others are settings, or belong to one of them.
+_VOCABULARY = re.compile(
+    r"tokenizer(_vocab)?\.json|tokenizer\.model(\.v\d+)?|tekken\.json|(spiece|spm|spm_char|sentencepiece|sentencepiece\.bpe)\.model"
+    r"|(source|target)\.spm|(target_)?vocab(-src|-tgt)?\.json|vocab\.txt|.+\.tiktoken"
+)
+EXPECTED = "tokenizer.json, tokenizer.model, spiece.model, sentencepiece.bpe.model, source.spm, vocab.json, vocab.txt, tekken.json or *.tiktoken"
+_SETTINGS = "tokenizer_config.json"
+_OF_BYTES = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # the classes that read no file
+_FIX = "give the directory of the published PyTorch model, or what `save_pretrained` of the tokenizer wrote"
 _LICENCE = re.compile(
     r"((third.party.)?notices?|licen[cs]e|copying|(usage|use).policy)([-_.].*)?(\.(txt|md|rst))?", re.IGNORECASE
 )
@@ -57,6 +66,17 @@ class TokenizerFiles:
         return tuple(sorted({*self.files, *([GENERATION] if self.generation is not None else [])}))
 
     @property
+    def has_vocabulary(self) -> bool:
+        """Whether it has the tokens, or settings of a tokenizer that needs none."""
+        if any(_VOCABULARY.fullmatch(name) for name in self.files):
+            return True
+        try:
+            settings = json.loads(self.files.get(_SETTINGS, b"{}"))
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(settings, dict) and settings.get("tokenizer_class") in _OF_BYTES
+
+    @property
     def has_processor(self) -> bool:
         """Whether it has what a processor is built of."""
         return any(name.endswith("processor_config.json") for name in self.files)
@@ -68,15 +88,21 @@ class TokenizerFiles:
         return hashlib.sha256(json.dumps([content, self.generation], sort_keys=True).encode()).hexdigest()
 
 
-def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFiles:
+def of_tokenizer(name: str) -> bool:
+    """Whether a file of this name is of a tokenizer or a processor."""
+    return _TOKENIZER.fullmatch(name) is not None or _PROCESSOR.fullmatch(name) is not None
+
+
+def read_tokenizer(given: str | Path, follow_links: bool = False, *, text: bool = False) -> TokenizerFiles:
     """Read the files of a directory that a tokenizer, a processor or ``generate()`` needs, and those with the licence.
 
     Args:
         given: a directory of this machine, or its URL.
         follow_links: whether links in it may lead out of it.
+        text: whether the model reads text, so that a processor alone is not enough.
 
     Raises:
-        OptionError: it is no directory, has no such file, or one of them cannot be read.
+        OptionError: it is no directory, has no such file or no vocabulary, or one of them cannot be read.
         CheckpointError: one of them is a link out of the directory.
     """
     folder = located(given)
@@ -86,7 +112,7 @@ def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFi
         )
     boundary = Boundary(folder, follow_links)
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    copied = [name for name in names if _TOKENIZER.fullmatch(name) or _PROCESSOR.fullmatch(name)]
+    copied = [name for name in names if of_tokenizer(name)]
     if not copied:
         raise OptionError(
             Finding(
@@ -95,7 +121,7 @@ def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFi
                 path=str(folder),
                 expected="tokenizer.json, tokenizer.model, vocab.txt, preprocessor_config.json or another of their names",
                 got=", ".join(names[:5]) or "no file",
-                fix="give the directory of the published PyTorch model, or what `save_pretrained` of the tokenizer wrote",
+                fix=_FIX,
             )
         )
     copied += [name for name in names if _LICENCE.fullmatch(name)]
@@ -113,7 +139,19 @@ def read_tokenizer(given: str | Path, follow_links: bool = False) -> TokenizerFi
     generation = _json_object(folder / GENERATION, read(GENERATION)) if GENERATION in names else None
     card = read(CARD).decode(errors="replace") if CARD in names else ""
     files = {name: read(name) for name in sorted(copied)}
-    return TokenizerFiles(str(folder), files, generation, _stated_licence(card))
+    found = TokenizerFiles(str(folder), files, generation, _stated_licence(card))
+    if not found.has_vocabulary and (text or any(_TOKENIZER.fullmatch(name) for name in copied)):
+        raise OptionError(
+            Finding(
+                "tokenizer-not-found",
+                "it has no vocabulary",
+                path=str(folder),
+                expected=f"{EXPECTED}, or settings of a tokenizer of bytes ({', '.join(_OF_BYTES)})",
+                got=", ".join(files),
+                fix=_FIX,
+            )
+        )
+    return found
 
 
 def merged_generation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,18 @@ PROCESSORS = {
     "whisper": "WhisperProcessor",
 }
 
+_ALONE = re.compile(
+    r"(Image|Video)Processor$|^Wav2Vec2Processor$"
+)  # wav2vec2's tokenizer writes, and only where it has CTC's head
+_NO_TEXT = re.compile(r"For(Image|Audio|Video)Classification$")
 LEROBOT = ("pi0", "pi05", "pi0_fast")  # `type` in config.json of lerobot's policies
+
+
+def reads_text(config: Mapping[str, Any]) -> bool:
+    """Whether the class that a ``config.json`` names needs a tokenizer."""
+    model, classes = config.get("model_type"), config.get("architectures")
+    of_sight_or_sound = any(_NO_TEXT.search(str(name)) for name in (classes if isinstance(classes, list) else []))
+    return model is not None and not of_sight_or_sound and not _ALONE.search(PROCESSORS.get(str(model), ""))
 
 
 def missing_processor(config: Mapping[str, Any], given: TokenizerFiles | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ class Repair:
         layer: the operation of a layer's weights that is given another value than the source gives it; None for none.
         taken: (axis, index) of the elements that the source takes of its value; None for all.
         made: how the source computes what it gives a layer, where that is a layer's own output and a little more; empty otherwise.
+        settings: with which the target's last operation gives what the source has; None where it is not a setting.
     """
 
     target: tuple[Operation, ...]
@@ -52,6 +53,7 @@ class Repair:
     layer: Operation | None = None
     taken: tuple[int, int] | None = None
     made: tuple[Operation, ...] = ()
+    settings: Mapping[str, Any] | None = None
 
 
 def place_of(repair: Repair) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.numerics.magnitude import relative_error
 from convert.programs.divergence.constants import other_constants
 from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
@@ -24,8 +25,9 @@ from convert.programs.divergence.needed import needed
 from convert.programs.divergence.padding_rows import with_rows_filled
 from convert.programs.divergence.repair import LAYERS, Repair, few, is_local, place_of
 from convert.programs.divergence.rerun import Change, Rerun
-from convert.programs.divergence.shared_values import SharedValues, is_rare, same_numbers, tells
+from convert.programs.divergence.shared_values import SharedValues, confirms, is_rare, same_numbers, tells
 from convert.programs.divergence.trials import Trial, after_in_source, trials
+from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,9 +114,8 @@ def _diverge(plain: Knowledge, error: Callable[[Array], float], enough: float) -
         or any(not one.change.values and not one.change.operands for one in found.repairs)
     ):
         return found
-    at = [tuple((one.name, one.where) for one in (*repair.target, *repair.source)) for repair in found.repairs]
-    kept = needed(plain.target, plain.goal, at, [one.change for one in found.repairs], error, enough)
-    return replace(found, repairs=tuple(found.repairs[k] for k in kept))
+    kept = needed(plain.target, found.repairs, lambda run: error(run.array(plain.goal)), enough)
+    return replace(found, repairs=kept)
 
 
 def _of_parameters(known: Knowledge, error: Callable[[Array], float], enough: float) -> Divergence | None:
@@ -195,7 +196,17 @@ class _Search:
             return Divergence(tuple(repairs[:1]), left, False, begins, self.instead(begins))
         if proven or first is None:
             return Divergence(tuple(repairs), left, proven)
-        return Divergence(tuple(repairs), left, proven, first, self.instead(first))
+        return Divergence(self.needed(repairs, given_up), left, proven, first, self.instead(first))
+
+    def needed(self, repairs: Sequence[Repair], given_up: Collection[int]) -> tuple[Repair, ...]:
+        """Return the repairs that change what the operations that nothing restores are given: a mask that a later one covers does not."""
+        known = self.known
+        given = {v for k in given_up for v in known.target.operations[k].data if not same(known.array(v), v.array)}
+
+        def error(run: Rerun) -> float:
+            return max(relative_error(run.array(v), known.array(v)) for v in given)
+
+        return needed(known.target, repairs, error, EXACT) if given else tuple(repairs)
 
     def behind_the_end(self, repairs: Sequence[Repair]) -> Divergence | None:
         """Return what the source computes of the target's output, where that is one of its values; None if it computes nothing."""
@@ -204,6 +215,8 @@ class _Search:
         if not parts:
             return None
         source = few(known.between([part.value for part in parts], known.source_goal))
+        if not source and not confirms(known.array(known.goal)):  # signs in another order are no sign of anything
+            return None
         got, want, last = known.array(known.goal), known.source_goal, len(known.target.operations)
         begin = (parts[0].value,) if source and parts[0].axis is None else (want,)
         repair = Repair((), source, (known.goal,), (got,), begin, got, want.array, last, Change())
@@ -233,7 +246,10 @@ class _Search:
                 if outcome is None or repair is None:
                     continue
                 left = 0 if self.at_goal(outcome.rerun) else len(outcome.region())
-                if best is not None and (left, _is_weak(trial, outcome)) >= (best[0], _is_weak(best[1], best[3])):
+                if best is not None and (
+                    (left, _is_weak(trial, outcome)) >= (best[0], _is_weak(best[1], best[3]))
+                    or _goes_on_from(repair, best[2])
+                ):
                     continue
                 best = left, trial, repair, outcome
                 if not left or trial.missing_at is None:  # of a missing operation, all ways to put it in are compared
@@ -319,7 +335,7 @@ class _Search:
     def described(self, entry: int, trial: Trial, change: Change) -> Repair | None:
         """Return the repair that a change is; None if it is not a local one."""
         repair = self.describe(entry, trial, change)
-        return repair if is_local(repair, self.known) else None
+        return repair if trial.settings is not None or is_local(repair, self.known) else None
 
     def describe(self, entry: int, trial: Trial, change: Change) -> Repair:
         """Return the operations of both sides that the change stands for."""
@@ -341,7 +357,11 @@ class _Search:
             value, target = unchanged, known.behind(unchanged)
             put_in = put_in.reshape(unchanged.array.shape)
         taken = None if part.axis is None else (part.axis, part.index)
-        return Repair(target, source, operands, given, theirs, known.array(value), put_in, entry, change, taken=taken)
+        settings = None if trial.settings is None else trial.settings[0]
+        got = known.array(value)
+        return Repair(
+            target, source, operands, given, theirs, got, put_in, entry, change, taken=taken, settings=settings
+        )
 
     def unchanged(self, change: Change, value: Value, put_in: Array) -> Value | None:
         """Return the value that the target computes where another one is put in, if its operations give that back as it is.
@@ -388,6 +408,16 @@ class _Search:
         picks = [one for one, _ in behind if kind_of(one) == "pick"] if kind_of(entry) == "pick" else []
         # In front of a lookup JAX compares the indices with 0.
         return tuple(dict.fromkeys(picks or (one for one, depth in behind if depth == 1)))
+
+
+def _goes_on_from(repair: Repair, other: Repair) -> bool:
+    """Whether a repair stands for what the target computes too much of one value, as another one does, and for a layer behind it.
+
+    What that leaves, such as the same in the next layer, is repaired in its turn.
+    """
+    of_one = bool(other.target) and not other.source and all(len(set(one.data)) == 1 for one in other.target)
+    more = set(repair.target) - set(other.target)
+    return of_one and set(other.target) < set(repair.target) and any(kind_of(one) in LAYERS for one in more)
 
 
 def _is_weak(trial: Trial, known: Knowledge) -> bool:

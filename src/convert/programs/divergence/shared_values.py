@@ -48,6 +48,13 @@ def is_rare(array: Array) -> bool:
     return bool((2 * array != np.round(2 * array)).all())
 
 
+def confirms(array: Array) -> bool:
+    """Whether an equal array shows that what it is computed with is right: signs, classes and counts are equal by chance."""
+    if not array.size or array.dtype.kind != "f" or not (2 * array != np.round(2 * array)).any():
+        return False
+    return array.size < FEW or len(np.unique(np.abs(array))) >= FEW
+
+
 def visible(array: Array) -> Array:
     """Return an array with zeros for what a mask hides, of which each library has another number."""
     if array.dtype.kind != "f" or not array.size or np.abs(array).max() < HIDDEN:

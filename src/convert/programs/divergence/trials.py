@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from convert.programs.divergence.knowledge import Knowledge
 from convert.programs.divergence.layouts import layouts, places
 from convert.programs.divergence.limits import before_limits, goes_on, is_limit
 from convert.programs.divergence.rerun import Change
+from convert.programs.divergence.samplings import SAMPLES, with_other_settings
 from convert.programs.divergence.shared_values import FEW, Part, same_numbers
 from convert.programs.divergence.words import scalar
 from convert.programs.program import Operation, Value
@@ -36,6 +37,7 @@ class Trial:
         similar: whether both are results of operations that differ in a constant or a setting alone.
         missing_at: number of the entry, where the value is known and an operation is missing behind it.
         of_layer: whether the entry applies the weights of a layer, to which the source gives the other value.
+        settings: other ones with which the target's operation gives the other value, and what it gives; None for none.
     """
 
     known: Knowledge
@@ -45,10 +47,14 @@ class Trial:
     similar: bool
     missing_at: int | None
     of_layer: bool = False
+    settings: tuple[Mapping[str, Any], Array] | None = None
 
     def changes(self) -> Iterator[Change]:
         """Yield the ways to put it in."""
         known = self.known
+        if self.settings is not None:
+            yield Change({self.value: self.settings[1]})
+            return
         if self.of_layer and self.missing_at is not None:
             operation = known.target.operations[self.missing_at]
             at = operation.operands.index(self.value)
@@ -85,6 +91,7 @@ class Trial:
 def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
     """Yield what may be replaced near an entry by which value of the source's."""
     operation = known.target.operations[entry]
+    yield from _of_other_settings(known, operation, region)
     present = known.present()
     anchors = [(v, part) for v in operation.data for part in known.found.get(v, ())]
     anchors = anchors or [(v, part) for v in _in_front(known, operation) for part in known.found.get(v, ())]
@@ -124,6 +131,17 @@ def trials(known: Knowledge, entry: int, region: set[int]) -> Iterator[Trial]:
             fits = far and other.array.size == value.array.size and known.shared.tells(known.array(value))
             if fits and (other.array.any() or _is_computed_of_alone(known, other, value)):
                 yield Trial(known, value, Part(other), (0, far), False, entry)
+
+
+def _of_other_settings(known: Knowledge, operation: Operation, region: set[int]) -> Iterator[Trial]:
+    """Yield values of the source that a sampling behind an entry gives with another setting."""
+    for value, _ in _after(known, operation, region):
+        made = known.made_by[value]
+        if made.name == SAMPLES:
+            image, at = map(known.array, made.operands[:2])
+            for other in with_other_settings(made, (image, at)):
+                for part in known.shared.find(other[1])[:1]:
+                    yield Trial(known, value, part, (1, 1), True, None, settings=other)
 
 
 def _is_computed_of_alone(known: Knowledge, other: Value, value: Value) -> bool:

@@ -123,9 +123,7 @@ def named(
         if repair is not repairs[0] and _with_operations_of(repair, repairs[0]):
             continue  # the first difference, where its result is used again
         seen.add(what)
-        name, problem = describe(Both(repair, ours, theirs, activations, training))
-        if name in UNCLEAR and (which := other_selection(repair, ours, theirs)) and which not in problem:
-            name, problem = PART, f"{problem}; {which}"
+        name, problem = _described(Both(repair, ours, theirs, activations, training))
         moved_by = {name, *(which for _, which, _ in described.values())} == {MISSING, EXTRA}
         if described and not moved_by and (unsure := _behind(repair.operands, repair.target, ours, doubtful)):
             left_out = left_out or unsure
@@ -156,6 +154,13 @@ def named(
     first = Both(repairs[0], ours, theirs, activations, training)
     short = moved or brief(first, *chosen[0][1:], len(problems) - 1)
     return Named(name, problem, _fix(first, chosen[0][2]), short, by_rules)
+
+
+def _described(both: Both) -> tuple[str, str]:
+    """Name a repair and say what it undoes; where that is not clear, also which elements each side takes."""
+    name, problem = describe(both)
+    which = other_selection(both.repair, both.ours, both.theirs) if name in UNCLEAR else ""
+    return (PART, f"{problem}; {which}") if which and which not in problem else (name, problem)
 
 
 def _behind(
@@ -271,7 +276,7 @@ def _unproven(
     said, short = "", brief_of_entry(entry, divergence.instead, ours, theirs)
     if divergence.repairs and divergence.repairs[0].index <= ours.operations.index(entry):
         first = Both(divergence.repairs[0], ours, theirs, activations, training)
-        name, said = describe(first)
+        name, said = _described(first)
         short = brief(first, name, said, 0)
     own = {leaf for v in entry.operands if v.of_parameters for leaf in v.leaves}
     unknown = " and ".join(sorted(own.intersection(lacking)))

@@ -37,6 +37,7 @@ PLAIN = {
     "join": "joins",
     "random": "draws random numbers",
     "attention": "computes attention",
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), "compares the values"),
 }
 APPLIED = ("exp", "log", "tanh", "sigmoid", "silu", "relu", "softplus", "elu", "erf", "sin", "cos")
 ARITHMETIC = {
@@ -57,7 +58,24 @@ NOUNS = {
     "join": "the joined value",
     "pick": "the picked elements",
     "mask": "the masked value",
+    "limit": "the limited value",
+    "pooling": "the pooled value",
+    "resize": "the interpolated value",
+    "sort": "the sorted values",
+    "sqrt": "the square root",
+    "rsqrt": "the reciprocal of the square root",
+    "power": "the power",
+    "abs": "the absolute value",
+    "gelu": "the gelu",
+    "largest": "the largest value",
+    "smallest": "the smallest value",
     **{name: f"the {name}" for name in APPLIED},
+}
+INTERPOLATED = {
+    "cubic": "by cubic curves",
+    "linear": "linearly",
+    "nearest": "to the nearest element",
+    "grid": "linearly at given places",
 }
 POOLED = {"max": "the largest", "avg": "the mean", "sum": "the sum"}  # by a word in the operator's name
 SOFTMAX = ("largest", "subtract", "exp", "sum", "divide")
@@ -183,8 +201,12 @@ class Words:
             window = operation.settings.get("window_dimensions") or operation.settings.get("kernel_size") or ()
             sizes = [str(size) for size in window if size > 1] if isinstance(window, list | tuple) else []
             return PLAIN[kind] + by + (f" of {' x '.join(sizes)}" if by and sizes else "")
+        if operation.name == "grid_sampler_2d":
+            return "samples at given places"
         if kind == "resize":
-            return f"interpolates by {operation.name.strip('_')}"
+            how = next(how for word, how in INTERPOLATED.items() if word in operation.name)
+            corners = " with aligned corners" if operation.settings.get("align_corners") else ""
+            return f"interpolates {how}{corners}"
         if kind == "join" and any(v.of_parameters for v in operation.operands):
             return f"joins {self.other(operation)} to it"
         if operation.name in JOINS and (number := scalar(operation)) is not None:
@@ -226,9 +248,8 @@ class Words:
         return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
 
     def _is_passed_on(self, value: Value, given: Sequence[Array]) -> bool:
-        """Whether a choice that chooses nothing gives a value, and that is one of these."""
-        made = self.producer.get(value)
-        return made is not None and _is_idle(made) and any(same_numbers(value.array, x) for x in given)
+        """Whether a value is one of these; a choice that chooses nothing may give it."""
+        return any(same_numbers(value.array, x) for x in given)
 
     def other(self, operation: Operation) -> str:
         """Name the operand that no input is in, if there is one."""
@@ -256,10 +277,15 @@ class Words:
         weights = layer_of(operation, self.producer)
         if weights is not None:
             return f"what {weights} gives"
-        noun = NOUNS.get(kind_of(operation), "the value")
+        noun = NOUNS.get(kind_of(operation), "the mask" if _is_mask(value.array) else "the value")
         if operation.name in JOINS and len(operation.operands) > 1:
             noun = f"the {len(operation.operands)} values joined"
         return f"{noun} at {operation.where}" if operation.where else "a value"
+
+
+def _is_mask(array: Array) -> bool:
+    """Whether an array has nothing but zeros and ones, and both."""
+    return bool(np.isin(array, (0, 1)).all() and array.any() and not array.all())
 
 
 def user_of(value: Value, operations: Sequence[Operation], near: int = 0) -> list[Operation]:
@@ -362,7 +388,7 @@ def _taken(operation: Operation) -> str:
     if operation.name in ("rev", "flip"):
         axes = settings.get("dimensions", settings.get("dims", ()))
         return f"reverses axis {axes[0] % len(shape)}" if len(axes) == 1 else ""
-    if (at := _of_one_axis(operation)) is None:
+    if (at := of_one_axis(operation)) is None:
         return ""
     axis, which = at
     if len(which) == 1:
@@ -373,11 +399,11 @@ def _taken(operation: Operation) -> str:
 
 def takes_one(operation: Operation) -> tuple[int, int] | None:
     """Return (axis, index) where an operation takes what stands at one index of an axis; None where it takes something else."""
-    at = _of_one_axis(operation) if len(operation.results) == 1 else None
+    at = of_one_axis(operation) if len(operation.results) == 1 else None
     return (at[0], at[1][0]) if at is not None and len(at[1]) == 1 else None
 
 
-def _of_one_axis(operation: Operation) -> tuple[int, range] | None:
+def of_one_axis(operation: Operation) -> tuple[int, range] | None:
     """Return (axis, indices) that an operation takes; None where it takes them of several axes, or of none."""
     settings, shape = operation.settings, operation.operands[0].array.shape
     taken: list[tuple[int, range]] = []

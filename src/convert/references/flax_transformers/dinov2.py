@@ -21,6 +21,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "dinov2_model": ("last_hidden_state", "pooler_output"),
 }
 OUTPUTS |= {f"{model}_unmasked": outputs for model, outputs in OUTPUTS.items()}
+OUTPUTS |= {f"{model}_unbiased": outputs for model, outputs in OUTPUTS.items()}
 WHOLE = ("num_attention_heads", "mlp_ratio")
 
 

@@ -72,7 +72,7 @@ MODELS: dict[str, tuple[Published, ...]] = {
     "whisper": _WHISPER,
     **dict.fromkeys((f"llama_{of}{biased}" for of in ("lm", "model") for biased in ("", "_biased")), _LLAMA_FLAX),
     **dict.fromkeys(("mistral_lm", "mistral_model"), _MISTRAL_FLAX),
-    **dict.fromkeys((f"dinov2_{of}{without}" for of in ("classifier", "model") for without in ("", "_unmasked")), _DINOV2),
+    **dict.fromkeys((f"dinov2_{of}{without}" for of in ("classifier", "model") for without in ("", "_unmasked", "_unbiased", "_unmasked_unbiased")), _DINOV2),
     **dict.fromkeys((f"gemma_flax{of}{biased}" for of in ("", "_untied", "_model") for biased in ("", "_biased")), _GEMMA_FLAX),
     **dict.fromkeys(("flax_transformers", "flax_diffusers"), ()),  # their only fact, epsilon, is that of each module
 }  # fmt: skip

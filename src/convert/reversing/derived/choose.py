@@ -13,12 +13,13 @@ from convert.layers.leaf_sums import NEXT, PLUS, sums_of, what_is_lost
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
 from convert.planning.facts.values import published_version
-from convert.planning.match import cover
+from convert.planning.matching.match import cover
 from convert.planning.options import ConversionOptions
 from convert.planning.planner import plan_match
 from convert.planning.rule_match import match_rules
-from convert.planning.select_rules import Ambiguous, explain, own_options, pick, score
+from convert.planning.select_rules import Ambiguous, check_taken, explain, own_options, pick, score
 from convert.planning.target_formats.registry import with_target
+from convert.reversing.config_json import refused_values
 from convert.reversing.derived.layouts import DerivedSource, forms, keys_of, layout_of, named
 from convert.reversing.derived.leaves import TensorNames, claimed, wanted_leaves
 from convert.reversing.derived.modules import for_tensors
@@ -83,6 +84,7 @@ def plan_derived(
         questions |= dict.fromkeys(() if fitting else _question(trial, planned.error))
     if fitting:
         plan = _only(fitting, options)
+        check_taken(plan.forward.rules, candidates, options)
         return replace(plan, notes=(*plan.notes, *questions))
     raise _furthest(failed).error if failed else _of_another_model(candidates, written)
 
@@ -214,6 +216,8 @@ def _plan(trial: _Trial) -> ReversePlan | _Failed:
                     source, sizes = _tree(trial, form, root, choices, known)
                 stage = 2
                 settings = {**said, **choices, **rows_of_tables(form, target, written, trial.names, said)}
+                if refused := list(refused_values(rules, target, written.config or {}, sizes, trial.options.settings)):
+                    raise PlanError(*refused)
                 plan = plan_match(match_rules(rules, source, replace(options, settings=settings)))
                 return _described(reverse(plan, written, like=False), layout, rules)
             except MisfitError as misfit:

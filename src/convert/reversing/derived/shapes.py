@@ -18,7 +18,7 @@ from convert.layers.base import Step
 from convert.layers.leaves import MisfitError
 from convert.planning.compile.compiler import Compiler
 from convert.planning.constraints import Constraint, Statement, SumConstraint, bind
-from convert.planning.match import Coverage
+from convert.planning.matching.match import Coverage
 from convert.planning.outputs import join
 from convert.reversing.derived.leaves import WantedLeaf
 from convert.rules.file import Axis, RuleFile

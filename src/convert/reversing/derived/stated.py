@@ -9,6 +9,7 @@ from convert.planning.facts.settings import settable
 from convert.reversing.config_json import config_values
 from convert.reversing.derived.leaves import TensorNames, pattern_of
 from convert.reversing.derived.shapes import CONFIG, Known
+from convert.rules.allowed import TOKEN
 from convert.rules.file import RuleFile
 from convert.writing.written import Written
 
@@ -50,7 +51,8 @@ def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str,
         for name, _, value in config_values(rules.targets[target].config, written.config or {}):
             own = rules.facts.get(name)
             number = isinstance(own, int | float) or name in sizes  # a fact that is asked for, and is a size
-            if name in known and number and isinstance(value, int | float) and own != value:
+            token = name in rules.allowed and rules.allowed[name].kind == TOKEN  # in no leaf
+            if name in known and number and isinstance(value, int | float) and own != value and not token:
                 found[name] = value
     said = written.stated("settings") if _is_of(rules, written) else {}
     return found | {name: value for name, value in said.items() if name in known}

@@ -17,10 +17,12 @@ from convert.core.path_pattern import parse_pattern
 from convert.layers import KINDS
 from convert.layers.shared_keys import parse_letter
 from convert.rules import attention_macro
+from convert.rules.allowed import ALLOWED
 from convert.rules.formula import parse_formula
 from convert.rules.schema.header import (
     AXIS,
     COPIES,
+    DISTINGUISHED_BY,
     LAYOUT,
     LOADS,
     MODULES,
@@ -89,9 +91,17 @@ RULE_FILE = Record(
             MapOf(Anything()),
             "Hyperparameters of the source that no weight shows; `ask` if only --set, a version or the sidecar knows the value. Default: none.",
         ),
+        "allowed": Key(
+            MapOf(ALLOWED, "a mapping of facts to the values that they may have"),
+            "Mapping of a fact to the values that a model can have, also by letters and other facts, such as experts_per_token: {at_least: 1, at_most: E}. Another value is refused, whether --set, the sidecar or the config.json of the tensors gives it. Default: values of the kind that the file gives it.",
+        ),
         "sidecar": Key(
             SIDECAR,
             "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
+        ),
+        "distinguished_by": Key(
+            DISTINGUISHED_BY,
+            "Text file next to the checkpoint, or in the folder above it, of which a word tells the model from others with the same tree: a file that says otherwise is refused. Default: the tree tells.",
         ),
         "modules": Key(
             MODULES, "List of the modules of the target, for rules with `each`. Default: rules name their modules."

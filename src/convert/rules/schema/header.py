@@ -23,6 +23,7 @@ from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
 from convert.layers.shared_keys import PATTERN, parse_fact
+from convert.rules.allowed import ALLOWED
 from convert.rules.file import FORMATS, STEMS
 from convert.rules.formula import parse_formula
 from convert.rules.path_variants import VariantPath
@@ -57,6 +58,15 @@ def parse_axis_name(text: str) -> str:
     return text
 
 
+def parse_varying(value: bool | str) -> bool | str:
+    """Check the name of an index.
+
+    Raises:
+        ValueError: something else.
+    """
+    return parse_axis_name(value) if isinstance(value, str) else value
+
+
 AXIS = Record(
     {
         "is": Key(TEXT, "Meaning of the axis, in words.", required=True, example="model width"),
@@ -65,8 +75,8 @@ AXIS = Record(
             "Size of the axis, as a product of integers and letters such as 2*P. Default: any size.",
         ),
         "varies": Key(
-            FLAG,
-            "Whether the size may differ from layer to layer, as the channels of a ResNet do; the leaves of one layer agree. Default: false, and the letter is one size in the whole file.",
+            ListOf(Scalar((bool, str), "true, or the index of the layers", parse_varying), or_one=True),
+            "Whether the size may differ from layer to layer, as the channels of a ResNet do; the leaves of one rule agree in a layer. With the index of the layers such as i, or a list of such, those of all rules agree. Default: false, and the letter is one size in the whole file.",
         ),
     },
     "an axis",
@@ -201,12 +211,20 @@ def _formula(text: str) -> str:
     return text
 
 
+DISTINGUISHED_BY = Record(
+    {
+        "file": Key(TEXT, "File name, such as config.gin.", required=True, example="config.gin"),
+        "with": Key(TEXT, "Word that the file of this model has. One of `with` and `without` is given."),
+        "without": Key(TEXT, "Word that the file of this model does not have."),
+    },
+    "a file that tells a model from others",
+)
 SIDECAR = Record(
     {
         "file": Key(TEXT, "File name, such as config.json.", required=True, example="config.json"),
         "supported": Key(
             MapOf(ListOf(Anything())),
-            "Mapping of a key to the values that these rules support; other values are rejected. Default: any value.",
+            "Mapping of a key to the values that these rules support; other values are rejected. An empty list takes that of `extends` back: `allowed` says the rest. Default: any value.",
         ),
         "ignored": Key(
             MapOf(TEXT),
@@ -219,6 +237,10 @@ SIDECAR = Record(
         "adapted": Key(
             MapOf(TEXT),
             "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",
+        ),
+        "allowed": Key(
+            MapOf(ALLOWED, "a mapping of keys to the values that they may have"),
+            "Mapping of a key that is no fact to the values that it may have, as in `allowed` of the header; names in a bound are other keys, or letters. It also holds in the configurations inside the file. Default: any value.",
         ),
         "sizes": Key(
             MapOf(Scalar(str, "a formula of letters such as 2*F", _formula)),

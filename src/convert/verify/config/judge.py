@@ -137,10 +137,14 @@ def require_verified(facts: Iterable[JudgedFact]) -> Finding | None:
 
 def not_proven(level: LevelReport, facts: Iterable[JudgedFact]) -> LevelReport:
     """Return a model level that passed as inconclusive, if both models have an unconfirmed value from the same place."""
+    facts = tuple(facts)
     unverified = require_verified(facts)
     if unverified is None or level.level != "model" or level.verdict is not Verdict.PASSED:
         return level
-    reason = f"equal, but not verified: {', '.join(unverified.data['facts'])}"
+    named = {
+        f.name: f"{f.name} ({f.value})" if ":" in f.name else f.name for f in facts if f.open
+    }  # such as a dropped leaf
+    reason = f"equal, but not verified: {', '.join(named.values())}"
     return replace(level, verdict=Verdict.INCONCLUSIVE, reason=reason, findings=(unverified,))
 
 

@@ -16,6 +16,7 @@ from convert.planning.adapters.names import find_pairs
 from convert.planning.low_rank_source import Merge
 from convert.planning.merged_leaf import MergedLeaf, Sum
 from convert.planning.plan import Plan
+from convert.rules.file import further_names
 
 
 def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
@@ -75,7 +76,10 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     names = [rule.kind.tensor_name(layer.path.fill(numbers, choices), step.role, layer)]
     if step.tied:
         tied = [other.tensor.fill(numbers, choices) for other in layer.tied if other.kind_name == step.kind_name]
-        if step.tied == names[0] and (step.name in tied or not layer.tied):  # or a name that the target shares
+        again = [
+            other for name in (*names, *tied) for other in further_names(name, plan.rules.targets[plan.target].shared)
+        ]
+        if step.tied == names[0] and step.name in (*tied, *again):
             return None
         names += tied
     if names == [step.name]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,10 +91,18 @@ def pair_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
         "the scale not divided by the rank": lambda merge: merge.scale * rank,
         "the scale divided by the rank once more": lambda merge: merge.scale / rank,
         "the scale divided by the root of the rank": lambda merge: merge.scale * math.sqrt(rank),
+        "the scale divided by the rank, not by its root": lambda merge: merge.scale / math.sqrt(rank),
     }
+    others = dict.fromkeys(other.scale for other in plan.merges.values() if isinstance(other, Merge) and other.adapter)
+    for other in others if first.adapter else ():
+        scales[f"the scale {other:g}, that of other pairs"] = partial(_always, other)
     for gives, scale in scales.items():
         if scale(first) != first.scale:
             yield symmetric(OTHER_SCALE, gives, right, merged(1.0, scale))
+
+
+def _always(scale: float, merge: Merge) -> float:
+    return scale
 
 
 def _merge_of(part: Part, plan: Plan) -> Merge | None:

@@ -15,13 +15,14 @@ import numpy as np
 
 from convert.core.findings import Finding
 from convert.numerics.compare import Difference, difference
-from convert.numerics.tolerances import Tolerance, float64_tolerance, rounded_tolerance, run_floor
+from convert.numerics.tolerances import Tolerance, run_floor
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
+from convert.verify.model.bounds import bound_of_weights, with_rounded_tables, within_bounds
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
-from convert.verify.sides.run_torch import torch_in_float64
+from convert.verify.sides.run_torch import TorchInFloat64, torch_in_float64
 from convert.writing.written import Written
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -88,13 +89,14 @@ def check_backends(
         only: names of backends to run; None for all.
     """
     started = time.monotonic()
+    reference, corrected = within_bounds(reference, plan, evidence)
     torch_side = torch_in_float64(plan, written, reference, evidence, list(evidence.native_values), "cpu")
-    ours, as_written, perturbed = (
-        {name: evidence.pick(name, values[name]) for name in evidence.native_values if name in values}
-        for values in (torch_side.exact, torch_side.written, torch_side.perturbed)
-    )
-    theirs = evidence.float64_values if evidence.float64_values is not None else {}
-    float64 = {"JAX": theirs, "torch": as_written}
+    as_written = {
+        name: evidence.pick(name, torch_side.written[name])
+        for name in evidence.native_values
+        if name in torch_side.written
+    }
+    float64 = {"JAX": evidence.float64_values or {}, "torch": as_written}
     runs, locate, skipped, failed = _run_all(plan, written, reference, evidence, only)
     backends = [_backend(name, values, float64, evidence) for name, values in runs.items()]
     context = _Context(reference, evidence, float64, _allowed(backends, evidence, reference))
@@ -106,9 +108,9 @@ def check_backends(
             for name, why in failed
         ),
         *(finding for backend in backends for finding in _incomplete(backend, context)),
-        *_verdicts(backends, deviating, context, ours, perturbed, weights),
+        *_verdicts(backends, deviating, context, torch_side, weights),
     ]
-    notes = [f"{len(backends)} backends in {evidence.precision}, {_names(backends)}"]
+    notes = [f"{len(backends)} backends in {evidence.precision}, {_names(backends)}", *corrected]
     notes += [f"{name} was skipped: {why}" for name, why in skipped]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
@@ -274,12 +276,11 @@ def _verdicts(
     backends: list[_Backend],
     deviating: list[tuple[_Backend, str]],
     context: _Context,
-    ours: Values,
-    perturbed: Values,
+    torch_side: TorchInFloat64,
     weights: Verdict | None,
 ) -> list[Finding]:
     """Report the backends that deviate, and whether the two models differ in float64."""
-    conversion = _conversion(context, ours, perturbed)
+    conversion = _conversion(context, torch_side)
     agreeing = [backend for backend in backends if all(backend is not other for other, _ in deviating)]
     equal = conversion is None and weights is not Verdict.FAILED
     return [
@@ -328,24 +329,15 @@ def _deviation(
     )
 
 
-def _conversion(context: _Context, ours: Values, perturbed: Values) -> Finding | None:
-    """Report where the two models differ in float64: then it is a bug of the conversion, not of a backend.
-
-    Args:
-        perturbed: as in `TorchInFloat64`.
-    """
-    theirs = context.float64["JAX"]
-    evidence, reference = context.evidence, context.reference
-    for name in theirs:
-        if name not in ours or ours[name].shape != theirs[name].shape:
+def _conversion(context: _Context, torch_side: TorchInFloat64) -> Finding | None:
+    """Report where the two models differ in float64: then it is a bug of the conversion, not of a backend."""
+    evidence = context.evidence
+    for name, theirs in context.float64["JAX"].items():
+        if name not in torch_side.exact or torch_side.exact[name].shape != evidence.shape(name):
             continue
-        drift = context.between(evidence.native_values[name], theirs[name], name).relative
-        bound = float64_tolerance(drift, evidence.precision, reference.reduction, reference.depth)
-        if evidence.rounded:
-            bound = rounded_tolerance(
-                bound, context.between(perturbed[name], ours[name], name).relative, evidence.rounded
-            )
-        found = context.between(ours[name], theirs[name], name, "float64")
+        bound = bound_of_weights(name, context.reference, evidence, torch_side)
+        bound = with_rounded_tables(bound, name, evidence, torch_side)
+        found = context.between(evidence.pick(name, torch_side.exact[name]), theirs, name, "float64")
         if not found.relative <= bound.value:
             return Finding(
                 "outputs-differ",

@@ -9,13 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from convert.numerics.compare import Difference, agreement, difference
-from convert.numerics.tolerances import float64_tolerance, rounded_tolerance, run_tolerance
+from convert.numerics.tolerances import run_tolerance
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import Diagnosis, diagnose
+from convert.verify.model.bounds import bound_of_weights, with_rounded_tables, within_bounds
 from convert.verify.model.messages import differences, inconclusive, inconclusive_notes, is_other_function, not_compared
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.built_module import built_with
@@ -28,8 +27,6 @@ from convert.writing.written import Written
 if TYPE_CHECKING:
     import torch
 
-# Above what the shapes of the weights show, `reduction` and `depth` may be larger by these factors: sums over positions, iterations.
-REDUCTION, DEPTH = 16, 256
 SECOND_CALL = "the second call"
 MOST_CASTS = 3  # that a finding lists
 
@@ -142,24 +139,6 @@ def _rounding(
     return "; ".join(f"{line} rounds {what}" for line, what in list(casts.items())[:MOST_CASTS])
 
 
-def within_bounds(reference: Reference, plan: Plan, evidence: Evidence) -> tuple[Reference, list[str]]:
-    """Return the reference with `reduction` and `depth` that the model can have, and notes on what was corrected.
-
-    A sum has no more terms than a tensor has elements. Large ones make the tolerances so wide that they hide a difference.
-    """
-    sizes = [np.size(x) for x in evidence.inputs.values()]
-    longest = REDUCTION * max(step.spec.size for step in plan.steps)
-    deepest = DEPTH * (len(plan.steps) + max((n for x in evidence.inputs.values() for n in np.shape(x)), default=0))
-    bounds = {"reduction": max(longest, *sizes) if sizes else longest, "depth": deepest}
-    wrong = {name: bound for name, bound in bounds.items() if getattr(reference, name) > bound}
-    notes = [
-        f"`{name}` = {getattr(reference, name):,} of the reference is more than this model can have; the tolerances are derived from "
-        f"{bound:,}"
-        for name, bound in wrong.items()
-    ]
-    return replace(reference, **wrong), notes  # type: ignore[arg-type]
-
-
 def _jax_drift(name: str, evidence: Evidence) -> float:
     """Return the error of JAX's native run against its float64 run; 0 where it is unknown or not finite, which allows nothing."""
     if evidence.float64_values is None:
@@ -194,23 +173,12 @@ def _measure(
         float64 = _located(
             difference(exact, evidence.float64_values[name], precision="float64", mask=mask), name, evidence
         )
-        native_error = difference(evidence.native_values[name], evidence.float64_values[name], mask=mask).relative
-        float64_bound = float64_tolerance(native_error, precision, reduction, depth)
+        of_weights = bound_of_weights(name, reference, evidence, torch_side)
+        weights = (
+            of_weights.value if evidence.rounded else 0.0
+        )  # the native runs may differ by as much as the float64 runs
+        float64_bound = with_rounded_tables(of_weights, name, evidence, torch_side)
         predicted_float64 = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
-        if evidence.rounded:
-            perturbed = difference(evidence.pick(name, torch_side.perturbed[name]), exact, mask=mask).relative
-            float64_bound = rounded_tolerance(float64_bound, perturbed, evidence.rounded)
-            weights = float64_bound.value  # the native runs may differ by as much as the float64 runs
-        for side, values, shaken in (
-            ("JAX code", evidence.float64_values, evidence.shaken),
-            ("PyTorch code", torch_side.exact, torch_side.shaken),
-        ):
-            if shaken is not None:
-                moved = difference(
-                    evidence.pick(name, shaken[name]), evidence.pick(name, values[name]), mask=mask
-                ).relative
-                said = f"numbers of the {side} were rounded before it ran, and are known"
-                float64_bound = rounded_tolerance(float64_bound, moved, "float32", said)
         if torch_side.written is not torch_side.exact:
             weights += difference(written, evidence.float64_values[name], mask=mask).relative
     allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)

@@ -135,9 +135,9 @@ class _Model:
             name = next(
                 (n for n, v in self.plan.facts.items() if v == condition.number and not isinstance(v, bool)), ""
             )
-            span = f"values from {condition.low:g} to {condition.high:g}"
-            outcome = "always" if condition.holds else "never"
-            value = f"{outcome} {condition.sign} {condition.number:g} ({span})"
+            span = f"x is from {condition.low:g} to {condition.high:g}"
+            outcome = "true" if condition.holds else "false"
+            value = f"x {condition.sign} {condition.number:g} is always {outcome} ({span})"
             following = f"{name or 'the number'} has no effect: give inputs that reach it"
             yield _fact(condition.where, value, following, "the JAX model")
 

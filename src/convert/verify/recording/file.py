@@ -154,6 +154,7 @@ def _evidence(path: Path, manifest: Manifest, arrays: Mapping[str, Array]) -> Ev
         f"recorded in {path.name}{part}",
         manifest.environment,
         samples,
+        moved=manifest.moved,
     )
 
 

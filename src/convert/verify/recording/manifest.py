@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,7 @@ class Manifest:
         unlifted: primitives that could not be computed in float64.
         environment: package -> version.
         values: in the order of the data.
+        moved: as in `Evidence`.
         data: `checksum` of the tensors and of the other fields.
     """
 
@@ -82,6 +84,7 @@ class Manifest:
     unlifted: tuple[str, ...]
     environment: Mapping[str, str]
     values: tuple[Value, ...]
+    moved: Mapping[str, float]
     data: str
 
     def grid(self, name: str) -> Grid | None:
@@ -120,6 +123,7 @@ class Manifest:
                 "environment": dict(self.environment),
                 "sampling": METHOD,
                 "values": [value.to_list() for value in self.values],
+                **({"moved": dict(self.moved)} if self.moved else {}),
                 "data": self.data,
             },
             sort_keys=True,
@@ -174,6 +178,7 @@ class ManifestReader:
             unlifted=tuple(map(str, unlifted)),
             environment={str(k): str(v) for k, v in self._of(content, "environment", dict).items()},
             values=self._values(content),
+            moved=self._moved(content),
         )
 
     def _of(self, content: Mapping[str, Any], key: str, kind: type) -> Any:
@@ -237,6 +242,12 @@ class ManifestReader:
         if len({value.float64 for value in values}) != 1:
             damaged(self.path, "some values are recorded in float64, and others are not")
         return tuple(values)
+
+    def _moved(self, content: Mapping[str, Any]) -> dict[str, float]:
+        moved: dict[str, float] = self._of(content, "moved", dict) if "moved" in content else {}
+        if not all(type(change) is float and 0 <= change < math.inf for change in moved.values()):
+            damaged(self.path, "'moved' in the manifest is not a map of relative changes")
+        return moved
 
 
 def _texts(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -160,6 +161,7 @@ def write_recording(
         unlifted=evidence.unlifted,
         environment={**_versions(), **evidence.environment},
         values=(),
+        moved={name: change if math.isfinite(change) else 0.0 for name, change in evidence.moved.items()},
         data=UNKNOWN,
     )
     selection = _Selection(evidence, numbers, seed)

@@ -31,8 +31,8 @@ class Evidence:
         origin: where the values come from, for people: a live run, or which recording.
         environment: package -> version, on the machine that ran the model.
         samples: name -> the part of a value that a recording kept, for values that it did not keep whole.
-        shaken: the float64 values with the constants of the JAX code that were rounded to float32 moved by as much as rounding may have
-            moved them; None where it has none, or the run was recorded.
+        moved: name -> the largest relative change of the float64 value when the constants that the JAX code rounded to float32 move by as
+            much as rounding may have moved them; empty where it rounded none.
         rounded: the coarsest dtype of weights whose values before rounding are unknown; empty when all are known.
         notes: remarks for the report.
     """
@@ -47,7 +47,7 @@ class Evidence:
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)
     rounded: str = ""
-    shaken: Values | None = None
+    moved: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property

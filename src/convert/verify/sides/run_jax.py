@@ -9,6 +9,7 @@ import numpy as np
 
 from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import is_float, numpy_dtype
+from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.numerics.real_numbers import as_real, in_float64
 from convert.planning.plan import CONFIGURED, UNUSED, Plan
@@ -76,16 +77,21 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
         require_outputs(reference.outputs, "jax", native)
         lifted = lift(side)
         float64 = lifted(weights, dict(inputs))
-        shaken = lift(side, shaken=True)(weights, dict(inputs)) if lifted.rounded else None
+        shaken = lift(side, shaken=True)(weights, dict(inputs)) if lifted.rounded else {}
+    masks = dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in native.items()}))
+    exact = _in_order_of(native, float64)
     return Evidence(  # in the order of the native run; the float64 run passes through a jaxpr, which sorts the keys
         inputs,
-        _in_order_of(native, float64),
+        exact,
         {name: in_float64(value) for name, value in native.items()},
-        dict(require_masks(reference.masks(inputs), {name: np.shape(value) for name, value in native.items()})),
+        masks,
         precision,
         lifted.unlifted,
         environment={"jax": jax.__version__},
-        shaken=None if shaken is None else _in_order_of(native, shaken),
+        moved={
+            name: difference(as_real(np.asarray(value)), exact[name], mask=masks.get(name)).relative
+            for name, value in shaken.items()
+        },
     )
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
+from convert.numerics.blocks import everywhere, largest
 from convert.numerics.compare import epsilon
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.find import Corruption
+from convert.verify.weights.corruption.relations import along, sample, sums_along
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_OTHERS = 128  # tensors that are read for one wrong tensor
@@ -22,16 +24,15 @@ SCALE, BIAS = "a scale folded in", "a bias folded in"
 
 def find_folded(step: Step, plan: Plan, got: Array, want: Array) -> Corruption | None:
     """Return what of the same layer is folded into the tensor; None if nothing known is."""
-    if not is_float(want.dtype.name) or got.ndim == 0 or not np.isfinite(got.astype(np.float64)).all():
+    if not is_float(want.dtype.name) or got.ndim == 0 or not np.isfinite(largest(got)):
         return None
-    x, y = got.astype(np.float64), want.astype(np.float64)
     slack = 4 * max(epsilon(want.dtype.name), epsilon("float32"))
     layer = layer_of(step.name)
     near = [s for s in plan.steps if s.parts and s.name != step.name and layer_of(s.name) == layer][:MAX_OTHERS]
     small = [s for s in near if is_float(s.spec.dtype) and s.spec.size <= MAX_SIZE]
     values = {s.name: expected(s, plan.source).astype(np.float64) for s in small}
     vectors = {name: v for name, v in values.items() if v.ndim == 1}
-    return _scale(x, y, slack, vectors) or _bias(x, y, slack, values, vectors)
+    return _scale(got, want, slack, vectors) or _bias(got, want, slack, values, vectors)
 
 
 def layer_of(name: str) -> str:
@@ -41,18 +42,26 @@ def layer_of(name: str) -> str:
     return ".".join(parts[: last + 1])
 
 
-def _scale(x: Array, y: Array, slack: float, vectors: dict[str, Array]) -> Corruption | None:
+def _scale(got: Array, want: Array, slack: float, vectors: dict[str, Array]) -> Corruption | None:
     """Find the scale of a norm that is multiplied into the weight."""
-    for axis, size in enumerate(x.shape) if x.ndim > 1 else ():
-        shape = [1] * x.ndim
-        shape[axis] = size
+
+    def holds(got: Array, want: Array, factor: Array) -> bool:
+        x, made = got.astype(np.float64), want.astype(np.float64) * factor
+        return bool(np.all(np.abs(x - made) <= slack * np.maximum(np.abs(x), np.abs(made))))
+
+    for axis, size in enumerate(got.shape) if got.ndim > 1 else ():
         for text, factor in _factors({name: v for name, v in vectors.items() if len(v) == size}):
-            made = y * factor.reshape(shape)
-            bound = slack * np.maximum(np.abs(x), np.abs(made))
+            factors = along(factor, axis, got.shape)
             with np.errstate(invalid="ignore"):
-                if np.all(np.abs(x - made) <= bound) and np.median(np.abs(x - y)) > 4 * np.median(bound):
+                if everywhere(holds, got, want, factors) and _tells(slack, *sample(got, want, factors)):
                     return Corruption(SCALE, f"axis {axis} is multiplied by {text}")
     return None
+
+
+def _tells(slack: float, got: Array, want: Array, factor: Array) -> bool:
+    """Whether the change is larger than a few roundings."""
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    return bool(np.median(np.abs(x - y)) > 4 * np.median(slack * np.maximum(np.abs(x), np.abs(y * factor))))
 
 
 def _factors(vectors: dict[str, Array]) -> Iterator[tuple[str, Array]]:
@@ -72,20 +81,27 @@ def _factors(vectors: dict[str, Array]) -> Iterator[tuple[str, Array]]:
                         yield f"{scale} / sqrt({name} + {eps:g})", v / np.sqrt(var + eps)
 
 
-def _bias(x: Array, y: Array, slack: float, values: dict[str, Array], vectors: dict[str, Array]) -> Corruption | None:
+def _bias(
+    got: Array, want: Array, slack: float, values: dict[str, Array], vectors: dict[str, Array]
+) -> Corruption | None:
     """Find the vector that is added along an axis: a row of a table, or a weight times the bias of what comes before it."""
-    added = x - y
-    for axis, size in enumerate(x.shape):
-        rows = np.moveaxis(added, axis, -1).reshape(-1, size)
-        vector = rows.mean(axis=0)
-        bound = slack * float(max(np.abs(x).max(), np.abs(y).max()))
-        if np.abs(rows - vector).max() > bound or not np.median(np.abs(vector)) > 4 * bound:
+    bound = slack * max(largest(got), largest(want))
+    for axis in range(got.ndim):
+        _, _, means, right_means = sums_along(got, want, axis)
+        vector = means - right_means
+
+        def holds(got: Array, want: Array, added: Array) -> bool:
+            return not np.abs(got.astype(np.float64) - want.astype(np.float64) - added).max() > bound
+
+        if not np.median(np.abs(vector)) > 4 * bound or not everywhere(
+            holds, got, want, along(vector, axis, got.shape)
+        ):
             continue
-        for text, made, size_of_terms in _vectors(vector, x.ndim, values, vectors):
+        for text, made, size_of_terms in _vectors(vector, got.ndim, values, vectors):
             for sign in (1, -1):
                 if np.abs(vector - sign * made).max() <= bound + slack * size_of_terms:
                     how, to = ("added", "to") if sign > 0 else ("subtracted", "from")
-                    where = "it" if x.ndim == 1 else f"each of its vectors along axis {axis}"
+                    where = "it" if got.ndim == 1 else f"each of its vectors along axis {axis}"
                     return Corruption(BIAS, f"{text} is {how} {to} {where}")
     return None
 

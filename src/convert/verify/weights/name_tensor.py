@@ -12,7 +12,7 @@ from convert.core.tensor_spec import TensorSpec
 from convert.layers.base import Part, Step
 from convert.layers.mistake import Mistake
 from convert.layers.step_tensor import exact, expected
-from convert.numerics.bits import nearly, same_bits, unequal
+from convert.numerics.bits import nearly, same_bits
 from convert.planning.ambiguity import TwinTree, twin_trees
 from convert.planning.plan import Plan
 from convert.verify.mistakes.catalogue import known_mistakes
@@ -96,6 +96,8 @@ class NameTensor:
 
     def _in_parts(self, step: Step, got: Array, known: Known | None) -> Corruption | None:
         """Name what is wrong with some parts of a tensor, the others being right; nothing where one value is wrong."""
+        if len(step.parts) < 2:
+            return None
         source = self.plan.source
         parts = [(k, part, np.ascontiguousarray(part.share(got))) for k, part in enumerate(step.parts)]
         made = [(part_of(step, k), values) for k, _, values in parts]
@@ -179,7 +181,7 @@ def _some_indices(step: Step, got: Array, right: Array) -> Indices | None:
     """Return the indices that differ, where their values tell a mistake: several, and neither zeros nor two rows exchanged."""
     if len(step.parts) > 1:  # each part is looked at by itself
         return None
-    some = indices_that_differ(np.argwhere(unequal(got, right)), got.shape)
+    some = indices_that_differ(got, right)
     if some is None or len(some.indices) == 2 or some.take(got).size < MIN_TELLS:
         return None
     values = some.take(got).reshape(-1)

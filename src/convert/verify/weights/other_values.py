@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.numerics.bits import unequal
+from convert.numerics.bits import count_unequal
 from convert.numerics.real_numbers import as_real
 from convert.verify.weights.corruption.relations import indices_that_differ
 
@@ -90,13 +90,13 @@ def measure_distance(got: Array, want: Array) -> Distance:
         a, b = x[k : k + BLOCK].astype(np.float64), y[k : k + BLOCK].astype(np.float64)
         with np.errstate(all="ignore"):
             sums += [a.sum(), b.sum(), a @ a, b @ b, a @ b, (a - b) @ (a - b)]
-    return Distance(got.size, int(np.count_nonzero(unequal(got, want))), tuple(map(float, sums)))
+    return Distance(got.size, count_unequal(got, want), tuple(map(float, sums)))
 
 
 def measure_part(got: Array, want: Array) -> tuple[str, Distance] | None:
     """Measure the few indices of an axis that hold all differences, and say which; None: each axis differs everywhere."""
     got, want = as_real(got), as_real(want)
-    place = indices_that_differ(np.argwhere(unequal(got, want)), got.shape)
+    place = indices_that_differ(got, want)
     if place is None:
         return None
     distance = measure_distance(*map(place.take, (got, want)))

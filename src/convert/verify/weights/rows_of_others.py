@@ -11,7 +11,8 @@ import numpy as np
 from convert.core.tensor_spec import is_float
 from convert.layers.base import Step
 from convert.layers.step_tensor import expected
-from convert.numerics.bits import same_bits, unequal
+from convert.numerics.bits import same_bits
+from convert.numerics.blocks import BLOCK, largest
 from convert.numerics.compare import epsilon
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.find import Corruption
@@ -53,7 +54,7 @@ def find_one_row(step: Step, plan: Plan, got: Array, want: Array) -> Corruption 
     others = [
         s for s in plan.steps if s.parts and s.name != step.name and not s.tied and s.spec.dtype == step.spec.dtype
     ]
-    place = indices_that_differ(np.argwhere(unequal(got, want)), got.shape)
+    place = indices_that_differ(got, want)
     if place is not None and len(place.indices) == 1 and _tells(row := place.take(got).reshape(-1)):
         for other in [s for s in others if s.spec.size == row.size][:MAX_OTHERS]:
             if same_bits(row, expected(other, plan.source).reshape(-1)):
@@ -79,14 +80,14 @@ def find_averaged(got: Array, want: Array) -> Corruption | None:
     """Find blocks along an axis, such as heads, that are each the mean of the right ones, or of a group of them."""
     if not is_float(want.dtype.name) or got.ndim == 0:
         return None
-    slack = 8 * max(epsilon(want.dtype.name), epsilon("float32")) * float(np.abs(want.astype(np.float64)).max())
+    slack = 8 * max(epsilon(want.dtype.name), epsilon("float32")) * largest(want)
     for axis, size in enumerate(got.shape):
-        x, y = (_rows(v, axis) for v in (got, want))
+        x, y = (np.moveaxis(v, axis, 0) for v in (got, want))
         for width in _divisors(size):
             blocks = size // width
             for group in _divisors(blocks, first=2):
                 shape = (blocks // group, group, width, -1)
-                if all(_is_mean(a.reshape(shape), b.reshape(shape), slack) for a, b in ((x[:, :1], y[:, :1]), (x, y))):
+                if all(_is_mean(a.reshape(shape), b.reshape(shape), slack) for a, b in _columns(x, y)):
                     of = (
                         f"the {blocks} blocks"
                         if group == blocks
@@ -94,6 +95,19 @@ def find_averaged(got: Array, want: Array) -> Corruption | None:
                     )
                     return Corruption(AVERAGED, f"{of} of {width} along axis {axis} are each the mean of these blocks")
     return None
+
+
+def _columns(got: Array, want: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield the first column of two tensors, and then some columns at a time."""
+    size = len(got)
+    if got.ndim == 1:
+        yield got, want
+        return
+    step = max(1, BLOCK * got.shape[-1] // got.size)
+    first = (slice(None), *(slice(0, 1),) * (got.ndim - 1))
+    yield got[first], want[first]
+    for k in range(0, got.shape[-1], step):
+        yield got[..., k : k + step].reshape(size, -1), want[..., k : k + step].reshape(size, -1)
 
 
 def _is_mean(got: Array, want: Array, slack: float) -> bool:

@@ -195,7 +195,7 @@ class AtomicOutput:
 
     def _replace_directory(self, ours: Callable[[str], bool]) -> None:
         for entry in sorted(self.out.iterdir()):
-            if ours(entry.name):
+            if ours(entry.name) or os.path.lexists(self.path / entry.name):  # a new file takes the place of an old one
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.copytree(entry, self.path / entry.name, symlinks=True, copy_function=file_calls.link)

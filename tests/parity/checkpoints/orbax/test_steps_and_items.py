@@ -65,6 +65,16 @@ def test_items(managed: Path) -> None:
     assert (finding.code, finding.fix) == ("checkpoint-option", "leave out --item params")
 
 
+def test_a_directory_of_many_other_things_lists_the_trees(managed: Path, tmp_path: Path) -> None:
+    """A wrong directory, such as /tmp: the error named each of a thousand folders in it."""
+    shutil.copytree(managed / "two", tmp_path / "many")
+    for k in range(40):
+        (tmp_path / "many" / f"a{k}").mkdir()
+    problem = refusal(tmp_path / "many").problem
+    assert problem.startswith("several items are trees: opt (tree), params (tree), a0 (not a tree), ")
+    assert problem.endswith("(not a tree) and 31 more") and problem.count("(") == 12
+
+
 def test_a_single_array_can_be_named_as_item(managed: Path) -> None:
     assert same(open_orbax(managed / "items", item="array").read("checkpoint"), np.ones(2))
 

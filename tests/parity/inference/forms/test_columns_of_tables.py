@@ -186,15 +186,21 @@ def test_columns_that_no_table_has_are_a_difference() -> None:
     assert not found.complete and found.differences
 
 
-def test_a_difference_at_a_lookup_does_not_say_that_the_source_has_none() -> None:
-    def function(w: Any, x: Any) -> Any:
-        return gate(w["f"][:, x], w["g"][:, x]).transpose(
-            1, 2, 0
-        )  # two tables with the width first, which are not tried
+def _width_first(w: Any, x: Any) -> Any:
+    return gate(w["f"][:, x], w["g"][:, x]).transpose(1, 2, 0)
 
-    found = derive(function, Wide(halves), {"f": (C, N), "g": (C, N)}, tokens(N, 4, 9))
-    (difference,) = found.differences
-    assert (
-        difference.brief
-        == "in e: of the input x, the target picks elements, the JAX model does so, too, with other results"
+
+def test_tables_with_the_width_first_are_found() -> None:
+    found = derive(_width_first, Wide(halves), {"f": (C, N), "g": (C, N)}, tokens(N, 4, 9))
+    assert found.complete and sources(found) == {"e.weight": ("f", "g")}, sources(found)
+
+
+def test_a_difference_at_a_lookup_does_not_say_that_the_source_has_none() -> None:
+    found = derive(
+        lambda w, x: _width_first(w, jnp.minimum(x, N - 2)),
+        Wide(halves),
+        {"f": (C, N), "g": (C, N)},
+        tokens(N, 4, 9),
     )
+    (difference,) = found.differences
+    assert difference.brief == "in e: the target picks elements, and so does the JAX model, with other results"

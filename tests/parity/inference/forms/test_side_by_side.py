@@ -227,3 +227,27 @@ def test_a_bias_that_the_source_of_a_convolution_lacks():
     module = Convolved()
     written = rules(derive(function, module, {"k": (3, A, A)}, floats(3, A, 7)), module)
     assert written[-1].startswith("- value: 0") and written[-1].endswith("constant: c.bias")
+
+
+def test_a_vector_and_a_matrix_of_one_column_in_one_layer():
+    """As NeuMF, whose JAX code has a vector for the product of both embeddings and a layer for the others."""
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.o = nn.Linear(WIDTH, A, bias=False), nn.Linear(2 * A, 1, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            a = torch.tanh(self.e(x))
+            return self.o(torch.cat([a * x[..., :A], a], -1))[..., 0]
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        a = jnp.tanh(x @ w["e"])
+        return (a * x[..., :A]) @ w["h"] + (a @ w["k"])[..., 0]
+
+    module = One()
+    written = rules(derive(function, module, {"e": SHAPES["e"], "h": (A,), "k": (A, 1)}), module)
+    assert [rule.split("\n  ", 1)[1] for rule in written if "o.weight" in rule] == [
+        'axes: C\n  parameter: {name: o.weight, axes: ".(C + C)", part: "1 of 2"}',
+        'axes: C.\n  parameter: {name: o.weight, axes: ".(C + C)", part: "2 of 2"}',
+    ]

@@ -61,6 +61,7 @@ def test_scales_and_offsets_in_a_stack_or_one_by_one(shapes: dict[str, Any], sta
     assert rules(found, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shapes", "stacked"), [(STACKED, False), (SINGLE, True)])
 def test_another_function_of_the_scores_is_a_difference(shapes: dict[str, Any], stacked: bool) -> None:
     found = derive(_unit, Unit(stacked, power=3), shapes, floats(3, T, D))

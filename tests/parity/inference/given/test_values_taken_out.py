@@ -93,6 +93,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("between", "named"), CHOSEN.values(), ids=CHOSEN)
 def test_values_that_choose_a_path_leave_the_difference_as_it_is(between: Callable[[Any], Any], named: str) -> None:
     made = found(Net(between))

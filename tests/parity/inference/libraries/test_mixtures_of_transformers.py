@@ -7,17 +7,16 @@ weights that are found, so that it is recorded again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 
 from convert.inference.derivation import Derivation
-from convert.inference.infer import infer
-from support.inferred import rms_norm
+from support.inferred import derive_logits, rms_norm, tokens
 
 WIDTH, HEADS, GROUPS, HEAD, EXPERTS, TOKENS, LAYERS, WINDOW = 16, 4, 2, 4, 4, 23, 2, 3
 BASE, EPSILON = 10000.0, 1e-5
@@ -93,13 +92,7 @@ def derived(experts: str, **fault: Any) -> Derivation:
     )  # fmt: skip
     config._attn_implementation, config._experts_implementation = "eager", experts
     torch.manual_seed(0)
-    return infer(
-        lambda leaves, given: {"y": forward(leaves, given["x"], **fault)},
-        GptOssForCausalLM(config).eval(),
-        lambda module, given: {"y": module(input_ids=given["x"], use_cache=False).logits},
-        lambda seed: {"x": np.random.default_rng(seed).integers(0, TOKENS, (2, 6))},
-        shapes(),
-    )
+    return derive_logits(partial(forward, **fault), GptOssForCausalLM(config), shapes(), tokens(TOKENS, 2, 6))
 
 
 @pytest.mark.slow

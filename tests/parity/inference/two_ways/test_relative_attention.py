@@ -24,14 +24,17 @@ def _positions() -> Any:
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(2 * T - 1, D)
 
 
-def _source(*, folded: bool, bias: tuple[int, ...]) -> Callable[[Any, Any], Any]:
-    """Shifts the scores by indices."""
+def _source(*, folded: bool, bias: tuple[int, ...], pairs: bool = False) -> Callable[[Any, Any], Any]:
+    """Shifts the scores by indices; or takes the row of each pair of `pairs` in front of the product."""
 
     def function(w: Any, x: Any) -> Any:
         q, k, v = (jnp.einsum("btd,dnh->btnh", x, w[c]) + w["b" + c] for c in "qkv")
         p = jnp.einsum("td,dnh->tnh", _positions(), w["p"])
         one, two = (w[c].reshape(N, H) for c in ("one", "two"))
         made = relative_scores(q, k, p, one, two, folded=folded)
+        if pairs:
+            rows = p[T - 1 - np.arange(T)[:, None] + np.arange(T)]
+            made = jnp.einsum("btnh,bsnh->bnts", q + one, k) + jnp.einsum("btnh,tsnh->bnts", q + two, rows)
         scores = jax.nn.softmax(made / np.sqrt(H), -1)
         return jnp.einsum("bnts,bsnh,nhd->btd", scores, v, w["o"]) + w["bo"]
 
@@ -98,6 +101,14 @@ def test_biases_of_queries_in_any_form(source: bool, target: bool, of_source: st
     assert rules(found, module)
 
 
+@pytest.mark.parametrize("fault", ["", pytest.param("shift", marks=pytest.mark.slow)])
+def test_the_row_of_each_pair_meets_queries_with_biases(fault: str) -> None:
+    module = Attention((N, H), fault=fault)
+    found = derive(_source(folded=False, bias=(N, H), pairs=True), module, _shapes((N, H)), floats(2, T, D))
+    assert found.complete == (not fault), found.differences
+    assert not fault or (found.proof is None and grades(found).isdisjoint({Grade.DERIVED, Grade.INTERCHANGEABLE}))
+
+
 @pytest.mark.parametrize("fault", ["shift", pytest.param("one bias", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("folded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fault_is_never_derived(fault: str, folded: bool) -> None:
@@ -133,3 +144,40 @@ def test_a_table_of_relative_positions_in_the_keys_or_in_the_scores() -> None:
     found = derive(source, Shaw(), {**dict.fromkeys("qkvo", (D, D)), "r": (7, H)}, floats(2, T, D))
     assert found.complete
     assert sources(found) == {"q.weight": "q", "k.weight": "k", "v.weight": "v", "o.weight": "o", "r.weight": "r"}
+
+
+@pytest.mark.parametrize("fault", ["", pytest.param("keys", marks=pytest.mark.slow)])
+def test_biases_behind_the_parts_of_a_fused_matrix(fault: str) -> None:
+    """DeBERTa's fused matrix has the parts of each head side by side; queries and values get their biases behind it."""
+
+    def source(w: Any, x: Any) -> Any:
+        q, k, v = (jnp.einsum("btd,dnh->btnh", x, w[c]) for c in "qkv")
+        scores = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q + w["bq"], k) / 2, -1)
+        return jnp.einsum("bnts,bsnh,nhd->btd", scores, v + w["bv"], w["o"])
+
+    class Fused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.o = torch.nn.Linear(D, 3 * D, bias=False), torch.nn.Linear(D, D, bias=False)
+            self.q_bias, self.v_bias = (torch.nn.Parameter(torch.randn(D)) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.qkv(x).view(len(x), -1, N, 3 * H).transpose(1, 2).chunk(3, -1)
+            one, two = (b.view(1, 1, N, H).transpose(1, 2) for b in (self.q_bias, self.v_bias))
+            k, v = (k + two, v) if fault else (k, v + two)
+            scores = ((q + one) / 2 @ k.transpose(-2, -1)).softmax(-1)
+            return self.o((scores @ v).transpose(1, 2).reshape(x.shape))
+
+    shapes = {**dict.fromkeys("qkv", (D, N, H)), **dict.fromkeys(("bq", "bv"), (N, H)), "o": (N, H, D)}
+    found = derive(source, Fused(), shapes, floats(2, T, D))
+    if fault:
+        assert not found.complete and found.differences and found.proof is None
+        assert Grade.DERIVED not in grades(found)
+        return
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    assert sources(found) == {
+        "qkv.weight": ("q", "k", "v"),
+        "q_bias": "bq",
+        "v_bias": "bv",
+        "o.weight": "o",
+    }

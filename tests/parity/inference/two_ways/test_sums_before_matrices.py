@@ -127,13 +127,13 @@ def test_two_leaves_that_may_change_places_are_interchangeable_where_they_were_g
 
 
 def test_what_neither_a_repair_nor_a_guess_explains_is_undecided() -> None:
-    """Scores with a matrix between queries and keys: one program multiplies the keys by it, the other one the queries (DeepSeek's absorbed form)."""
+    """Scores with a matrix between queries and keys: one program multiplies the keys by it, the other one the queries, each feature times a number."""
 
     def source(w: Any, x: Any) -> Any:
         return (x @ w["q"]) @ jnp.swapaxes((x @ w["c"]) @ w["k"], 1, 2)
 
     def target(m: Any, x: Any) -> Any:
-        return (m.q(x) @ m.k.weight) @ m.c(x).mT
+        return ((m.q(x) * torch.arange(1, D + 1)) @ m.k.weight) @ m.c(x).mT
 
     narrow, wide = torch.nn.Linear(D, 6, bias=False), torch.nn.Linear(6, D, bias=False)
     module = Net(target, q=_linear(), c=narrow, k=wide)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import HEADS, WIDTH, derive, floats, grades, rules, sources
+from support.inferred import HEADS, WIDTH, derive, floats, grades, rules, sources, tokens
 
 D, N, T, BUCKETS = WIDTH, HEADS, 6, 7
 ROWS = np.clip(np.arange(T) - np.arange(T)[:, None] + 3, 0, BUCKETS - 1)
@@ -109,3 +109,48 @@ def test_another_largest_bias_is_never_derived() -> None:
     found = derive(_swin, Swin(8.0), SWIN, floats(2, T, D))
     assert not found.complete and found.proof is None
     assert found.differences[0].brief == "behind q: the target adds parameters, the JAX model adds"
+
+
+class Words(torch.nn.Module):
+    """Adds up the words of a sentence; those of one number have no embedding, if it `hides` it."""
+
+    def __init__(self, hides: int | None, *, in_table: bool) -> None:
+        super().__init__()
+        self.t, self.o = torch.nn.Embedding(BUCKETS, D), torch.nn.Linear(D, D)
+        self.hides, self.in_table = hides, in_table
+
+    def forward(self, x: Any) -> Any:
+        if self.in_table:
+            kept = torch.arange(BUCKETS)[:, None] != self.hides
+            return self.o(torch.tanh(torch.nn.functional.embedding(x, self.t.weight * kept).sum(1)))
+        rows = self.t(x) if self.hides is None else self.t(x) * (x != self.hides).unsqueeze(-1)
+        return self.o(torch.tanh(rows.sum(1)))
+
+
+def _words(*, in_table: bool) -> Any:
+    def function(w: Any, x: Any) -> Any:
+        table = jnp.asarray(w["t"])
+        rows = table.at[0].set(0.0)[x] if in_table else jnp.where((x > 0)[..., None], table[x], 0)
+        return jnp.tanh(rows.sum(1)) @ w["o"] + w["b"]
+
+    return function
+
+
+OF_WORDS = {"t": (BUCKETS, D), "o": (D, D), "b": (D,)}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [(True, False), *(pytest.param(x, True, marks=pytest.mark.slow) for x in (False, True))]
+)
+def test_a_row_of_zeros_is_a_row_that_is_hidden(source: bool, target: bool) -> None:
+    """As in MemN2N: the word of the padding has no embedding."""
+    module = Words(0, in_table=target)
+    found = derive(_words(in_table=source), module, OF_WORDS, tokens(BUCKETS, 9, T))
+    assert found.complete and sources(found.tensor("t.weight")) == "t", found.differences
+    assert rules(found, module)
+
+
+@pytest.mark.parametrize("hides", [None, pytest.param(1, marks=pytest.mark.slow)])
+def test_another_hidden_row_is_never_derived(hides: int | None) -> None:
+    found = derive(_words(in_table=True), Words(hides, in_table=False), OF_WORDS, tokens(BUCKETS, 9, T))
+    assert not found.complete and found.proof is None and found.differences

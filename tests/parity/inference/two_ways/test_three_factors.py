@@ -103,24 +103,28 @@ def _two_maps(w: Any, h: Any, u: Any) -> Any:
 
 
 class TwoMaps(nn.Module):
-    """Differential attention; `of_first`: the number multiplies the first map."""
+    """Differential attention; `of_first`: the number multiplies the first map; `fault`: the second one is squared."""
 
-    def __init__(self, of_first: bool = False) -> None:
+    def __init__(self, of_first: bool = False, fault: bool = False) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(D, D, bias=False) for _ in range(4))
-        self.n, self.of_first = nn.Parameter(torch.zeros(())), of_first
+        self.n, self.of_first, self.fault = nn.Parameter(torch.zeros(())), of_first, fault
 
     def forward(self, h: Any, u: Any) -> Any:
         one, two = ((layer(h) @ u.mT).softmax(-1) for layer in (self.q, self.k))
+        two = two.square() if self.fault else two
         return self.o((self.n * one - two if self.of_first else one - self.n * two) @ self.v(u))
 
 
 @pytest.mark.parametrize("of_first", [False, True])
 def test_a_number_times_a_product_or_one_of_its_values(of_first: bool) -> None:
+    """Where it multiplies the first map, that is the other program's second one, and the head has the other sign."""
     module = TwoMaps(of_first)
     found = _derive(_two_maps, module, MAPS)
-    assert found.complete is not of_first
-    if found.complete:
-        assert grades(found) == {Grade.DERIVED} and rules(found, module)
-    else:
-        assert grades(found) <= UNPROVEN
+    assert grades(found) == {Grade.DERIVED}
+    assert any("prescaled_by: -1" in rule for rule in rules(found, module)) is of_first
+
+
+def test_another_map_is_a_difference() -> None:
+    found = _derive(_two_maps, TwoMaps(fault=True), MAPS)
+    assert not found.complete and grades(found) <= UNPROVEN

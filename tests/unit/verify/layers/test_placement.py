@@ -55,6 +55,28 @@ def test_a_stacked_parameter_without_letters_takes_an_element_of_each_layer() ->
     assert place(plan, first, second.parts[0]) is not None, "another layer's element"
 
 
+SHARED = """\
+model: m
+title: M
+targets: {torch: {loads: T, shared: {g.embed: [d.embed], g.head: [d.head]}}}
+rules:
+- {from: table, axes: VD, embedding: {module: g.embed.word, tied: g.head}}
+- {from: 'h_{i}', axes: AD, embedding: 'h.{i}'}
+"""
+
+
+def test_a_tied_table_of_a_module_that_several_places_use_has_all_its_names() -> None:
+    """An ELECTRA's table, which the generator's head and the discriminator use, was said to be of another tensor."""
+    tree = {name: np.ones((3, 2), np.float32) for name in ("table", "h_0")}
+    plan = make_plan(parse_rules(SHARED), MemorySource(tree))
+    names = {step.name: step for step in plan.steps}
+    shared = [f"{side}.{name}.weight" for side in "gd" for name in ("embed.word", "head")]
+    assert {*shared, "h.0.weight"} == names.keys()
+    assert not any(place(plan, names[name], part) for name in shared for part in names[name].parts)
+    stranger = dataclasses.replace(names["g.head.weight"], name="d.other.weight")
+    assert place(plan, stranger, stranger.parts[0]) is not None, "a name that no rule gives it"
+
+
 OF_TWO_PATHS = """\
 model: m
 title: M

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from convert.inference.forms.hidden.certain import hides, with_others
-from convert.inference.forms.hidden.perturbed import HUGE, changes, others, run
-from convert.programs.program import Array, Operation, Value
+from convert.inference.forms.hidden.certain import Certain, hides, with_others, with_small
+from convert.inference.forms.hidden.perturbed import changes, others, run
+from convert.programs.program import Array, Operation
 
 HIDDEN, HELD, SHOWN = 0, 1, 2  # any number does; numbers near it do, as of a score that a mask hides; it shows
 NEAR = 0.1  # relative
 
 
-def levels_of(operation: Operation, k: int, levels: Sequence[Array], certain: Mapping[Value, Array]) -> Array:
+def levels_of(operation: Operation, k: int, levels: Sequence[Array], certain: Certain) -> Array:
     """Return the level of each element of an operand of floats, given those of the results."""
     operand = operation.operands[k]
     all_shown = np.full(operand.array.shape, SHOWN, np.int8)
@@ -35,17 +35,22 @@ def levels_of(operation: Operation, k: int, levels: Sequence[Array], certain: Ma
 
 
 class _Trial:
-    """An operation that is run with other numbers in one operand, once with its other operands, and once with others in them."""
+    """An operation that is run with other numbers in one operand, once with its other operands, once with others in them, and
+    with small numbers in all of them.
+    """
 
-    def __init__(self, operation: Operation, k: int, levels: Sequence[Array], certain: Mapping[Value, Array]) -> None:
+    def __init__(self, operation: Operation, k: int, levels: Sequence[Array], certain: Certain) -> None:
         self._operation, self._k, self._levels = operation, k, levels
         own = [x.array for x in operation.operands]
         *_, drawn = with_others(operation, certain)
         drawn[k] = own[k]
         self._bases = [own, drawn]
+        if certain.free(operation.operands[k]).any():
+            self._bases.append(with_small(operation, certain))
         self._x, self._shape = own[k], own[k].shape
         met = [x for j, x in enumerate(operation.operands) if j != k]
-        self._selects = bool((np.abs(own[k]) >= HUGE).any()) or any(hides(x, certain) for x in met)
+        self._mask = np.broadcast_to(certain.hide(operation.operands[k]), self._shape)
+        self._selects = bool(self._mask.any()) or any(hides(x, certain) for x in met)
         firsts = [run(operation, base) for base in self._bases]
         self._before = [first for first in firsts if first is not None]
         self.runs = len(self._before) == len(self._bases)
@@ -124,15 +129,18 @@ class _Trial:
         return axes[0] if axes and seen else None
 
     def _touched(self, here: Array, result: int) -> Array:
-        near, *_ = others(self._x, here, 2)
+        near, *_ = others(self._x, here, 2, self._mask)
         return self._changed(1, near, result)[0]
 
     def _effects(self, here: Array, result: int, level: Array) -> Array:
         """Return what level the elements have that change a result: where other numbers near them do, or only others far from them."""
         found = np.zeros(level.shape, np.int8)
-        ways = [(SHOWN, base, x) for base, x in zip((0, 1, 1), others(self._x, here, 2), strict=True)]
-        if (here & (np.abs(self._x) >= HUGE)).any():
-            ways = [(HELD, base, np.where(here, 0.0, self._x)) for base in (0, 1)] + ways
+        ways = [(SHOWN, base, x) for base, x in zip((0, 1, 1), others(self._x, here, 2, self._mask), strict=True)]
+        for small in self._bases[2:]:
+            _, far, _ = others(small[self._k], here, 2, self._mask)
+            ways.append((SHOWN, 2, far))
+        if (here & self._mask).any():
+            ways = [(HELD, base, np.where(here, 0.0, of[self._k])) for base, of in enumerate(self._bases)] + ways
         for of, base, x in ways:
             changed, far = self._changed(base, x, result)
             found[changed & ((level == SHOWN) | ((level == HELD) & far))] = of
@@ -147,7 +155,8 @@ class _Trial:
         if before.dtype.kind != "f" or not changed.any():
             return changed, changed
         with np.errstate(all="ignore"):
-            return changed, changed & ~(np.abs(after[result] - before) <= NEAR * np.abs(before))
+            near = np.isfinite(before) & (np.abs(after[result] - before) <= NEAR * np.abs(before))
+            return changed, changed & ~near
 
     def _with(self, base: int, x: Array) -> list[Array]:
         return [*self._bases[base][: self._k], x, *self._bases[base][self._k + 1 :]]

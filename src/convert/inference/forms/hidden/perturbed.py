@@ -8,12 +8,19 @@ import numpy as np
 
 from convert.programs.program import REFUSALS, Array, Operation
 
-HUGE = 1e3  # no activation is larger; what is added to hide a score is
+HUGE = 1e3  # what is added to hide a score is larger, with any weights
 CHANGED = 1e-12  # relative
 
 
-def others(array: Array, where: Array, seed: int) -> Iterator[Array]:
-    """Yield an array with other numbers in some elements: of the same sign, as a logarithm needs them, and far on either side."""
+def others(array: Array, where: Array, seed: int, mask: Array | bool = False) -> Iterator[Array]:
+    """Yield an array with other numbers in some elements: of the same sign, as a logarithm needs them, and far on either side.
+
+    Args:
+        array: as it is.
+        where: these elements.
+        seed: of the numbers.
+        mask: which elements hide what they are added to; they still do with the others.
+    """
     if not where.any():
         yield from [array] * 3
         return
@@ -21,10 +28,12 @@ def others(array: Array, where: Array, seed: int) -> Iterator[Array]:
     factor = random.uniform(1.1, 1.9, array.shape)
     with np.errstate(over="ignore"):  # a mask may be the largest number
         scaled = np.where(array == 0, factor, array * factor)
-    yield np.where(where & (np.abs(array) < HUGE), scaled, array)
+    yield np.where(where & ~np.asarray(mask), scaled, array)
     noise = random.uniform(1.0, 3.0, array.shape) * random.choice((-1.0, 1.0), array.shape)
+    size = np.where(mask, np.minimum(np.abs(array), HUGE / 10), np.abs(array))
     for step in (noise, -noise):
-        yield np.where(where, array + step * (1 + np.minimum(np.abs(array), HUGE / 10)), array)
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield np.where(where, array + step * (1 + size), array)
 
 
 def run(operation: Operation, operands: Sequence[Array]) -> list[Array] | None:
@@ -42,4 +51,5 @@ def changes(before: Array, after: Array) -> Array:
         if before.dtype.kind not in "fc":
             return np.asarray(before != after)
         same = (before == after) | (np.isnan(before) & np.isnan(after))
-        return np.asarray(~same & ~(np.abs(after - before) <= CHANGED * np.maximum(np.abs(before), np.abs(after))))
+        largest = np.maximum(np.abs(before), np.abs(after))
+        return np.asarray(~same & ~(np.isfinite(largest) & (np.abs(after - before) <= CHANGED * largest)))

@@ -8,19 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from convert.inference.forms.elements import ShownAlone
-from convert.inference.forms.hidden.certain import certain_elements, hides
+from convert.inference.forms.elements import MOVES, ShownAlone
+from convert.inference.forms.hidden.certain import Certain, certain_elements, hides
 from convert.inference.forms.hidden.influence import HIDDEN, SHOWN, levels_of
 from convert.inference.forms.hidden.perturbed import changes, others, run
 from convert.programs.program import Array, Operation, Program, Value
 
 
-def hidden_elements(program: Program) -> dict[Value, Array]:
-    """Return which elements of the values of data no output depends on, of those that have such."""
-    certain = certain_elements(program)
+def hidden_elements(program: Program, *, masks: bool = True) -> dict[Value, Array]:
+    """Return which elements of the values of data no output depends on, of those that have such and others.
+
+    Args:
+        masks: whether it counts that masks and zeros hide elements; otherwise only that nothing takes them.
+    """
+    levels = _levels_of_values(program, certain_elements(program) if masks else None)
+    floats = (x for x in (*program.inputs.values(), *_results(program)) if x.data and x.array.dtype.kind == "f")
+    every = {x: levels[x] == HIDDEN for x in floats if x in levels}
+    found = {value: hidden for value, hidden in every.items() if hidden.any() and not hidden.all()}
+    for operation in program.operations:
+        if all(x not in levels or not levels[x].any() for x in operation.results):
+            found.update(_made_of_hidden(operation, found))
+    return found
+
+
+def without_idle_operations(program: Program) -> Program:
+    """Return the program with zeros in place of results that no output takes an element of, made without parameters.
+
+    Where a norm is applied to the results of all layers, and the last of them is taken, the others are such.
+    """
+    levels, new = _levels_of_values(program, None), dict[Value, Value]()
+    operations = []
+    for operation in program.operations:
+        made, data = operation.results, operation.data
+        floats = all(x.data and x.array.dtype.kind == "f" for x in made)
+        if data and floats and not any(x in levels and levels[x].any() for x in made):
+            zeros = tuple(Value(np.zeros(x.array.shape), data=True) for x in made)
+            new.update(zip(made, zeros, strict=True))
+            again = partial(_given, zeros)
+            operation = replace(
+                operation, name="zeros_like", operands=data[:1], results=zeros, settings={}, again=again
+            )
+        elif any(x in new for x in operation.operands):
+            operation = replace(operation, operands=tuple(new.get(x, x) for x in operation.operands))
+        operations.append(operation)
+    return replace(program, operations=tuple(operations))
+
+
+def _levels_of_values(program: Program, certain: Certain | None) -> dict[Value, Array]:
+    """Return the level of each element of the values that operations take; without what is certain, as operations move them."""
     levels: dict[Value, Array] = {}
     for value in program.outputs.values():
         levels[value] = np.full(value.array.shape, SHOWN, np.int8)
@@ -32,13 +71,7 @@ def hidden_elements(program: Program) -> dict[Value, Array]:
                 known = levels.setdefault(operand, np.zeros(operand.array.shape, np.int8))
                 if used:
                     levels[operand] = np.maximum(known, _levels(operation, k, of_results, certain))
-    floats = (x for x in (*program.inputs.values(), *_results(program)) if x.data and x.array.dtype.kind == "f")
-    every = {x: levels[x] == HIDDEN for x in floats if x in levels}
-    found = {value: hidden for value, hidden in every.items() if hidden.any() and not hidden.all()}
-    for operation in program.operations:
-        if all(x not in levels or not levels[x].any() for x in operation.results):
-            found.update(_made_of_hidden(operation, found))
-    return found
+    return levels
 
 
 def shown_alone(program: Program, hidden: Mapping[Value, Array]) -> Program:
@@ -57,6 +90,10 @@ def shown_alone(program: Program, hidden: Mapping[Value, Array]) -> Program:
         operations=tuple(map(made, program.operations)),
         outputs={name: new.get(value, value) for name, value in program.outputs.items()},
     )
+
+
+def _given(values: Sequence[Value], _: Sequence[Array]) -> list[Array]:
+    return [value.array for value in values]
 
 
 def _results(program: Program) -> Iterator[Value]:
@@ -79,15 +116,18 @@ def _made_of_hidden(operation: Operation, hidden: Mapping[Value, Array]) -> Iter
                 yield result, changed
 
 
-def _levels(operation: Operation, k: int, levels: Sequence[Array], certain: Mapping[Value, Array]) -> Array:
+def _levels(operation: Operation, k: int, levels: Sequence[Array], certain: Certain | None) -> Array:
     """Return the levels of an operand; without trying what shows as a whole in any case."""
     operand, others = operation.operands[k], [x for j, x in enumerate(operation.operands) if j != k]
     plain = (
         all((level == SHOWN).all() for level in levels)
-        and not any(hides(x, certain) for x in others)
-        and not any(x in certain for x in operation.results)
         and sum(x.array.size for x in operation.results) >= operand.array.size
     )
+    if certain is None:
+        plain = plain and operation.name not in MOVES
+    else:
+        apart = any(hides(x, certain) for x in others) or any(x in certain.same for x in operation.results)
+        plain = plain and not apart
     if plain or operand.array.dtype.kind != "f":
         return np.full(operand.array.shape, SHOWN, np.int8)
-    return levels_of(operation, k, levels, certain)
+    return levels_of(operation, k, levels, certain or Certain())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.forms.elements import step
+from convert.inference.forms.elements import JOINS, step
 from convert.inference.forms.lookups.tables import each_lookup
 from convert.programs.program import Array, Operation, Program, Value
 
@@ -43,7 +43,7 @@ def field_by_field(program: Program) -> Program:
 def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | None:
     """Return the fields of a lookup; None if there is one, or if a number is a row of another field."""
     weight, data, result = operation.operands[0], operation.data, operation.results[0]
-    if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim != 2 or len(data) != 1:
+    if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim > 2 or len(data) != 1:
         return None
     found = _sum(data[0], made_by)
     if found is None:
@@ -72,6 +72,13 @@ def _sum(index: Value, made_by: dict[Value, Operation]) -> tuple[Value, Array] |
         made = made_by.get(value)
         if made is None:
             return None
+        if (
+            made.name in JOINS
+            and len(made.data) == 1
+            and all(x in made.data or not x.array.any() for x in made.operands)
+        ):
+            index = value = made.data[0]  # beside zeros, as `vmap` says where each row begins
+            continue
         given = [x for x in made.data if np.array_equal(x.array.ravel(), index.array.ravel())]
         if given:
             value = given[0]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import step
+from convert.inference.forms.elements import moved_by, step
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
@@ -42,8 +42,8 @@ class _Layout:
 
 
 def table_by_table(program: Program) -> Program:
-    """Return the program with a lookup for each table."""
-    return each_lookup(program, _layout, _apart)
+    """Return the program with a lookup for each table, and with the table taken first where each lookup has one of a stack, as `tables[0, ids]`."""
+    return each_lookup(each_lookup(program, _layout, _apart), _one_table, _taken_first)
 
 
 def each_lookup(
@@ -67,7 +67,7 @@ def each_lookup(
 def _layout(operation: Operation, made_by: dict[Value, Operation]) -> _Layout | None:
     """Return where the tables are; None if there is one, or if the data chooses among them."""
     weight, data = operation.operands[0], operation.data
-    if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim < 3 or len(data) != 1:
+    if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim < 2 or len(data) != 1:
         return None
     shape = weight.array.shape
     first = np.unravel_index(_positions(operation, _without_data(data[0], made_by)), shape)
@@ -90,13 +90,41 @@ def _layout(operation: Operation, made_by: dict[Value, Operation]) -> _Layout | 
     return _Layout(tables[0], rows[0], features, axis, tuple(along[k][0] for k in features))
 
 
-def _without_data(index: Value, made_by: dict[Value, Operation]) -> Array:
-    """Return an index with zeros in place of what an input chooses; constants that are joined with it stay."""
+def _without_data(index: Value, made_by: dict[Value, Operation], number: int = 0) -> Array:
+    """Return an index with a number in place of what an input chooses; constants that are joined with it stay."""
     made = made_by.get(index)
     if made is None or made.name not in ("concatenate", "cat", "stack"):
-        return np.zeros_like(index.array)
-    parts = [np.zeros_like(x.array) if x.data else x.array for x in made.operands]
+        return np.full_like(index.array, number)
+    parts = [np.full_like(x.array, number) if x.data else x.array for x in made.operands]
     return np.asarray(made.again(parts)[0])
+
+
+def _one_table(operation: Operation, made_by: dict[Value, Operation]) -> tuple[int, int] | None:
+    """Return the axis of the parameter along which a lookup has the same number for all inputs, and the number; None if there is none."""
+    weight, data = operation.operands[0], operation.data
+    if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim < 2 or len(data) != 1:
+        return None
+    shape, index = weight.array.shape, data[0]
+    given = (index.array, *(_without_data(index, made_by, number) for number in (0, 1)))
+    at = [np.unravel_index(_positions(operation, one), shape) for one in given]
+    fixed = [k for k in range(len(shape)) if shape[k] > 1 and len({n for one in at for n in one[k].ravel()}) == 1]
+    return (fixed[0], int(at[0][fixed[0]].flat[0])) if len(fixed) == 1 else None
+
+
+def _taken_first(operation: Operation, table: tuple[int, int]) -> Iterator[Operation]:
+    """Yield the operation that takes a table out of a stack, and the lookup of its rows."""
+    axis, number = table
+    weight, index, result = operation.operands[0], operation.data[0], operation.results[0]
+    taken = step(operation, "select", (weight,), weight, lambda x: x.take(number, axis))
+    one = moved_by(taken, weight)
+
+    def rows(one: Array, index: Array) -> Array:
+        at = np.unravel_index(_positions(operation, index), weight.array.shape)
+        kept = tuple(n for k, n in enumerate(at) if k != axis)
+        return one[kept]
+
+    yield replace(taken, results=(one,))
+    yield step(operation, operation.name, (one, index), result, rows)
 
 
 def _positions(operation: Operation, index: Array) -> Array:

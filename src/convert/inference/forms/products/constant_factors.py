@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import COPIES, as_moved, step, without_idle
+from convert.inference.forms.elements import COPIES, as_moved, step, with_instead
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.programs.program import Operation, Program, Value, producers_of
 
@@ -67,14 +67,14 @@ def factors_behind(program: Program, numbers: frozenset[str], *, keep: bool) -> 
         keep: whether the products of what is scaled stay in the program as well.
     """
     made_by = producers_of(program.operations)
-    operations: list[Operation] = []
-    for operation in program.operations:
+
+    def instead(operation: Operation) -> list[Operation]:
         scaled = _scaled(operation, made_by)
-        scaled = scaled if _whole(scaled) in numbers else {}
-        made = list(_behind(operation, scaled)) if scaled else [operation]
-        made_by |= producers_of(made)
-        operations += [operation, *made] if scaled and keep else made
-    return replace(program, operations=tuple(operations if keep else without_idle(operations, program)))
+        made = list(_behind(operation, scaled)) if scaled and _whole(scaled) in numbers else []
+        made_by.update(producers_of(made))
+        return made
+
+    return with_instead(program, instead, keep=keep)
 
 
 def _scaled(operation: Operation, made_by: dict[Value, Operation]) -> dict[int, _Scaled]:

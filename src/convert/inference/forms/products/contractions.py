@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import step, without_idle
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
@@ -42,13 +43,20 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
     factors = _factors_of_data(program) if features else set()
     operations: list[Operation] = []
     joined: set[Operation] = set()
+    moved = False
     for operation in program.operations:
-        product = _product(operation, made_by)
+        times = made_by.get(operation.operands[0]) if operation.name in SUMS and operation.operands else None
+        product = _product(operation, times, made_by)
+        last = _parameter_last(times, made_by) if times is not None else []
+        if last and (apart := _product(operation, last[-1], made_by | producers_of(last))):
+            product = [*(product if keep else ()), *last[:-1], *apart]
+            moved = True
         outer = _outer(operation, made_by, program.buffers, factors) if features else []
         operations += product or outer or [operation]
         if product and uses[operation.operands[0]] == 1 and not keep:
             joined.add(made_by[operation.operands[0]])
-    return replace(program, operations=tuple(x for x in operations if x not in joined))
+    left = [x for x in operations if x not in joined]
+    return replace(program, operations=tuple(without_idle(left, program) if moved and not keep else left))
 
 
 def products_by_element(program: Program) -> Program:
@@ -100,9 +108,37 @@ def _moved(like: Operation, value: Value, order: Sequence[int], shape: Sequence[
     return replace(step, again=lambda x: [run(x[0])])
 
 
-def _product(total: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+def _parameter_last(times: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+    """Return the operations that multiply the data first, and the parameter last: ``(w x) y`` is ``(x y) w``; none where it is so already."""
+    weight, data = _factors(times.results[0], times.results[0].array.shape, made_by)
+    if weight is None or len(data) < 2:
+        return []
+    made: list[Operation] = []
+    for x in data[1:]:
+        both = (made[-1].results[0] if made else data[0], x)
+        leaves = frozenset().union(*(of.leaves for of in both))
+        made.append(
+            step(times, "mul", both, Value(both[0].array * both[1].array, data=True, leaves=leaves), np.multiply)
+        )
+    operands = (made[-1].results[0], weight)
+    return [*made, step(times, "mul", operands, times.results[0], np.multiply)]
+
+
+def _factors(
+    value: Value, shape: Sequence[int], made_by: dict[Value, Operation]
+) -> tuple[Value | None, tuple[Value, ...]]:
+    """Return the parameter and the data that are multiplied element by element to give a value; None where no parameter is."""
+    made = made_by.get(value)
+    if value.data and made is not None and made.name == "mul" and value.array.shape == shape:
+        for one, other in (made.operands, made.operands[::-1]):
+            weight, data = (one, ()) if one.of_parameters else _factors(one, shape, made_by)
+            if weight is not None and other.data:
+                return weight, (*data, other)
+    return None, ()
+
+
+def _product(total: Operation, times: Operation | None, made_by: dict[Value, Operation]) -> list[Operation]:
     """Return the operations that take the place of a sum; none if it adds up squares or no product, or over axes of one operand alone."""
-    times = made_by.get(total.operands[0]) if total.name in SUMS and total.operands else None
     if times is None or times.name != "mul" or len(set(times.operands)) != 2 or not times.results[0].data:
         return []  # squares are those of a norm, or of a variance
     shape = times.results[0].array.shape
@@ -188,15 +224,27 @@ def summed_axes(total: Operation, rank: int) -> tuple[int, ...]:
 
 def axes_kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -> list[int]:
     """Return the axes of the product along which a value is not repeated."""
-    array = value.elements[0] if value.elements else value.array
-    made = made_by.get(value)
-    may_repeat = bool(value.elements) or (made is not None and made.name in REPEATS)
-    first = len(shape) - array.ndim
+    rank = value.array.ndim
+    first = len(shape) - rank
     return [
         first + k
-        for k in range(array.ndim)
-        if array.shape[k] == shape[first + k] > 1 and not (may_repeat and (array == array.take([0], k)).all())
+        for k in range(rank)
+        if value.array.shape[k] == shape[first + k] > 1 and not is_repeated(value, k - rank, made_by)
     ]
+
+
+def is_repeated(value: Value, axis: int, made_by: dict[Value, Operation]) -> bool:
+    """Whether a value is the same in all places along an axis, as all is that it is computed of, place by place."""
+    if value.array.ndim < -axis or value.array.shape[axis] == 1:
+        return True
+    array = value.elements[0] if value.elements else value.array
+    if (array != array.take([0], axis)).any():
+        return False
+    made = made_by.get(value)
+    if value.elements or made is None or made.name in REPEATS:
+        return made is not None or bool(value.elements)
+    given = [x for x in made.operands if not x.constant]
+    return all(x.array.ndim == value.array.ndim and is_repeated(x, axis, made_by) for x in given)
 
 
 def without_repeats(like: Operation, value: Value, rank: int, kept: Sequence[int]) -> Operation:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import COPIES, as_moved, without_idle
+from convert.inference.forms.elements import COPIES, SPLITS, as_moved, before_moves, without_idle
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
 
@@ -39,7 +39,13 @@ class _Sum:
 def products_of_sums(program: Program) -> Counter[int]:
     """Return the sizes over which products of two values of data sum that are given a sum with a parameter: features, or what scores weigh."""
     made_by, uses = producers_of(program.operations), times_used(program)
-    found = ((op, axes_of(op, 1)) for op in program.operations if _sum(op, made_by, uses) is not None)
+    first: dict[
+        Value, Operation
+    ] = {}  # a form may keep the product that it writes in another way, which gives the same value
+    for operation in program.operations:
+        first.update((x, operation) for x in operation.results if x not in first)
+    products = (op for op in dict.fromkeys(first.values()) if _sum(op, made_by, uses) is not None)
+    found = ((op, axes_of(op, 1)) for op in products)
     return Counter(math.prod(op.operands[1].array.shape[k] for k in axes[1][1]) if axes else 0 for op, axes in found)
 
 
@@ -105,18 +111,14 @@ def _sum(product: Operation, made_by: dict[Value, Operation], uses: Counter[Valu
     if role_of(product) is not Role.PRODUCT or len(product.data) != 2 or len(product.operands) != 2:
         return None
     for side, value in enumerate(product.operands):
-        moves: list[Operation] = []
-        made = made_by.get(value)
-        while made is not None and made.name in COPIES and len(made.operands) == 1:
-            moves.insert(0, made)
-            made = made_by.get(made.operands[0])
+        _, made, moves = before_moves(value, made_by)
         if made is not None and _adds_parameter(made, made_by, uses):
-            return _Sum(side, made, tuple(moves))
+            return _Sum(side, made, moves)
     return None
 
 
 def _adds_parameter(operation: Operation, made_by: dict[Value, Operation], uses: Counter[Value]) -> bool:
-    """Whether an operation adds a parameter to data that is not the product of a layer as it is, whose bias it would be."""
+    """Whether an operation adds a parameter to data that is not the product of a layer as it is, or a part of it, whose bias it would be."""
     if operation.name not in SUMS or len(operation.operands) != 2 or operation.settings.get("alpha", 1) != 1:
         return False
     data, other = sorted(operation.operands, key=lambda x: not x.data)
@@ -124,15 +126,17 @@ def _adds_parameter(operation: Operation, made_by: dict[Value, Operation], uses:
         return False
     if operation.name == "sub" and operation.operands[0] is not data:
         return False
-    while uses[data] == 1 and operation.results[0].array.size == data.array.size:
+    size = operation.results[0].array.size
+    while uses[data] == 1 and data.array.size == size:
         made = made_by.get(data)
         if made is None:
             return False
         if role_of(made) in (Role.PRODUCT, Role.CONVOLUTION) and parameter_operands(made):
             return False
-        if made.name not in COPIES or len(made.operands) != 1:
+        if made.name not in COPIES | SPLITS or len(made.operands) != 1:
             break
         data = made.operands[0]
+        size = data.array.size if made.name in SPLITS else size
     return True
 
 

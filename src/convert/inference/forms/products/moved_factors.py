@@ -21,12 +21,12 @@ FACTOR = 3.0  # by which a value is multiplied to see whether it multiplies a re
 
 @dataclass(frozen=True, eq=False)
 class MovedFactor:
-    """A number of parameters that multiplies other data.
+    """A factor of parameters that multiplies other data.
 
     Attributes:
         index: of the source's operation.
         operation: it, with other data.
-        side: position of the number.
+        side: position of the factor.
     """
 
     index: int

@@ -13,19 +13,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import COPIES, step
+from convert.inference.forms.elements import before_moves, elements_looked_up, step
 from convert.inference.forms.products.commuted import equal
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 
 @dataclass(frozen=True, eq=False)
-class _Taken:
-    """A product with rows that are taken of a table. Its axes have numbers.
+class Taken:
+    """A product with rows that are taken of a table, of parameters or of data. Its axes have numbers.
 
     Attributes:
         product: the product.
         side: position of the rows.
+        shape: of the rows: batch, free axes, summed.
         data: the axes of what they multiply.
         batch, summed: axes of both.
         table: the table.
@@ -36,6 +37,7 @@ class _Taken:
 
     product: Operation
     side: int
+    shape: tuple[int, ...]
     data: tuple[int, ...]
     batch: tuple[int, ...]
     summed: int
@@ -74,10 +76,10 @@ def _with_table(product: Operation, made_by: dict[Value, Operation]) -> list[Ope
         if axes is None or not axes[1][0] or len(axes[1][1]) != 1 or not product.operands[1 - side].data:
             continue
         located = _located(value, made_by)
-        taken = None if located is None else _taken(product, side, *located)
-        if taken is None:
+        taken = None if located is None else rows_of(product, side, *located)
+        if taken is None or not taken.rows or set(taken.batch) <= set(taken.axes):
             continue
-        steps = _taken_behind(taken) if taken.summed in taken.axes else _added_before(taken)
+        steps = taken_behind(taken) if taken.summed in taken.axes else _added_before(taken)
         if steps and equal(steps[-1].again([steps[-1].operands[0].array])[0], product.results[0].array):
             return steps
     return []
@@ -85,28 +87,25 @@ def _with_table(product: Operation, made_by: dict[Value, Operation]) -> list[Ope
 
 def _located(value: Value, made_by: dict[Value, Operation]) -> tuple[Value, Array] | None:
     """Return a table of which constant indices take a value, and where each element of the value is in it; None if there is none."""
-    moves: list[Operation] = []
-    made = made_by.get(value)
-    while made is not None and made.name in COPIES and len(made.operands) == 1:
-        moves.insert(0, made)
-        made = made_by.get(made.operands[0])
+    _, made, moves = before_moves(value, made_by)
     if made is None or role_of(made) is not Role.LOOKUP:
         return None
     table, *indices = made.operands
     if table.constant or not all(x.constant for x in indices):
         return None
-    places = np.arange(table.array.size, dtype=np.float64).reshape(table.array.shape)
-    try:
-        at = np.asarray(made.again([places, *(x.array for x in indices)])[0])
-        for move in moves:
-            at = np.asarray(move.again([at])[0])
-    except REFUSALS:
-        return None
-    return (table, at.astype(int)) if at.shape == value.array.shape and np.isin(at, places).all() else None
+    at = elements_looked_up(made, moves)
+    return None if at is None or at.shape != value.array.shape else (table, at)
 
 
-def _taken(product: Operation, side: int, table: Value, at: Array) -> _Taken | None:
-    """Return what is taken, if whole rows are, and they differ along the batch."""
+def rows_of(product: Operation, side: int, table: Value, at: Array) -> Taken | None:
+    """Return what is taken, if whole rows are.
+
+    Args:
+        product: of the rows.
+        side: position of the rows.
+        table: the table.
+        at: which element of the table each element of the rows is.
+    """
     axes = axes_of(product, side)
     assert axes is not None, "those of a product with a batch"
     (of_data, (data_sum,)), (batch, (summed,)) = axes
@@ -121,7 +120,7 @@ def _taken(product: Operation, side: int, table: Value, at: Array) -> _Taken | N
         rows |= {named[k]: where} if along is None else {}
     count, last = len(batch), at.ndim - 1
     fixed = [last] if last in named.values() else range(count, last)  # along which the rows are whole
-    if not rows or set(range(count)) <= set(named.values()) or not {*fixed} <= set(named.values()):
+    if not {*fixed} <= set(named.values()):
         return None
     if any((where != where.take([0], j)).any() for where in rows.values() for j in fixed):
         return None
@@ -131,7 +130,8 @@ def _taken(product: Operation, side: int, table: Value, at: Array) -> _Taken | N
         for k in range(product.operands[1 - side].array.ndim)
     )
     axes_of_table = tuple(named[k] for k in range(table.array.ndim))
-    return _Taken(product, side, data, tuple(range(count)), last, table, axes_of_table, rows, tuple(range(count, last)))
+    batch, free = tuple(range(count)), list(range(count, last))
+    return Taken(product, side, at.shape, data, batch, last, table, axes_of_table, rows, tuple(free))
 
 
 def _along(axis: int, shape: Sequence[int]) -> Array:
@@ -139,7 +139,7 @@ def _along(axis: int, shape: Sequence[int]) -> Array:
     return np.arange(shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(shape))])
 
 
-def _product(taken: _Taken, data: Value, axes: Sequence[int]) -> tuple[Operation, list[int]]:
+def _product(taken: Taken, data: Value, axes: Sequence[int]) -> tuple[Operation, list[int]]:
     """Return the product of data that has these axes with the table, and the axes of its result."""
     both = [k for k in axes if k in taken.axes]
     batch = [k for k in both if k in taken.batch]
@@ -157,16 +157,16 @@ def _product(taken: _Taken, data: Value, axes: Sequence[int]) -> tuple[Operation
     return replace(made, settings={"dimension_numbers": numbers}), given
 
 
-def _taken_behind(taken: _Taken) -> list[Operation]:
+def taken_behind(taken: Taken) -> list[Operation]:
     """Return the product of the data with all rows, and the operation that takes its elements."""
     times, given = _product(taken, taken.product.operands[1 - taken.side], taken.data)
     whole, (result,) = times.results[0].array, taken.product.results
     sizes = dict(zip(taken.data, taken.product.operands[1 - taken.side].array.shape, strict=True))
-    sizes |= dict(zip((*taken.batch, *taken.free), next(iter(taken.rows.values())).shape, strict=False))
+    sizes |= dict(zip((*taken.batch, *taken.free), taken.shape, strict=False))
     shape = [sizes[k] for k in taken.result]
     rows = {k: _placed(where[..., 0], (*taken.batch, *taken.free), taken.result) for k, where in taken.rows.items()}
     at = [rows[k] if k in rows else _along(taken.result.index(k), shape) for k in given]
-    places = np.ravel_multi_index(np.broadcast_arrays(*at), whole.shape).reshape(result.array.shape)
+    places = np.ravel_multi_index([np.broadcast_to(k, shape) for k in at], whole.shape).reshape(result.array.shape)
     return [times, step(taken.product, "index", times.results, result, lambda x: x.ravel()[places])]
 
 
@@ -177,7 +177,7 @@ def _placed(array: Array, axes: Sequence[int], among: Sequence[int]) -> Array:
     return array.transpose(order).reshape([sizes.get(k, 1) for k in among])
 
 
-def _added_before(taken: _Taken) -> list[Operation]:
+def _added_before(taken: Taken) -> list[Operation]:
     """Return the sums of the data that meets each row of the table, their product with the table, and what gives the axes of the result."""
     data, (result,) = taken.product.operands[1 - taken.side], taken.product.results
     rest = [k for k in taken.data if k not in (*taken.batch, taken.summed)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.forms.elements import LAYOUTS, moved_by
+from convert.inference.forms.elements import LAYOUTS, before_moves, moved_by, spread_like
 from convert.programs.program import Operation, Program, Value, producers_of, times_used
 
 KINDS: dict[str, Any] = {"add": np.add, "add_any": np.add, "sub": np.add, "mul": np.multiply}
@@ -77,18 +77,13 @@ class _Rewriting:
 
     def _apart(self, operation: Operation, value: Value, moves: tuple[Operation, ...] = ()) -> Iterator[_Term]:
         """Yield the terms of a value of parameters or a constant; the value itself if it is no sum, or a constant one."""
-        between: list[Operation] = []
-        made = self._made_by.get(value)
-        while made is not None and made.name in LAYOUTS and len(made.operands) == 1:
-            between.insert(0, made)
-            made = self._made_by.get(made.operands[0])
+        _, made, between = before_moves(value, self._made_by, LAYOUTS)
         terms = _operands(made) if made is not None and _same_kind(made, operation) else []
         known = [term.constant and not self._is_late(operation, term) for term in terms]
         if made is None or not terms or any(known) or all(self._is_late(operation, term) for term in terms):
             yield _Term(value, moves)
             return
-        shape = made.results[0].array.shape
-        spread = replace(made, name="expand", settings={}, again=lambda x: [np.array(np.broadcast_to(x[0], shape))])
+        spread = spread_like(made)
         for term in terms:
             yield from self._apart(operation, term, (spread, *between, *moves))
 

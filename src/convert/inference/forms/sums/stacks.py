@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import LAYOUTS, elements_moved, step, without_idle
+from convert.inference.forms.elements import LAYOUTS, elements_moved, step, take, taken, without_idle
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
@@ -140,10 +140,6 @@ def _by_itself(take: Operation, number: int, taken: _Taken) -> list[Operation]:
 
 def _part(like: Operation, value: Value, places: Array, shape: Sequence[int]) -> tuple[Value, list[Operation]]:
     """Return some elements of a value in a shape, and the operation that takes them."""
-    run = partial(_at, places=places, shape=tuple(shape))
-    part = replace(value, array=run(value.array), elements=tuple(run(numbers) for numbers in value.elements))
-    return part, [step(like, "slice", (value,), part, run)]
-
-
-def _at(array: Array, places: Array, shape: tuple[int, ...]) -> Array:
-    return array.ravel()[places].reshape(shape)
+    at = places.reshape(shape)
+    part = taken(value, at)
+    return part, [step(like, "slice", (value,), part, partial(take, places=at))]

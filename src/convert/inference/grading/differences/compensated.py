@@ -43,6 +43,16 @@ def is_compensated(given: Array, got: Array, want: Array, function: Callable[[Ar
     return function is not None and _fits(x, z, function, FITS * lacking)
 
 
+def is_multiple(got: Array, want: Array) -> bool:
+    """Whether what one program computes is that of the other times one number above zero."""
+    ratio = _ratio(want, got)
+    return (
+        bool(np.isfinite(ratio).all())
+        and bool(ratio.min() > 0)
+        and float(np.ptp(ratio[got != 0])) <= 1e-9 * float(ratio.max())
+    )
+
+
 def _ratio(one: Array, two: Array) -> Array:
     """Return a quotient; 1 where it is 0 / 0."""
     with np.errstate(all="ignore"):

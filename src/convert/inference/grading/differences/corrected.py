@@ -13,8 +13,9 @@ from convert.core.errors import ConvertError
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.grading import proof
 from convert.inference.grading.differences.changed import changed
-from convert.inference.grading.differences.corrections import corrections
+from convert.inference.grading.differences.corrections import Correction, corrections
 from convert.inference.grading.differences.explained import GuessedRun
+from convert.inference.grading.differences.multiples import is_made_up
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart
 from convert.numerics.magnitude import relative_error
@@ -48,7 +49,7 @@ def of_corrected(
     given = _given(source)
     if not can_rerun(target, given) or not can_rerun(guessed.program, given):
         return None
-    for program in itertools.islice(_corrected(source, target, guessed), MOST):
+    for correction, program in itertools.islice(_corrected(source, target, guessed), MOST):
         try:
             found = derive(program)
             if found is None:
@@ -56,7 +57,8 @@ def of_corrected(
             tensors, in_form = found
             if any(tensor.ties for tensor in tensors):
                 tensors = _told_apart(tensors, in_form, program, fresh)
-            if _differ_there_alone(tensors, target, program, fresh):
+            alone = _differ_there_alone(tensors, target, program, fresh)
+            if alone and not (correction.factor and is_made_up(tensors, target, fresh[0])):
                 return tuple(tensors)
         except ConvertError:  # not a number
             continue
@@ -90,14 +92,14 @@ def with_those_behind(tensors: Sequence[Tensor], right: Sequence[Tensor]) -> tup
     return tuple(t if t.grade is Grade.IN_FRONT else behind[t.name] for t in tensors)
 
 
-def _corrected(source: Program, target: Program, guessed: GuessedRun) -> Iterator[Program]:
-    """Yield records of the target with a correction."""
+def _corrected(source: Program, target: Program, guessed: GuessedRun) -> Iterator[tuple[Correction, Program]]:
+    """Yield corrections, and records of the target with them."""
     for name in source.outputs:
         way, own = on_the_way(source, name), on_the_way(guessed.program, name)
         known = Knowledge(way, own, name, SharedValues(way, EXACT), guessed.lacking)
         for correction in corrections(known):
             try:
-                yield from changed(correction, guessed.program, target)
+                yield from ((correction, one) for one in changed(correction, guessed.program, target))
             except (ValueError, ConvertError):  # of another shape; not a number
                 continue
 

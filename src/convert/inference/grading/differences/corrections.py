@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.grading.differences.compensated import is_compensated, is_of_a_layer, only_hides
+from convert.inference.grading.differences.compensated import is_compensated, is_multiple, is_of_a_layer, only_hides
 from convert.inference.grading.differences.functions import Function, functions_of
 from convert.programs.divergence.constants import constant_of_parameters
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
@@ -42,6 +42,7 @@ class Correction:
         inputs: that it takes, by name.
         number: what the target should add to a parameter instead of another number; None where this is not the difference.
         tables: constants of the target -> what they should be; empty where these are not the difference.
+        factor: whether the source computes a multiple of what the target does, for which multiples of weights may make up.
     """
 
     given: Value
@@ -50,6 +51,7 @@ class Correction:
     inputs: Sequence[str] = ()
     number: float | None = None
     tables: Mapping[Value, Array] = field(default_factory=dict)
+    factor: bool = False
 
 
 def corrections(known: Knowledge) -> Iterator[Correction]:
@@ -191,10 +193,11 @@ def _correction(
         if any(f is not None and f.inputs for f in (mine, other)) and not only_hides(got, want):
             return None  # the layer may give what is computed of inputs, too
         own = (lambda x: x) if mine is None else partial(_of_each, mine, inputs) if mine.of_each else None
-    if is_compensated(array, got, want, own):
+    factor = is_multiple(got, want)
+    if not factor and is_compensated(array, got, want, own):
         return None
     made = given if mine is None else mine.made
-    return Correction(given, made, compute, () if other is None else tuple(other.inputs))
+    return Correction(given, made, compute, () if other is None else tuple(other.inputs), factor=factor)
 
 
 def _of_each(function: Function, inputs: Mapping[str, Array], array: Array) -> Array:

@@ -1,13 +1,15 @@
 """Whether a difference is the only explanation: equal programs that are written in two ways have no values in common there either.
 
 Where a repair makes the outputs equal, most weights are shown by that: the outputs are computed with them. What the repair overwrites is
-not. Each tensor in front of it must be derived; for the others, every leaf that is left is tried in every order of its axes.
+not, and neither is a tensor of which some place changes no output, as the part of a fused matrix that only the overwritten values are made
+of. Each tensor in front of it must be derived; for the others, every leaf that is left is tried in every order of its axes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -20,7 +22,9 @@ from convert.inference.forms.elements import MOVES
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
+from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.search import Divergence
+from convert.programs.divergence.shared_values import confirms
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
 from convert.programs.rerun import can_rerun, rerun
@@ -30,6 +34,7 @@ _Option = tuple[str, Array]  # a leaf, and the tensor that is made of it
 MOST = 2000  # ways to make the tensors that a repair overwrites
 WORK = 5 * 10**8  # elements that all trials may compute; an operation counts as `CALL` more
 CALL = 5000
+SLACK = 10.0  # times the error with the repairs: what changes an output by no more does not show
 DEPTH = 12  # operations behind a layer
 FOR_VECTORS = (Arithmetic.SAME, Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
 
@@ -56,15 +61,17 @@ def is_only_explanation(
         return False
     if are_split_in_another_order(found.repairs[0], target):
         return False
-    overwritten = _overwritten(found, target, output)
-    doubtful = [t for t in tensors if t.name in overwritten and t.grade is not Grade.IN_FRONT]
+    unshown = _unshown(found, target, output, {t.name for t in tensors if t.grade is Grade.OPEN}, error)
+    doubtful = [t for t in tensors if t.name in unshown and t.grade is not Grade.IN_FRONT]
     if not doubtful:
         return True
+    if not all(tensor.parts for tensor in doubtful):
+        return False  # another rule than those of `_options` may make it
     taken = {leaf for t in tensors if t not in doubtful for part in t.parts for leaf in (part.leaf, *part.leaves)}
     free = [name for name in source.parameters if name not in taken]
     options = [list(_options(tensor, source, free)) for tensor in doubtful]
     runs = prod(map(len, options))
-    each = sum(CALL + sum(x.array.size for x in operation.results) for operation in target.operations)
+    each = _work(target)
     given = {name: value.array for name, value in source.inputs.items()}
     if not 0 < runs <= MOST or runs * each > WORK or not can_rerun(target, given):
         return False
@@ -175,16 +182,67 @@ def _layers_of_sum(value: Value, made_by: Mapping[Value, Operation]) -> Iterator
             todo.append(made.operands[0])
 
 
-def _overwritten(found: Divergence, target: Program, output: str) -> set[str]:
-    """Return the parameters on which the output depends, and does not with the repairs."""
+def _unshown(
+    found: Divergence, target: Program, output: str, open_: Collection[str], error: Callable[[Array], float]
+) -> set[str]:
+    """Return the parameters on which the output depends, and which it does not show with the repairs.
+
+    Args:
+        open_: those that nothing else shows, so that each place in them must change the output.
+    """
     changes = [repair.change for repair in found.repairs]
     values = {value for change in changes for value in change.values}
     values |= {target.operations[at].results[0] for change in changes for at in change.computed}
     operands = {place for change in changes for place in (*change.operands, *change.earlier)}
     names = {value: name for name, value in target.parameters.items()}
     goal = target.outputs[output]
-    left = _in_front(target, goal, values, operands)
-    return {names[value] for value in _in_front(target, goal, (), ()) if value in names and value not in left}
+    left = _in_front(target, goal, values, operands) if confirms(goal.array) else set()
+    used = [value for value in _in_front(target, goal, (), ()) if value in names]
+    merged = _merged(changes)
+    slack = SLACK * max(found.error, float(np.finfo(float).eps))
+    work = WORK // _work(target)
+    unshown = {names[value] for value in used if value not in left}
+    for value in used:
+        if value in left and names[value] in open_:
+            work -= sum(value.array.shape)
+            if work < 0 or not _shows(value, merged, target, lambda run: error(run.array(goal)) > slack):
+                unshown.add(names[value])
+    return unshown
+
+
+def _shows(value: Value, repairs: Change, target: Program, changes: Callable[[Rerun], bool]) -> bool:
+    """Whether other numbers at each single place along an axis of a parameter change the output of the target with the repairs."""
+    drawn: Array = np.asarray(np.random.default_rng(0).normal(size=value.array.shape))
+    for axis, size in enumerate(value.array.shape):
+        for place in range(size):
+            other, at = value.array.copy(), (slice(None),) * axis + (place,)
+            other[at] = drawn[at]
+            rerun = Rerun(target)
+            try:
+                list(rerun.put(replace(repairs, values={value: other, **repairs.values})))
+            except ValueError:  # an operation does not take it
+                continue
+            if not changes(rerun):
+                return False
+    return True
+
+
+def _merged(changes: Sequence[Change]) -> Change:
+    """Return changes as one; a later one counts."""
+    made = Change()
+    for change in changes:
+        made = Change(
+            {**made.values, **change.values},
+            {**made.operands, **change.operands},
+            {**made.earlier, **change.earlier},
+            {**made.computed, **change.computed},
+        )
+    return made
+
+
+def _work(target: Program) -> int:
+    """Return the elements that one run computes; an operation counts as `CALL` more."""
+    return sum(CALL + sum(x.array.size for x in operation.results) for operation in target.operations)
 
 
 def _in_front(

@@ -12,8 +12,9 @@ from convert.core.errors import ConvertError
 from convert.inference.derivation import Difference, Grade, Tensor
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof
-from convert.inference.grading.choices import choices_as_outputs
+from convert.inference.grading.choices import unlike_choices_as_outputs
 from convert.inference.grading.differences.excluded import is_only_explanation
+from convert.inference.grading.differences.other_weights import other_weights
 from convert.inference.meetings.sites import site_of
 from convert.inference.recorded import recorded
 from convert.inference.search import Search
@@ -82,6 +83,7 @@ def explained(
     source: Program,
     *,
     hidden: bool = False,
+    as_they_are: bool = False,
 ) -> Difference:
     """Return the difference named by the first operation that departs, if weights were guessed for the whole target.
 
@@ -92,12 +94,13 @@ def explained(
         guessed: the run with what was guessed for them; None if it gives NaN.
         source: with the weights of that run.
         hidden: whether the outputs agree, and the numbers differ that a choice is made by.
+        as_they_are: whether other multiples of the weights do not make up for the difference.
     """
     if guessed is None:
         return ended
     target, lacking = guessed.program, guessed.lacking
     if hidden:
-        source, target = choices_as_outputs(source), choices_as_outputs(target)
+        source, target = unlike_choices_as_outputs(source, target, EXACT)
     for name, value in source.outputs.items():
         want = value.array
         if hidden and (name not in target.outputs or target.outputs[name].array.shape != want.shape):
@@ -121,13 +124,16 @@ def explained(
         if first is not None:  # behind the last operation, where the source goes on
             at = first.target[-1] if first.target else target.operations[min(first.index, len(target.operations) - 1)]
         if at is not None:
-            shown = ended.shown or is_only_explanation(found, source, target, name, tensors, error)
+            fixed = ended.shown or hidden or as_they_are
+            others = () if fixed else other_weights(found, source, target, name)
+            shown = ended.shown or (not others and is_only_explanation(found, source, target, name, tensors, error))
             site = site_of("target", target.operations.index(at), at)
             more = infinite_alone(name, target.outputs[name].array, want)
             if hidden:
                 more, before = f"; the outputs show it only where {name} chooses otherwise", np.inf
             brief = said.brief and said.brief + more
-            return Difference(site, said.problem + more, before if np.isfinite(before) else None, brief, shown)
+            far = before if np.isfinite(before) else None
+            return Difference(site, said.problem + more, far, brief, shown, others)
     return ended
 
 

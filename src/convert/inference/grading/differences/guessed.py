@@ -16,49 +16,49 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
 from convert.inference.grading import proof
-from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
-from convert.programs.rerun import can_rerun, rerun
+from convert.programs.rerun import fits
+from convert.programs.reruns import Reruns, equal
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MOST = 400  # ways to make other tensors, each of which is tried
+MOST = 400  # ways to make other tensors
 
 
-def of_equal_programs(tensors: Sequence[Tensor], source: Program, target: Program) -> tuple[Tensor, ...] | None:
+def of_equal_programs(
+    tensors: Sequence[Tensor], source: Program, target: Program, most: int = MOST
+) -> tuple[Tensor, ...] | None:
     """Return the tensors with the grades that they have if the programs are equal; None if the outputs differ.
 
     For each tensor that was guessed, the others in its place are tried: those of another tensor, and other orders of its leaf's axes.
 
     Args:
         target: the record of a run, with any weights.
+        most: so many others are tried; None is returned where there are more.
     """
     given = {name: value.array for name, value in source.inputs.items()}
     weights = proof.weights(tensors, source)
     state = {name: weights[name] for name in target.parameters}
-    if not can_rerun(target, given) or any(np.isnan(array).any() for array in weights.values()):
+    if not fits(target, given) or any(np.isnan(array).any() for array in weights.values()):
         return None
 
-    def equal(changed: Sequence[Tensor]) -> bool:
-        made = {name: array for name, array in proof.weights(changed, source).items() if name in state}
-        try:
-            again = rerun(target, state | made, given)
-        except ConvertError:  # not a number
-            return False
-        outputs = source.outputs.items()
-        return all(relative_error(again.outputs[name].array, value.array) <= EXACT for name, value in outputs)
-
-    if not equal(()):
+    try:
+        side = Reruns(target, state, given, list(source.outputs))
+    except ConvertError:  # not a number
+        return None
+    want = [value.array for value in source.outputs.values()]
+    if not equal(side.outputs, want, EXACT):
         return None
     guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT]
     others = list(_others(guessed, source))
-    if len(others) > MOST:
+    if len(others) > most:
         return None
     alternatives: dict[str, list[tuple[Part, ...]]] = {}
     for changed in others:
         made = proof.weights(changed, source)
         other = not any(np.array_equal(made[tensor.name], weights[tensor.name]) for tensor in changed)
-        if other and equal(changed):
+        changes = {name: array for name, array in made.items() if name in state}
+        if other and equal(side.changed(changes), want, EXACT):
             for tensor in changed:
                 alternatives.setdefault(tensor.name, []).append(tensor.parts)
     return tuple(_graded(tensor, alternatives.get(tensor.name, [])) for tensor in tensors)

@@ -68,9 +68,10 @@ def graded_up_to_the_difference(
         repeated: as in `Source`.
     """
     weighed = frozenset(o.results[0] for o in search.target.operations if weighs_rows(o))
+    states = [weights(tensors, program) for program in fresh]
     draws = [
-        _Draw(source, _values(search, weights(tensors, program), source.program), weighed)
-        for program in fresh
+        _Draw(source, _values(search, state, source.program), weighed)
+        for program, state in zip(fresh, states, strict=True)
         for source in [Source(outputs_as_data(program), repeated=repeated)]
     ]
     grades: dict[str, list[Grade]] = {}
@@ -86,6 +87,8 @@ def graded_up_to_the_difference(
             grade = Grade.OPEN
             if not (is_alone or (ends and choice.candidate.constant)):
                 grade = _grade(search, segment, choice, draws, given, allowed)
+                if grade is not Grade.OPEN and not _shows_each_part(search, segment, choice, states[0], draws[0]):
+                    grade = Grade.OPEN
             for name in {piece.tensor for piece in choice.candidate.pieces}:
                 grades.setdefault(name, []).append(grade)
         others = [solution for k, solution in undecided if k == number]
@@ -263,6 +266,21 @@ def _grade(
             all(d.shares(v, EXACT) for d in draws) for v in shown
         )
     return Grade.IN_FRONT if in_front else Grade.BEHIND if behind else Grade.OPEN
+
+
+def _shows_each_part(search: Search, segment: Segment, choice: Choice, state: dict[str, Array], draw: _Draw) -> bool:
+    """Whether each leaf of a fused layer takes part in the values that show it: of a layer for all blocks, a first block shows its own part."""
+    pieces = choice.candidate.pieces
+    if not segment.exact or len({id(piece.meeting) for piece in pieces}) < 2:
+        return True
+    shown = list(_shown_by(search, segment, choice))
+    for piece in pieces:
+        without = state | {piece.tensor: state[piece.tensor].copy()}
+        without[piece.tensor].ravel()[piece.elements] = np.nan
+        values = _values(search, without, draw.source.program)
+        if not any(x in values and np.isnan(values[x]).any() for x in shown):
+            return False
+    return True
 
 
 def _is_own(value: Value, draws: Sequence[_Draw], given: set[Value], allowed: float) -> bool:

@@ -10,10 +10,12 @@ import numpy as np
 
 from convert.drafting.like.target import TargetModule
 from convert.inference.derivation import Role, Tensor
-from convert.inference.rule_file.layers.rule import ATTENTION, CONVOLUTIONS, NORMS
+from convert.inference.facts import SPACE_AND_CHANNELS
+from convert.inference.rule_file.layers.rule import ATTENTION, CONVOLUTIONS, NORMS, TRANSPOSED
 from convert.inference.rule_file.layers.sources import (
     Shapes,
     has_one_channel_of_leaf,
+    has_one_number_for_each_row,
     is_joined,
     is_part_of_leaf,
     is_permuted,
@@ -53,9 +55,12 @@ def kind_of(
     if kind == "embedding" and _is_no_table(first, leaves, others):
         return "parameter"
     if kind in CONVOLUTIONS and (
-        has_one_channel_of_leaf(first, leaves) or any(is_part_of_leaf(tensor, leaves) for tensor in tensors.values())
+        said.get(SPACE_AND_CHANNELS)
+        or _has_taps_of_other_axes(first, leaves)
+        or has_one_channel_of_leaf(first, leaves)
+        or any(is_part_of_leaf(tensor, leaves) for tensor in tensors.values())
     ):
-        return "parameter"  # a rule for a convolution takes whole leaves
+        return "parameter"  # a rule for a convolution takes whole leaves, and each axis has one meaning
     vectors = (tensor for tensor in (first, *tensors.values()) if len(tensor.shape) == 1)
     if kind in NORMS and any(joins_axes(tensor, leaves) for tensor in vectors):
         return "parameter"  # a leaf has an axis of heads, and a rule for a norm joins no axes
@@ -74,9 +79,15 @@ def _is_kernel_of_taps(module: TargetModule, first: Tensor, leaves: Shapes) -> b
     return overlap and len(leaves[first.parts[0].leaf]) == len(first.shape)
 
 
+def _has_taps_of_other_axes(first: Tensor, leaves: Shapes) -> bool:
+    """Whether a kernel of one tap is one over other axes of space in the source, as of a line of each row for an image."""
+    leaf = leaves.get(first.parts[0].leaf, ())
+    return set(first.shape[2:]) == {1} and 2 < len(leaf) != len(first.shape)
+
+
 def _is_no_table(tensor: Tensor, leaves: Shapes, others: Sequence[Tensor]) -> bool:
-    """Whether a table is stored as width x entries, as several tables in one leaf, or as a part of such a leaf."""
-    if is_permuted(tensor, leaves) or is_joined(tensor, leaves):
+    """Whether a table is stored as width x entries, as a vector, as several tables in one leaf, or as a part of such a leaf."""
+    if is_permuted(tensor, leaves) or is_joined(tensor, leaves) or has_one_number_for_each_row(tensor, leaves):
         return True
     return is_part_of_leaf(tensor, leaves) and any(
         part.leaf == own.leaf and not np.isin(part.positions, own.positions).any()
@@ -94,6 +105,8 @@ def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapp
     product = role is Role.CONVOLUTION and site is not None and site.operation == "dot_general"
     if product and module.kind_name in ("conv", ""):
         return "linear"
+    if product and module.kind_name == TRANSPOSED:
+        return "parameter"  # the taps stand beside the channels that it gives
     if module.kind_name:
         return module.kind_name
     if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
@@ -104,7 +117,7 @@ def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapp
     if role is Role.CONVOLUTION and (len(first.shape) < 3 or first.parts[0].evidence.target.operand == 0):
         return "parameter"  # the code gives it the axes of space, or data is the kernel
     if role is Role.CONVOLUTION and said.get("transposed"):
-        return "conv_transpose"
+        return TRANSPOSED
     return WORDS.get(role, "parameter")
 
 

@@ -19,6 +19,7 @@ from convert.inference.rule_file.layers.ways import ROLES
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NO_CELL = "no cell of the rule language gives these tensors"
+COUNTER = "num_batches_tracked"  # of a batch norm: its rule writes it
 UNSURE = (Grade.OPEN, Grade.BEHIND, Grade.IN_FRONT)
 PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
 
@@ -56,6 +57,10 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             for last in module.tensors
             if (full := join(module.name, last)) in known and known[full].name not in done and not known[full].is_own
         }
+        if not module.kind_name and {"running_mean", "running_var"} <= set(
+            own
+        ):  # a batch norm of the target's own code
+            module = replace(module, kind_name="batch_norm" if COUNTER in module.tensors else "parameter")
         root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
         alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
         if (
@@ -166,7 +171,7 @@ def _groups(module: TargetModule, own: Mapping[str, Tensor]) -> Iterator[tuple[s
         rest = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
         yield from ((kind, {name: own[name]}) for name in own if name not in rest)
     elif kind != "parameter" and (kind or set(own) <= {*ROLES, *PARAMETRIZED_ROLES}):
-        kept = {name: tensor for name, tensor in own.items() if name != "num_batches_tracked"}
+        kept = {name: tensor for name, tensor in own.items() if name != COUNTER}
         roles = {name: _role(name, tensor) for name, tensor in kept.items()}
         more = []
         if len({*roles.values()}) < len(roles):  # a subclass has more than the layer that it extends

@@ -13,7 +13,9 @@ NORMS = tuple(name for name, kind in LAYER_KINDS.items() if issubclass(kind, Nor
 WITH_BOTH = tuple(
     name for name, kind in LAYER_KINDS.items() if issubclass(kind, Norm) and kind.biased
 )  # weight and bias, by default
-CONVOLUTIONS = ("conv", "conv_transpose")
+TRANSPOSED = "conv_transpose"
+CONVOLUTIONS = ("conv", TRANSPOSED)
+SCALE = "weight_norm.scale"  # of a transposed convolution: torch has a number for each channel that comes in
 ATTENTION = "attention"
 PRESCALED = "prescaled_by"
 PARAMETERS = "parameters"

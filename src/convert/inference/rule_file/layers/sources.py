@@ -74,6 +74,13 @@ def has_one_channel_of_leaf(kernel: Tensor, leaves: Shapes) -> bool:
     return 1 in kernel.shape[:2] and len(layout.leaf_shape) - len(layout.fixed) < len(kernel.shape)
 
 
+def has_one_number_for_each_row(table: Tensor, leaves: Shapes) -> bool:
+    """Whether a leaf that rows of a table come from has no axis for their width, which is 1; one of several tables does not count."""
+    return any(
+        len(source.layout.leaf_shape) - len(source.layout.fixed) < len(table.shape) for source in _named(table, leaves)
+    )
+
+
 def is_divided(tensor: Tensor, leaves: Shapes) -> bool:
     """Whether a tensor has some elements of an axis of its one leaf, or one."""
     return is_part_of_leaf(tensor, leaves) or any(source.layout.fixed for source in _named(tensor, leaves))
@@ -94,6 +101,12 @@ def is_permuted(tensor: Tensor, leaves: Shapes) -> bool:
     """Whether the axes of a tensor's leaf lie in another order."""
     places = [[(axis.of, axis.place) for axis in source.layout.axes] for source in _named(tensor, leaves)]
     return any(of != sorted(of) for of in places)
+
+
+def has_divided_axis(tensor: Tensor, leaves: Shapes) -> bool:
+    """Whether an axis of a tensor's one leaf is made of several, which the tensor has in another order."""
+    found = _named(tensor, leaves)
+    return len(found) == 1 and any(axis.place for axis in found[0].layout.axes)
 
 
 def _named(tensor: Tensor, leaves: Shapes) -> tuple[Source, ...]:

@@ -38,13 +38,22 @@ from convert.inference.rule_file.layers.rule import (
     NORMS,
     PARAMETERS,
     PRESCALED,
+    SCALE,
     TAPS,
+    TRANSPOSED,
     WITH_BOTH,
     LayerRule,
     NoWordsError,
     Source,
 )
-from convert.inference.rule_file.layers.sources import Shapes, is_divided, is_part_of_leaf, matrix, sources_of
+from convert.inference.rule_file.layers.sources import (
+    Shapes,
+    has_divided_axis,
+    is_divided,
+    is_part_of_leaf,
+    matrix,
+    sources_of,
+)
 from convert.inference.rule_file.layers.ways import ROLES, has_other_ways, numbers, term_axes, ways
 from convert.inference.rule_file.leaf_sums import are_alike
 from convert.layers.activations import ACTIVATIONS
@@ -121,6 +130,8 @@ def describe_tensors(
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
     if kind == "linear" and not module.kind_name and _have_inputs_below_each_other(layer, derivation.leaves):
         kind = "parameter"
+    if kind in CONVOLUTIONS and has_divided_axis(layer.first, derivation.leaves):  # permuted within it
+        kind = "parameter"
     if kind == "parameter" and len(layer.tensors) > 1:  # no layer: a kernel that data multiplies, and a bias behind it
         alone = replace(module, kind_name=kind)
         each = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in group.values()]
@@ -139,9 +150,10 @@ def describe_tensors(
         if role != "weight" and any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
             raise NoWordsError(f"the elements of its {role} are computed from several leaves")
     sources = _in_grid(kind, layer, derivation.leaves) or _in_one_rule(kind, layer, facts, derivation.leaves)
-    if kind in CONVOLUTIONS and (
-        sources is None or layer.factors - {1.0}
-    ):  # only the rules of parameters make a part of a kernel, or have a factor
+    lengths = layer.tensors.get("weight_norm")
+    if (kind in CONVOLUTIONS and (sources is None or layer.factors - {1.0})) or (
+        lengths is not None and len(lengths.parts) > 1
+    ):  # only the rules of parameters make a part of a kernel, have a factor, or join what has lengths
         return describe_tensors(replace(module, kind_name="parameter"), group, facts, derivation)
     if sources is None:
         return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
@@ -183,7 +195,7 @@ def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise NoWordsError(
                 f"nothing was found that fits {some}"
                 if tensor.guessed
-                else f"{some} meet nothing but zeros, so that no output shows them"
+                else f"{some} met nothing but zeros, or no row, in any run, so that no output shows them"
             )
     return tensors
 
@@ -194,7 +206,7 @@ def _has_bias_apart(
     """Whether the bias has a rule of its own.
 
     One part of it may be a sum of leaves, and another one a leaf. Its leaf may have axes of size 1 behind its numbers, as it is added
-    along another axis than the last; or that axis alone, where the kernel is a vector. Or the weight has a part of the
+    along another axis than the last; or that axis alone, where the kernel is a vector; or no axis, where it is none. Or the weight has a part of the
     inputs of a leaf, and another module has the rest; or the bias of a convolution has a part of its leaf, and the kernel a whole one.
     """
     bias = tensors.get("bias")
@@ -215,7 +227,9 @@ def _has_bias_apart(
     by = main.evidence.source.operation if main.evidence.source is not None else ""
     product = by == "dot_general" or (by == "conv_general_dilated" and module.kind_name == "linear")
     is_vector = len(leaves.get(main.leaf, ())) == len(main.contracted) == 1  # which has no axis of outputs for the bias
-    return product and ((len(shape) > 1 and shape[-1] == 1 and bias.shape != shape) or (is_vector and len(shape) > 0))
+    along_another = len(shape) > 1 and shape[-1] == 1 and bias.shape != shape
+    is_number = bias.parts[0].leaf in leaves and not shape  # which is added to no axis of outputs
+    return product and (along_another or (len(shape) > 0 if is_vector else is_number))
 
 
 def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
@@ -259,6 +273,7 @@ def _sources(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources:
         if product is None or product.base is not None or tensor is not layer.first:
             rotary = "rope" in facts.get(tensor.name, {})
             key = "from" if kind == "parameter" else ROLES.get(role, "from")
+            key = SCALE if kind == TRANSPOSED and role == "weight_norm" else key
             of = sources_of(tensor, leaves, rotary=rotary)
             found.append((key, tuple(map(_with_inputs, of)) if kind == "linear" and role == "weight" else of))
     if product is None:
@@ -277,8 +292,10 @@ def _with_inputs(source: Source) -> Source:
 
 
 def _is_beside(layer: _Layer, facts: Facts, leaves: Shapes) -> bool:
-    """Whether leaves stand side by side in the same layout."""
-    return layer.beside is not None and _are_alike(_sources("parameter", layer, facts, leaves))
+    """Whether leaves of one shape stand side by side in the same layout."""
+    if layer.beside is None or len({leaves.get(part.leaf) for part in layer.first.parts}) > 1:
+        return False
+    return _are_alike(_sources("parameter", layer, facts, leaves))
 
 
 def _in_one_rule(kind: str, layer: _Layer, facts: Facts, leaves: Shapes) -> Sources | None:

@@ -22,6 +22,7 @@ from convert.inference.rule_file.printing.constants import (
 )
 from convert.layers.draft import DraftEntry, plain
 from convert.layers.embedding.sinusoids import FACTS, Timescales
+from convert.rules.file import further_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-6  # of a table in float32
@@ -61,13 +62,18 @@ class Buffers:
 
 
 def describe_buffers(
-    derivation: Derivation, letters: Letters, lacking: Collection[Tensor] = (), neighbours: Sequence[Neighbour] = ()
+    derivation: Derivation,
+    letters: Letters,
+    lacking: Collection[Tensor],
+    neighbours: Sequence[Neighbour],
+    shared: Mapping[str, Sequence[str]],
 ) -> Buffers:
     """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales.
 
     Args:
         lacking: tensors of one number, which the source does without and the rule of their layer does not write.
         neighbours: tensors of layers that have rules.
+        shared: module or tensor -> its other names, for which the target's `shared` makes the same tensors.
     """
     entries: list[DraftEntry] = []
     unknown: dict[str, str] = {}
@@ -101,7 +107,7 @@ def describe_buffers(
         (unsure, "open: numbers of the module", OWN),
         (ones, "derived", LACKING),
     ):
-        for names, values in equal_ones(of):
+        for names, values in equal_ones(_without_other_names(of, shared)):
             known = letters_beside(names[0], values.shape, neighbours)
             fixed = constant(values, letters, remark, because, known)
             if fixed is None:
@@ -111,6 +117,11 @@ def describe_buffers(
                 entries.append(fixed)
     facts = {} if scales is None else {name: f"{scale:g}" for name, scale in zip(FACTS, scales, strict=True)}
     return Buffers(tuple(entries), facts, unknown)
+
+
+def _without_other_names(of: Mapping[str, Array], shared: Mapping[str, Sequence[str]]) -> dict[str, Array]:
+    others = {other for name in of for other in further_names(name, shared)}
+    return {name: values for name, values in of.items() if name not in others}
 
 
 def _values(tensor: Tensor) -> Array:

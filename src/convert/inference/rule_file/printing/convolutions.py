@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from convert.inference.rule_file.layers.geometry import CAUSAL, SPATIAL
 from convert.inference.rule_file.layers.layout import REVERSED
-from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
+from convert.inference.rule_file.layers.rule import SCALE, TRANSPOSED, LayerRule, NoWordsError
 from convert.inference.rule_file.printing.letters import Named
 
-TRANSPOSED = "conv_transpose"
+AXES = "weight_norm.axes"
 SPEC = re.compile(r"(lhs|rhs|out)_spec=(\([0-9, ]+\))")
 
 
@@ -41,6 +41,9 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
     for key, name in (("padding", "padding"), ("strides", "strides"), ("dilation", "dilation")):
         if key in said and not _plain(key, said[key]):
             keys.append((name, "VALID" if key == "padding" and _is_valid(layer, said[key]) else said[key]))
+    if any(key == SCALE for key, _ in layer.sources):
+        first = (layout.groups or ((),))[0]
+        keys.append((AXES, named.of[first[0].of, 0]))
     if said.get("groups", "1") != "1" and "I" in roles:  # without this axis every channel is a group
         keys.append(("feature_group_count", said["groups"]))
     return keys

@@ -238,10 +238,10 @@ def _factor(number: float, sizes: Mapping[str, int]) -> str:
         for text, power in ((f"1/sqrt({letter})", -0.5), (f"sqrt({letter})", 0.5)):
             if size > 1 and math.isclose(number, size**power, rel_tol=1e-12):
                 return text
-    inverse = 1 / number
-    if float(f"{number:g}") == number >= 1:
-        return f"{number:g}"
-    return f"1/{inverse:g}" if number < 1 and float(f"{inverse:g}") == inverse else repr(number)
+    above = max(number, 1 / number)
+    if not math.isclose(float(f"{above:g}"), above, rel_tol=1e-12):
+        return repr(number)
+    return f"{above:g}" if number >= 1 else f"1/{above:g}"
 
 
 def _attention_axes(layer: LayerRule, named: Named) -> str:

@@ -115,9 +115,9 @@ def _axes_of_target(rule: PatternRule, named: Named) -> str:
 
 def _with_letters_of_ones(axes: str, outward: str, inward: str) -> str:
     """Return the letters of the target's weight, where its first or second axis is the only output or input: of size 1, it is no dot."""
-    if outward and outward not in axes and axes[:1] == ".":
+    if len(outward) == 1 and outward not in axes and axes[:1] == ".":
         axes = outward + axes[1:]
-    return f"{axes[0]}{inward}{axes[2:]}" if inward and inward not in axes and axes[1:2] == "." else axes
+    return f"{axes[0]}{inward}{axes[2:]}" if len(inward) == 1 and inward not in axes and axes[1:2] == "." else axes
 
 
 def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:

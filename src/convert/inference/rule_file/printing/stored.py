@@ -97,7 +97,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         return _of_terms(stored, terms), "" if ordered and len(stored) == len(layout.shape) else target_axes(
             layout, named
         )
-    if ordered and stored.replace(".", "") == stored and len(stored) == len(layout.shape):
+    alone = all(len(group) == 1 for group in layout.groups or ())  # each axis of the tensor is one of the leaf
+    if ordered and alone and "." not in stored and len(stored) == len(layout.shape):
         return stored, ""
     if layer.kind_name in (*NORMS, "embedding"):
         if not ordered:

@@ -14,7 +14,8 @@ from convert.programs.program import Operation, Value
 
 MOST = 3  # steps that are listed
 STEPS = 40  # operations in front of a value among which the nearest layer is looked for
-FOR = " for "
+FOR, WITH = " for ", " with "
+STEP = re.compile(r", (?![^\[(]*[\])])")  # between two steps, and not within a shape
 PLACES = re.compile(r" \([^()]*:[0-9]+[^()]*\)")  # lines of the code, as `places` writes them
 TAIL = ": the target, the JAX model"  # what is left where both have nothing but places
 CLAUSES = 2
@@ -44,10 +45,29 @@ def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, 
     """Say what an operation of the target computes, and what the source computes of the same."""
     at, does = layer([entry], entry.data, ours), ours.verb(entry)
     other = theirs.chain(instead[:1])
-    if not instead or does == other:
+    if not instead:
         given = " and ".join(dict.fromkeys(map(ours.value, entry.data)))
-        return f"{at}of {given}, the target {does}, the JAX model does {'so, too, with other results' if instead else 'not'}"
-    return f"{at}the target {does}, the JAX model {other}"
+        return f"{at}of {given}, the target {does}; the JAX model has no such value of that"
+    return f"{at}{compared(does, other)}"
+
+
+def compared(ours: str, theirs: str) -> str:
+    """Say what both do; that the results differ, where both do the same, or by parameters of other names."""
+    if ours == theirs:
+        return f"the target {ours}, and so does the JAX model, with other results"
+    if WITH in ours and WITH in theirs and ours.split(WITH)[0] == theirs.split(WITH)[0]:
+        return f"the target {ours}, and the JAX model with {theirs.split(WITH, 1)[1]}, with other results"
+    return f"the target {ours}{_mark(ours)} the JAX model {theirs}"
+
+
+def _alone(who: str, does: str, other: str) -> str:
+    """Say what one of the two does and the other does not."""
+    return f"{who} {does}{_mark(does)} {other} does not"
+
+
+def _mark(steps: str) -> str:
+    """Return what stands between steps of one model and what follows: several have commas between them."""
+    return ";" if STEP.search(steps) else ","
 
 
 def without_places(problem: str) -> str:
@@ -80,21 +100,22 @@ def _what(both: Both, name: str, problem: str) -> str:
         ours, theirs = name.split(FOR, 1)
         return f"the target computes {ours}, the JAX model {theirs}"
     if problem == f"{both.only_theirs}; {both.as_it_is}":
-        return f"the JAX model {_short(repair.source, both.instead)}, the target does not"
+        return _alone("the JAX model", _short(repair.source, both.instead), "the target")
     if not repair.source and name == EXTRA:
-        return f"the target {_short(repair.target, both.does)}, the JAX model does not"
+        pair = both.ours.of_two(repair.target, ())
+        return _alone("the target", pair or _short(repair.target, both.does), "the JAX model")
     if both.limits is not None and name == CONSTANT:
         return "the target {}, the JAX model {}".format(*both.limits)
     detail = problem.removeprefix(both.sentence).lstrip(";: ")
     by_several = name == FACTOR and "," in detail and both.does != both.instead  # what the two divide by tells more
     if detail and not by_several:
         return "; ".join(PLACES.sub("", detail).removesuffix(TAIL).split("; ")[:CLAUSES])
-    return _apart(both) or f"the target {_begin(both.does)}, the JAX model {_begin(both.instead)}"
+    return _apart(both) or compared(_begin(both.does), _begin(both.instead))
 
 
 def _begin(does: str) -> str:
     """Return the first of many steps."""
-    steps = does.split(", ")
+    steps = STEP.split(does)
     return does if len(steps) <= MOST else f"{', '.join(steps[:MOST])} and more"
 
 
@@ -112,12 +133,13 @@ def _apart(both: Both) -> str:
         return ""
     ours, theirs = (words.chain(x) if x else "" for words, x in zip((both.ours, both.theirs), left, strict=True))
     if not ours or not theirs:
-        return (
-            f"the JAX model {_short(left[1], theirs)}, the target does not"
+        who, does, other = (
+            ("the JAX model", _short(left[1], theirs), "the target")
             if theirs
-            else f"the target {_short(left[0], ours)}, the JAX model does not"
+            else ("the target", _short(left[0], ours), "the JAX model")
         )
-    return f"the target {ours}, the JAX model {theirs}"
+        return _alone(who, does, other)
+    return compared(ours, theirs)
 
 
 def _common(one: Sequence[object], two: Sequence[object]) -> int:

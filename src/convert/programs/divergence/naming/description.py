@@ -50,6 +50,7 @@ from convert.programs.divergence.naming.operations import (
     other_norms,
     other_power,
     reduced,
+    sampling,
     side_of_the_root,
     sign,
 )
@@ -116,6 +117,7 @@ OF_THE_SOURCE: tuple[Question, ...] = (
 )
 OF_THE_TARGET: tuple[Question, ...] = (other_index, extra)
 OF_BOTH: tuple[Question, ...] = (
+    sampling,
     pooling,
     pool_padding,
     read_windows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from convert.programs.divergence.naming.tables import (
 )
 from convert.programs.divergence.naming.windows import PADDING
 from convert.programs.divergence.repair import Repair
+from convert.programs.divergence.samplings import said
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import REDUCED as REDUCED_BY
 from convert.programs.divergence.words import arithmetic, places
@@ -102,7 +104,13 @@ def other_norms(both: Both) -> Described | None:
 
 def other_functions(both: Both) -> Described | None:
     function = two_functions(both.repair, both.activations) or two_functions(_whole_softmax(both), both.activations)
-    return (function, f"{both.sentence}: {function}") if function else None
+    if not function:
+        return None
+    if both.does != both.instead:
+        return function, f"{both.sentence}: {function}"
+    theirs = function.rpartition(" for ")[2]  # its own axes have other numbers
+    said = f"of {both.given}, the target {both.does}{both.here}; the JAX model computes {theirs}{both.there}"
+    return function, f"{said}, as the target counts the axes: {function}"
 
 
 def _whole_softmax(both: Both) -> Repair:
@@ -208,6 +216,20 @@ def interpolation(both: Both) -> Described | None:
     return (INTERPOLATION, both.sentence) if "resize" in kinds else None
 
 
+def sampling(both: Both) -> Described | None:
+    """The target takes elements between others with another setting."""
+    repair = both.repair
+    if repair.settings is None:
+        return None
+    last = repair.target[-1]
+    mine, theirs = said(last.settings, repair.settings), said(repair.settings, last.settings)
+    whose = f"the JAX model's numbers are those of {theirs}{places(repair.source[-1:])}"
+    return (
+        INTERPOLATION,
+        f"of {both.ours.value(last.operands[0])}, the target samples with {mine}{places([last])}; {whose}",
+    )
+
+
 def known_functions(both: Both) -> Described | None:
     functions = by_functions(both.repair, both.activations)
     return (functions, both.sentence) if functions else None
@@ -223,7 +245,7 @@ def one_for_another(both: Both) -> Described | None:
 
 
 def reduced(both: Both) -> Described | None:
-    over = _other_axes(both.repair)
+    over = _other_axes(both)
     return (REDUCED, f"{both.sentence}; {over}") if over else None
 
 
@@ -246,11 +268,18 @@ def _is_index(one: Value, two: Value) -> bool:
     return any(same_numbers(small, np.take(large, k, axis)) for axis, n in sizes for k in range(n))
 
 
-def _other_axes(repair: Repair) -> str:
-    """Say over which axis the first reduction of each side goes, where both are given one value in one layout, and it differs."""
-    if not any(x.shape == y.array.shape and same(x, y.array) for x in repair.given for y in repair.source_operands):
+def _other_axes(both: Both) -> str:
+    """Say over which axis the first reduction of each side goes, where both are given one value, and it differs.
+
+    Where the two have it in other layouts and do nothing else, the axes have no numbers in common, but they may differ in length.
+    """
+    repair = both.repair
+    one_layout = any(
+        x.shape == y.array.shape and same(x, y.array) for x in repair.given for y in repair.source_operands
+    )
+    if not one_layout and not any(same_numbers(x, y.array) for x in repair.given for y in repair.source_operands):
         return ""
-    found = []
+    found, lengths = [], []
     for operations in (repair.target, repair.source):
         one = next((one for one in operations if kind_of(one) in ("sum", "mean", "largest", "softmax", "var")), None)
         given = (
@@ -262,7 +291,10 @@ def _other_axes(repair: Repair) -> str:
             return ""
         rank = one.operands[0].array.ndim
         found.append(sorted(k % rank for k in (given if isinstance(given, list | tuple) else [given])))
-    if found[0] == found[1]:
+        lengths.append(prod(one.operands[0].array.shape[k] for k in found[-1]))
+    if not one_layout and lengths[0] != lengths[1] and both.same_kinds:
+        return f"the target reduces {lengths[0]} elements to each number, and the JAX model {lengths[1]}"
+    if not one_layout or found[0] == found[1]:
         return ""
     said = [", ".join(map(str, x)) for x in found]
     return f"the target reduces axis {said[0]}, and the JAX model axis {said[1]}"

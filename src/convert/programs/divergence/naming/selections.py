@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from convert.core.text import in_runs, where_they_differ
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.divergence.naming.functions import MOST
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words
@@ -41,7 +41,10 @@ def selection(mine_of: Taken, other_of: Taken, ours: Words, theirs: Words) -> st
         for other in reversed(roots[1]):
             if mine.array.size != other.array.size or not same_numbers(mine.array, other.array):
                 continue
-            one, two = (indices(array, of.array) for (_, array), of in zip(ends, (mine, other), strict=True))
+            one, two = (
+                indices(_places(end, of, words.producer), of.array.shape)
+                for words, end, of in zip((ours, theirs), ends, (mine, other), strict=True)
+            )
             differing = [(n, one[n], two[n]) for n in one if n in two and one[n] != two[n]]
             if len(differing) == 1:
                 size, got, want = differing[0]
@@ -76,21 +79,37 @@ def taken_from(value: Value, producer: Mapping[Value, Operation]) -> list[Value]
     return found
 
 
-def indices(part: Array, whole: Array) -> dict[int, tuple[int, ...]]:
-    """Return by the length of an axis which of its indices a part has; nothing where numbers repeat, or lengths do."""
-    if whole.size > MOST or part.dtype.kind != "f" or whole.dtype.kind != "f":
+def indices(places: Array, shape: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """Return by the length of an axis which of its indices the elements at these places have; nothing without places.
+
+    A length that repeats does not tell the axis: such axes are left out where these elements have all of their indices.
+    """
+    found = [
+        (n, tuple(np.unique(x).tolist())) for n, x in zip(shape, np.unravel_index(places, shape), strict=True) if n > 1
+    ]
+    lengths = Counter(n for n, _ in found)
+    if not places.size or any(lengths[n] > 1 and len(which) < n for n, which in found):
         return {}
-    flat = whole.ravel()
-    order = np.argsort(flat, kind="stable")
-    if (np.diff(flat[order]) <= 0).any():
-        return {}
-    at = np.searchsorted(flat[order], part.ravel())
-    at = order[np.minimum(at, flat.size - 1)]
-    if not np.allclose(flat[at], part.ravel(), rtol=1e-12, atol=0):
-        return {}
-    places = np.unravel_index(at, whole.shape)
-    found = {n: tuple(np.unique(x).tolist()) for n, x in zip(whole.shape, places, strict=True) if n > 1}
-    return found if len(found) == sum(n > 1 for n in whole.shape) else {}
+    return {n: which for n, which in found if lengths[n] == 1}
+
+
+def _places(end: Taken, whole: Value, producer: Mapping[Value, Operation]) -> Array:
+    """Return the places in a value of the elements that operations take of it, which compute nothing; none where an end has others."""
+    value, array = end
+    meant = next((x for x in producer[value].results if same_numbers(x.array, array)), None)
+    if meant is None:
+        return np.zeros(0, int)
+    way = [meant]
+    while way[-1] is not whole:
+        way.append(producer[way[-1]].operands[0])
+    places = np.arange(whole.array.size, dtype=np.float64).reshape(whole.array.shape)
+    for made in reversed(way[:-1]):
+        operation = producer[made]
+        moved = operation.again([places, *(x.array for x in operation.operands[1:])])
+        places = np.asarray(moved[operation.results.index(made)])
+    inside = bool(((places >= 0) & (places < whole.array.size)).all())
+    found = places.ravel().astype(int) if inside else np.zeros(0, int)
+    return found if np.array_equal(whole.array.ravel()[found], meant.array.ravel()) else np.zeros(0, int)
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from convert.core.text import where_they_differ
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.functions import MOST
 from convert.programs.divergence.repair import Repair
-from convert.programs.divergence.words import Words
+from convert.programs.divergence.words import Words, of_one_axis
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Pairs = tuple[tuple[int, int], ...]
-PADDING = "another padding"
+PADDING, ZEROS = "another padding", "zeros at other taps"
 FLIPPED, TRANSPOSED = "kernel flipped", "axes of the kernel exchanged"
 PADS = ("constant_pad_nd", "pad")  # in torch and in JAX
 NEAR = 24  # operations that pad a value: a circular one takes four of each side
 WIDEST = 16  # padding of an axis
+LISTED = 3  # taps that a sentence lists
 MODES = {
     "constant": "zeros",
     "reflect": "what the edges reflect",
@@ -197,8 +199,13 @@ def _otherwise(
         for what in one.settings
         if one.settings[what] != two.settings[what]
     ]
+    if zeros := _other_zeros(one.kernel, two.kernel):
+        names.append(ZEROS)
+        said.append(zeros)
     cuts = _cut(*target), _cut(*source)
-    if one.padding != two.padding or cuts[0] != cuts[1]:
+    used = _used(one, target[0]), _used(two, source[0])
+    same = one.settings == two.settings and used[0] is not None and used[0] == used[1]
+    if not same and (one.padding != two.padding or cuts[0] != cuts[1]):
         names.append(PADDING)
         said.append(f"the target pads {_said(one, cuts[0])}, and the JAX model {_said(two, cuts[1])}")
     return (" and ".join(names), "; ".join(said)) if names else None
@@ -209,6 +216,44 @@ def _cut(operations: Sequence[Operation], words: Words) -> str:
     kinds = [kind_of(one) for one in operations]
     behind = operations[kinds.index("convolution") :]
     return " and ".join(dict.fromkeys(words.verb(one) for one in behind if kind_of(one) == "part"))
+
+
+def _other_zeros(one: Array, two: Array) -> str:
+    """Say at which taps the kernels of the target and the source are zero, where their code masks other ones; empty if they mask the same."""
+    zeros = one == 0, two == 0
+    if one.shape != two.shape or np.array_equal(*zeros) or zeros[0].all() or zeros[1].all():
+        return ""
+    taps = [[str(tuple(map(int, tap))) for tap in np.argwhere(of.all((0, 1)))] for of in zeros]
+    if taps[0] == taps[1]:
+        return "the target has zeros at other elements of the kernel than the JAX model"
+    mine, other = (f"at the taps {x}" if x else "at none" for x in where_they_differ(taps[0], taps[1], LISTED))
+    return f"in the kernel the target has zeros {mine}, and the JAX model {other}"
+
+
+def _used(one: _Convolution, operations: Sequence[Operation]) -> list[tuple[int, int]] | None:
+    """Return for each axis how much padding the first used result reads, and how many results are used; None where that is not known.
+
+    What is cut off in front is padding that nothing reads.
+    """
+    begin = next(k for k, operation in enumerate(operations) if kind_of(operation) == "convolution")
+    convolution, *behind = operations[begin:]
+    (made,), spec = convolution.results, convolution.settings.get("dimension_numbers")
+    axes = list(range(2, made.array.ndim) if spec is None else spec.out_spec[2:])
+    modes = dict(one.padding)
+    if modes.keys() - {"constant"}:
+        return None
+    before = [low for low, _ in modes.get("constant", ((0, 0),) * len(axes))]
+    counts = [made.array.shape[axis] for axis in axes]
+    for operation in (x for x in behind if kind_of(x) == "part"):
+        at = of_one_axis(operation) if len(operation.results) == 1 else None
+        if at is None or operation.operands[0].array.shape != made.array.shape or at[0] not in axes or at[1].step != 1:
+            return None
+        k = axes.index(at[0])
+        if counts[k] != made.array.shape[at[0]]:
+            return None
+        before[k] -= at[1].start * one.settings["stride"][k]
+        counts[k] = len(at[1])
+    return list(zip(before, counts, strict=True))
 
 
 def _said(one: _Convolution, cut: str) -> str:

@@ -47,7 +47,9 @@ def run(model: Dinov2, w: Mapping[str, Any], inputs: Mapping[str, Any]) -> Order
 
     def dense(name: str, leaf: str, x: Any) -> Any:
         values[model.prefix + name + INPUT] = x
-        y = values[model.prefix + name] = x @ w[f"{root}{leaf}/kernel"] + w[f"{root}{leaf}/bias"]
+        y = values[model.prefix + name] = x @ w[f"{root}{leaf}/kernel"] + w.get(
+            f"{root}{leaf}/bias", 0
+        )  # or qkv_bias: false
         return y
 
     def norm(name: str, x: Any) -> Any:

@@ -9,12 +9,12 @@ import numpy as np
 
 from convert.layers.base import Step
 from convert.layers.step_tensor import exact as exact_of
-from convert.numerics.bits import unequal
+from convert.numerics.blocks import cut, everywhere, longest_axis
 from convert.numerics.real_numbers import as_real
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.element_changes import find_element_change
 from convert.verify.weights.corruption.permutations import first_few
-from convert.verify.weights.corruption.relations import Indices, indices_that_differ
+from convert.verify.weights.corruption.relations import Indices, differing, indices_that_differ
 from convert.verify.weights.corruption.row_orders import find_row_order
 from convert.verify.weights.corruption.value_changes import find_value_change
 
@@ -52,14 +52,14 @@ def find_corruption(got: Array, want: Array, step: Step | None = None, plan: Pla
     if step is not None and plan is not None and step.parts:
         made = exact_of(step, plan.source)
         exact = made if made.dtype != want.dtype else want
-    differ = np.argwhere(unequal(got, want))
-    if len(differ) == 1 and got.size > 1:
-        return _one_value(got, want, tuple(int(k) for k in differ[0]))
+    differ = differing(got, want)
+    if got.size > 1 and all(len(indices) == 1 for indices in differ):
+        return _one_value(got, want, tuple(int(indices[0]) for indices in differ))
     if (change := find_value_change(got, want, exact)) is not None:
         return Corruption(*change)
     if got.size == 1:
         return _one_value(got, want, (0,) * got.ndim)
-    place = indices_that_differ(differ, got.shape)
+    place = indices_that_differ(got, want)
     some = None if place is None else _Some(place, *(place.take(x) for x in (got, want, exact)))
     if some is not None and (change := find_value_change(some.got, some.want, some.exact)) is not None:
         return Corruption(change[0], f"{some.place.where}: {change[1]}")
@@ -99,16 +99,20 @@ def _order_in(some: _Some) -> Corruption | None:
     return None
 
 
-def _zeros(got: Array, differ: Array) -> Corruption | None:
-    if not np.any(got.astype(np.float64)):
+def _zeros(got: Array, differ: list[Array]) -> Corruption | None:
+    if everywhere(_all_zeros, got):
         return Corruption("all zeros", "all values are zeros, those of the source are not")
     for axis in range(got.ndim):
-        rows = [int(k) for k in np.unique(differ[:, axis])]
+        rows = [int(k) for k in differ[axis]]
         if len(rows) == got.shape[axis]:  # the whole tensor
             continue
-        if not np.any(np.take(got, rows, axis).astype(np.float64)):
+        if everywhere(_all_zeros, np.take(got, rows, axis)):
             return _zeroed(rows, axis, got.shape[axis])
     return None
+
+
+def _all_zeros(x: Array) -> bool:
+    return not np.any(x.astype(np.float64))
 
 
 def _zeroed(rows: list[int], axis: int, size: int) -> Corruption:
@@ -139,12 +143,17 @@ def _floating(x: Array) -> bool:
     return x.dtype.kind not in "iub"
 
 
+def _lost(got: Array, want: Array) -> Array:
+    """Return where a value is not finite, and that of the source is."""
+    return np.asarray(~np.isfinite(got.astype(np.float64)) & np.isfinite(want.astype(np.float64)))
+
+
 def _not_finite(got: Array, want: Array) -> Corruption | None:
     if not _floating(got):
         return None
-    bad = ~np.isfinite(got.astype(np.float64)) & np.isfinite(want.astype(np.float64))
-    if not bad.any():
+    if everywhere(lambda x, y: not _lost(x, y).any(), got, want):
         return None
+    bad = np.concatenate([_lost(*block) for block in cut(got, want)], axis=longest_axis(got.shape))
     if bad.all():
         return Corruption("NaN or Inf", "all values are NaN or infinite, and those of the source are finite")
     at = [int(k) for k in np.argwhere(bad)[0]]

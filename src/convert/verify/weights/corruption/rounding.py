@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,9 +10,11 @@ import numpy as np
 
 from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits
+from convert.numerics.blocks import everywhere
 from convert.numerics.compare import epsilon
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Neighbours = Callable[[Array, Array], tuple[Array, Array, Array]]
 NARROWER = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
@@ -30,7 +32,7 @@ ROUNDINGS = frozenset((ROUNDED, TRUNCATED, NOT_NEAREST))
 BITS = {8: (127, 255), 4: (7, 15)}  # steps between 0 and the largest value, or between the smallest and the largest
 GROUPS = (16, 32, 64, 128, 256, 8)  # values that have one scale
 MIN_VALUES = 4  # of a row of whole multiples; the largest of them is one by its definition
-MOST = 1 << 24  # values of a larger tensor that are looked at: the grid of a part is that of the whole
+MOST = 1 << 20  # values of a larger tensor that are looked at: the grid of a part is that of the whole
 
 
 def find_rounding(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
@@ -45,7 +47,7 @@ def find_rounding(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, 
         return
     yield from _through(got, want, exact)
     if exact.dtype != want.dtype:
-        yield from _directed(got, want, *_neighbours(exact, want), want.dtype.name)
+        yield from _directed(got, exact, want, _neighbours, want.dtype.name)
     elif got.dtype.kind == "f" and got.dtype.itemsize in MANTISSA:
         yield from _fewer_bits(got, want)
 
@@ -56,8 +58,8 @@ def _through(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]
         if name == want.dtype.name:
             continue
         with np.errstate(over="ignore", invalid="ignore"):
-            made = exact.astype(dtype).astype(want.dtype)
-        if same_bits(got, made):
+            found = everywhere(lambda x, y: same_bits(x, y.astype(dtype).astype(x.dtype)), got, exact)  # noqa: B023
+        if found:
             yield ROUNDED, f"all values are rounded to {name} and stored as {want.dtype.name}"
             return
 
@@ -66,18 +68,22 @@ def find_decimals(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, 
     """Yield the number of decimal digits to which all values are rounded, as by a text file."""
     if not is_float(want.dtype.name) or got.size < MIN_DECIMALS:
         return
-    x = exact.astype(np.float64)
-    with np.errstate(all="ignore"):
-        power = np.floor(np.log10(np.abs(np.where(x, x, 1.0))))
     for digits in range(2, 8):
-        if same_bits(got, np.round(x, digits).astype(want.dtype)):
+        if everywhere(lambda x, y: same_bits(x, np.round(y.astype(np.float64), digits).astype(x.dtype)), got, exact):  # noqa: B023
             yield ROUNDED, f"all values are rounded to {digits} digits after the decimal point"
             return
-        scale = 10.0 ** (power - digits + 1)
-        made = (np.round(x / scale) * scale).astype(want.dtype)
-        if nearly_bits(got, made) and not nearly_bits(got, want):
+        rounded = everywhere(lambda x, y: nearly_bits(x, _to_digits(y, digits, x.dtype)), got, exact)  # noqa: B023
+        if rounded and not everywhere(nearly_bits, got, want):
             yield ROUNDED, f"all values are rounded to {digits} decimal digits"
             return
+
+
+def _to_digits(exact: Array, digits: int, dtype: np.dtype[Any]) -> Array:
+    """Round each value to some decimal digits."""
+    x = exact.astype(np.float64)
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (np.floor(np.log10(np.abs(np.where(x, x, 1.0)))) - digits + 1)
+    return np.asarray((np.round(x / scale) * scale).astype(dtype))
 
 
 def nearly_bits(a: Array, b: Array) -> bool:
@@ -87,13 +93,13 @@ def nearly_bits(a: Array, b: Array) -> bool:
         return bool(np.all(np.abs(x - y) <= epsilon(a.dtype.name) * np.abs(y)))
 
 
-def _neighbours(exact: Array, want: Array) -> tuple[Array, Array]:
-    """Return the two values of the dtype of `want` next to each exact value: towards zero, and away from it."""
+def _neighbours(exact: Array, want: Array) -> tuple[Array, Array, Array]:
+    """Return the values of the dtype of `want` next to each exact value: the nearest, that towards zero, and that away from it."""
     kept, sizes = want.astype(np.float64), np.abs(exact.astype(np.float64))
     bits = want.view(f"u{want.dtype.itemsize}")
     toward = np.where(np.abs(kept) > sizes, bits - 1, bits).astype(bits.dtype)
     away = np.where(np.abs(kept) < sizes, bits + 1, bits).astype(bits.dtype)
-    return toward.view(want.dtype), away.view(want.dtype)
+    return want, toward.view(want.dtype), away.view(want.dtype)
 
 
 def _fewer_bits(got: Array, want: Array) -> Iterator[tuple[str, str]]:
@@ -104,33 +110,39 @@ def _fewer_bits(got: Array, want: Array) -> Iterator[tuple[str, str]]:
     cut = min((every & -every).bit_length() - 1, left) if every else 0
     if cut < MIN_CUT:
         return
-    words = np.ascontiguousarray(want).view(unsigned)
-    unit = unsigned.type(1 << cut)
-    toward = words & ~(unit - unsigned.type(1))
-    away = np.where(toward == words, words, toward + unit).astype(unsigned)
-    rest = words - toward
-    half = unsigned.type(1 << (cut - 1))
-    odd = (toward & unit) != 0
-    nearest = np.where((rest > half) | ((rest == half) & odd), away, toward).view(want.dtype)
+    unit, half = unsigned.type(1 << cut), unsigned.type(1 << (cut - 1))
+
+    def neighbours(_: Array, right: Array) -> tuple[Array, Array, Array]:
+        words = np.ascontiguousarray(right).view(unsigned)
+        toward = words & ~(unit - unsigned.type(1))
+        away = np.where(toward == words, words, toward + unit).astype(unsigned)
+        rest, odd = words - toward, (toward & unit) != 0
+        nearest = np.where((rest > half) | ((rest == half) & odd), away, toward)
+        return nearest.view(want.dtype), toward.view(want.dtype), away.view(want.dtype)
+
     name = KNOWN_BITS.get(left - cut, f"a mantissa of {left - cut} bits")
-    if same_bits(got, nearest):
+    if everywhere(lambda x, y: same_bits(x, neighbours(y, y)[0]), got, want):
         yield ROUNDED, f"all values are rounded to {name} and stored as {want.dtype.name}"
         return
     stored = f"{name} and stored as {want.dtype.name}"
-    yield from _directed(got, nearest, toward.view(want.dtype), away.view(want.dtype), stored)
+    yield from _directed(got, want, want, neighbours, stored)
 
 
-def _directed(got: Array, nearest: Array, toward: Array, away: Array, to: str) -> Iterator[tuple[str, str]]:
+def _directed(got: Array, exact: Array, want: Array, neighbours: Neighbours, to: str) -> Iterator[tuple[str, str]]:
     """Find values that are rounded to one of their two neighbours, and not always to the nearer one."""
-    below, above = np.where(nearest < 0, away, toward), np.where(nearest < 0, toward, away)
-    if same_bits(got, toward):
+
+    def holds(test: Callable[[Array, Array, Array, Array], Any]) -> bool:
+        return everywhere(lambda x, y, z: test(x, *neighbours(y, z)), got, exact, want)
+
+    down = holds(lambda x, n, t, a: same_bits(x, np.where(n < 0, a, t)))
+    if holds(lambda x, n, t, a: same_bits(x, t)):
         yield TRUNCATED, f"all values are cut off to {to}, towards zero, not rounded to the nearest"
-    elif same_bits(got, away):
+    elif holds(lambda x, n, t, a: same_bits(x, a)):
         yield NOT_NEAREST, f"all values are rounded to {to} away from zero, not to the nearest"
-    elif same_bits(got, below) or same_bits(got, above):
-        way = "down" if same_bits(got, below) else "up"
+    elif down or holds(lambda x, n, t, a: same_bits(x, np.where(n < 0, t, a))):
+        way = "down" if down else "up"
         yield NOT_NEAREST, f"all values are rounded {way} to {to}, not to the nearest"
-    elif np.all((got == toward) | (got == away)):
+    elif holds(lambda x, n, t, a: np.all((x == t) | (x == a))):
         text = f"some values are rounded to the farther of their two neighbours in {to}: at random, or after other arithmetic"
         yield NOT_NEAREST, text
 

@@ -11,6 +11,7 @@ import numpy as np
 from convert.core.ops import Pad
 from convert.layers.base import Step
 from convert.layers.transforms.mistakes import DEINTERLEAVED, INTERLEAVED
+from convert.numerics.blocks import everywhere
 from convert.planning.plan import Plan
 from convert.verify.weights.corruption.permutations import (
     EXCHANGED,
@@ -69,9 +70,8 @@ def _rolled_table(got: Array, want: Array) -> Order | None:
     """Find rows that moved together in a table with more than `MAX_ROWS` rows; takes the memory of one column."""
     rows = np.arange(len(got))
     for first in (int(k) for k in np.flatnonzero(want[:, 0] == got[0, 0])[:CANDIDATES]):
-        if np.array_equal(got[: len(got) - first], want[first:]) and np.array_equal(
-            got[len(got) - first :], want[:first]
-        ):
+        rolled = ((got[: len(got) - first], want[first:]), (got[len(got) - first :], want[:first]))
+        if np.array_equal(got[0], want[first]) and all(everywhere(np.array_equal, *pair) for pair in rolled):
             return describe_order(np.roll(rows, -first), "rows along axis 0") if first else None
     return None
 

@@ -12,13 +12,15 @@ from ml_dtypes import bfloat16
 
 from convert.core.tensor_spec import is_float
 from convert.numerics.bits import same_bits
+from convert.numerics.blocks import BLOCK, cut, everywhere
 from convert.numerics.compare import epsilon
 from convert.numerics.roots import factor_text
-from convert.verify.weights.corruption.relations import common_factor, places_of_rows
+from convert.verify.weights.corruption.relations import common_factor, first_found, places_of_rows
 from convert.verify.weights.corruption.rounding import find_decimals, find_grid, find_rounding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLE = 1 << 20  # values of a large tensor that are compared in float64
+LINE = 1 << 12  # values that show which of two orders it is
 MIN_SHIFTED = 4  # rows of a table whose order tells something
 MIN_SCALED = 4  # values that are the same multiple of a function's values by no chance
 MIN_INSIDE = 2  # values of a clipped tensor that keep theirs
@@ -49,11 +51,11 @@ def find_value_change(got: Array, want: Array, exact: Array | None = None) -> tu
         exact: `want` before the cast to its dtype; None: nothing is cast.
     """
     before = want if exact is None else exact
-    return next((change for find in _FINDERS for change in find(got, want, before)), None)
+    return first_found(_FINDERS, _OF_THE_WHOLE, got, want, before)
 
 
 def _swapped_bytes(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
-    if want.dtype.itemsize > 1 and got.tobytes() == want.byteswap().tobytes():
+    if want.dtype.itemsize > 1 and everywhere(lambda x, y: same_bits(x, y.byteswap()), got, want):
         yield "bytes swapped", f"the {want.dtype.itemsize} bytes of each value are in the reverse order (big-endian)"
 
 
@@ -61,15 +63,17 @@ def _other_bits(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, st
     """Find bits that were read as those of another type, and the 16-bit halves of each value exchanged."""
     if want.dtype.name != "float32":
         return
-    swapped = np.ascontiguousarray(want).view(np.uint32)
-    if same_bits(got, ((swapped << 16) | (swapped >> 16)).view(np.float32)):
+    if everywhere(lambda x, y: np.array_equal(x, (y << 16) | (y >> 16)), got.view(np.uint32), want.view(np.uint32)):
         yield "halves of values swapped", "the two halves of the 4 bytes of each value are exchanged"
         return
     for written, read in ((bfloat16, np.float16), (np.float16, bfloat16)):
         with np.errstate(all="ignore"):
-            narrow = np.ascontiguousarray(want.astype(written))
-            made = narrow.view(read).astype(np.float32)
-        if same_bits(got, made):
+            found = everywhere(
+                lambda x, y: same_bits(x, np.ascontiguousarray(y.astype(written)).view(read).astype(np.float32)),  # noqa: B023
+                got,
+                want,
+            )
+        if found:
             names = np.dtype(written).name, np.dtype(read).name
             yield "bits of another type", f"the values were written as {names[0]}, and their bits read as {names[1]}"
             return
@@ -83,9 +87,7 @@ def _reshaped(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
     for order in itertools.permutations(range(want.ndim)):
         moved = want.transpose(order)
         # An axis of size 1 has no place of its own: moved elsewhere, the order of the others is a transposition.
-        if [size for size in moved.shape if size > 1] != longer and same_bits(
-            got.reshape(-1), np.ascontiguousarray(moved).reshape(-1)
-        ):
+        if [size for size in moved.shape if size > 1] != longer and _same_order(got, moved):
             yield (
                 "reshaped, not permuted",
                 f"the values are those of shape {list(moved.shape)}, reshaped to {list(got.shape)}",
@@ -93,23 +95,33 @@ def _reshaped(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
             return
 
 
+def _same_order(got: Array, moved: Array) -> bool:
+    """Whether two tensors of other shapes have the same values in the order of the file: the first tell most that have not."""
+    first = slice(0, LINE)
+    return same_bits(got.flat[first], moved.flat[first]) and same_bits(
+        got.reshape(-1), np.ascontiguousarray(moved).reshape(-1)
+    )
+
+
 def _constant(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
     first = got.reshape(-1)[0]
-    if got.size > 1 and first != 0 and bool(np.all(got == first)):
+    if got.size > 1 and first != 0 and everywhere(lambda x: np.all(x == first), got):
         name = "all ones" if first == 1 else "all values equal"
         yield name, f"all {got.size} values are {first}, as before training; those of the source are not"
 
 
 def _clipped(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
-    low, high = got.min(), got.max()
-    inside = int(np.count_nonzero((low < want) & (want < high)))  # few values tell nothing
-    if low < high and inside >= MIN_INSIDE and same_bits(got, np.clip(want, low, high)):
+    low, high = (find(np.array([find(x) for (x,) in cut(got)])) for find in (np.min, np.max))
+    inside = sum(int(np.count_nonzero((low < y) & (y < high))) for (y,) in cut(want))  # few values tell nothing
+    if low < high and inside >= MIN_INSIDE and everywhere(lambda x, y: same_bits(x, np.clip(y, low, high)), got, want):
         yield "clipped", f"all values are clipped to {low} to {high}"
 
 
 def _zeroed_tail(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]]:
     flat, right = got.reshape(-1), want.reshape(-1)
-    kept = int(np.flatnonzero(flat)[-1]) + 1 if np.any(flat) else 0
+    starts = range((flat.size - 1) // BLOCK * BLOCK, -1, -BLOCK)  # from the end
+    ends = (k + int(last[-1]) + 1 for k in starts if len(last := np.flatnonzero(flat[k : k + BLOCK])))
+    kept = next(ends, 0)
     whole = (
         got.size // got.shape[0] if got.ndim > 1 else 0
     )  # values of a row: whole rows of zeros have a name of their own
@@ -137,11 +149,8 @@ def _applied_and_multiplied(got: Array, want: Array, exact: Array) -> Iterator[t
     """Find a function of each value and a number behind it, such as a scale that code makes of a parameter when it is used."""
     if not is_float(want.dtype.name) or got.size < MIN_SCALED:
         return
-    x = exact.astype(np.float64)
     for name, function in FUNCTIONS.items():
-        with np.errstate(all="ignore"):
-            made = function(x)
-        if np.all(np.isfinite(made)) and (factor := common_factor(got, made)) is not None:
+        if (factor := common_factor(got, exact, of=function)) is not None:
             text = f"{name} is applied to all values, and they are multiplied by {factor_text(factor)}"
             yield f"{name} applied and multiplied", text
             return
@@ -226,6 +235,8 @@ def _transposed(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, st
         )
 
 
+# They are no changes of each value, so that some values do not tell whether there is one.
+_OF_THE_WHOLE = (_reshaped, _zeroed_tail, _shifted, _repeated, _applied, _transposed, find_grid)
 # Exact changes first: a rounded tensor is also close to a multiple of the right one.
 _FINDERS = (
     _swapped_bytes,

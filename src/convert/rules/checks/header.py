@@ -9,12 +9,12 @@ from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import Position
 from convert.layers import Rule
 from convert.layers.transforms.rope import expand_product
-from convert.rules.check_axes import users_of_sizes
-from convert.rules.check_layouts import choices_have_such_variants, layouts_are_of_these_rules
+from convert.rules.checks.allowed import allowed_names_are_declared, facts_have_allowed_values
+from convert.rules.checks.axes import users_of_sizes
+from convert.rules.checks.layouts import choices_have_such_variants, layouts_are_of_these_rules
 from convert.rules.file import RuleFile, references
 from convert.rules.names_used import braces, facts_of, indices_of, letters_of
 from convert.rules.path_variants import VariantPath, has_part
-from convert.rules.placeholders import ASK
 
 
 def _has_targets_and_rules(rules: RuleFile) -> Iterator[Finding]:
@@ -68,15 +68,6 @@ def _facts_of_rules_are_declared(rules: RuleFile) -> Iterator[Finding]:
         for fact in facts_of(rule):
             if fact not in rules.facts:
                 yield _undeclared(rule.at, f"this `{rule.kind_name}` rule", fact, facts=rules.facts)
-
-
-def _facts_have_values_that_their_rules_take(rules: RuleFile) -> Iterator[Finding]:
-    known = {name: value for name, value in rules.facts.items() if value != ASK}
-    for rule in rules.rules:
-        try:
-            rule.kind.check_facts(known)
-        except ValueError as error:
-            yield Finding("rule-wrong-value", str(error), rule=str(rule.at))
 
 
 def _layer_types_are_distinct(rules: RuleFile) -> Iterator[Finding]:
@@ -213,6 +204,14 @@ def _path_variants_count_by_one_index(rules: RuleFile) -> Iterator[Finding]:
                 )
 
 
+def _axes_vary_by_an_index(rules: RuleFile) -> Iterator[Finding]:
+    indices = {name: "" for rule in rules.rules for name in indices_of(rule)}
+    for name, axis in rules.axes.items():
+        for index in axis.of_layers:
+            if index not in indices:
+                yield _undeclared(axis.at, f"`varies` of {name}", index, indices=indices)
+
+
 def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
     indices = {
         name: rule for rule in reversed(rules.rules) for name in indices_of(rule) if rule.kind.drop_reason is None
@@ -272,11 +271,11 @@ def _configs_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
                 )
 
 
-def _sidecar_is_a_file_name(rules: RuleFile) -> Iterator[Finding]:
-    name = rules.sidecar.file if rules.sidecar is not None else "config.json"
-    if "/" in name or "\\" in name or name in ("", ".", ".."):
-        at = rules.node.value["sidecar"].value["file"].at
-        yield Finding("rule-wrong-value", rule=str(at), expected="a file name without a folder, such as config.json", got=repr(name))  # fmt: skip
+def _files_beside_are_file_names(rules: RuleFile) -> Iterator[Finding]:
+    for key, declared in {"sidecar": rules.sidecar, "distinguished_by": rules.distinguished_by}.items():
+        if declared is not None and ({"/", "\\"} & {*declared.file} or declared.file in ("", ".", "..")):
+            at = rules.node.value[key].value["file"].at
+            yield Finding("rule-wrong-value", rule=str(at), expected="a file name without a folder, such as config.json", got=repr(declared.file))  # fmt: skip
 
 
 HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
@@ -285,7 +284,8 @@ HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _axis_factors_are_declared,
     _rope_rotates_one_head,
     _facts_of_rules_are_declared,
-    _facts_have_values_that_their_rules_take,
+    allowed_names_are_declared,
+    facts_have_allowed_values,
     _layer_types_are_distinct,
     _layer_types_of_rules_are_declared,
     _versions_use_declared_names,
@@ -293,11 +293,12 @@ HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _lengths_of_facts_are_declared,
     _path_variants_count_by_one_index,
     _letters_are_not_indices,
+    _axes_vary_by_an_index,
     _axes_that_vary_have_no_size,
     _strides_are_declared,
     _choices_have_the_same_variants,
     _configs_use_declared_names,
-    _sidecar_is_a_file_name,
+    _files_beside_are_file_names,
     layouts_are_of_these_rules,
     choices_have_such_variants,
 )

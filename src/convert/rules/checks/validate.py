@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from convert.core.findings import Finding
 from convert.core.yaml_nodes import YamlNode
 from convert.layers import Rule
-from convert.rules.check_header import HEADER_CHECKS
-from convert.rules.check_rule import RULE_CHECKS
+from convert.rules.checks.header import HEADER_CHECKS
+from convert.rules.checks.rule import RULE_CHECKS
 from convert.rules.file import RuleFile
 
 

@@ -16,7 +16,7 @@ from convert.layers.transforms.rope import check_rope
 from convert.layers.transforms.weight_normalization import check_normalized
 from convert.layers.transforms.weight_transforms import check_flattened
 from convert.layers.weight_keys import BIAS_U, V
-from convert.rules.check_axes import check_parts, check_target_axes
+from convert.rules.checks.axes import check_parts, check_target_axes
 from convert.rules.file import MODULE
 from convert.rules.names_used import braces
 

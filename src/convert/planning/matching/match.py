@@ -18,7 +18,8 @@ from convert.layers.base import Matched, MatchKey
 from convert.layers.low_rank import SECOND, is_scale
 from convert.planning.adapters.lost import lost_adapters
 from convert.planning.adapters.names import NamedPair, find_pairs
-from convert.planning.match_errors import LayerNumbers, MatchFacts, full_path, match_findings
+from convert.planning.matching.facts import LayerNumbers, MatchFacts, full_path
+from convert.planning.matching.findings import match_findings
 from convert.planning.quantised import of_unknown_modules
 from convert.rules.copies import resolve_copies
 from convert.rules.file import LayerTypes, RuleFile
@@ -161,7 +162,7 @@ def cover(rules: RuleFile, source: Source, index: PathIndex | None = None) -> Co
             for name, found in types.items()
         },
         pairs=pairs,
-        explain=cache(lambda: (*match_findings(facts), *lost_adapters(claims.rules, facts.halves))),
+        explain=cache(lambda: (*match_findings(facts), *lost_adapters(claims.rules, facts.halves, root))),
     )
 
 
@@ -280,6 +281,20 @@ def _layers_with_leaf(found: Matched, index: str, leaves: Mapping[str, Leaf]) ->
             yield indices[index]
         elif rule.stacked[index] < len(shape):
             yield from range(shape[rule.stacked[index]])
+
+
+def layers_with(rules: RuleFile, matched: Sequence[Matched], leaves: Mapping[str, Leaf]) -> dict[str, set[int]]:
+    """Return the layers that have the leaves which `allowed` names.
+
+    Args:
+        rules: as written; those that matched have the paths of the tree.
+    """
+    found: dict[str, set[int]] = {}
+    for path in dict.fromkeys(path for one in rules.allowed.values() for path in one.leaves.values()):
+        places = {rule.at: rule.path.indices[0] for rule in rules.rules if rule.sources and rule.path.text == path}
+        of_rule = [one for one in matched if one.rule.at in places]
+        found[path] = {layer for one in of_rule for layer in _layers_with_leaf(one, places[one.rule.at], leaves)}
+    return found
 
 
 def _domain(matched: Sequence[Matched]) -> dict[str, set[int]]:

@@ -1,0 +1,51 @@
+"""Write a weight of which code sets elements to zero as the weight times a mask.
+
+PyTorch code does so in many ways: a condition fills them, an operation works in place on the data of a parameter, zeros are joined to a
+part of it. The product with zeros and ones is what the search knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from convert.inference.forms.elements import MOVES, before_zeros, moved_by, step, without_idle
+from convert.programs.program import Operation, Program, Value
+
+
+def zeroed_as_masked(program: Program) -> Program:
+    """Return the program in which each value of one parameter that has zeros in place of some elements is a product with a mask."""
+    whole = [value for value in program.parameters.values() if len(value.elements) == 1]
+    new: dict[Value, Value] = {}
+    operations: list[Operation] = []
+    for operation in program.operations:
+        made = _masked(operation, whole) or _with_new(operation, new)
+        new.update({old: x for old, x in zip(operation.results, made.results, strict=True) if x is not old})
+        whole += [x for x in made.results if len(x.elements) == 1 and (x.elements[0] >= 0).all()]
+        operations.append(made)
+    if not new:
+        return program
+    changed = replace(program, outputs={name: new.get(value, value) for name, value in program.outputs.items()})
+    return replace(changed, operations=tuple(without_idle(operations, changed)))
+
+
+def _masked(operation: Operation, whole: Sequence[Value]) -> Operation | None:
+    """Return the product that gives an operation's result: with the first value that has its elements where these are no zeros."""
+    result = operation.results[0] if len(operation.results) == 1 else None
+    value = None if result is None else before_zeros(result, whole)
+    if result is None or value is None:
+        return None
+    masked = replace(result, elements=value.elements)
+    return step(operation, "mul", (value, Value(np.where(result.elements[0] < 0, 0.0, 1.0))), masked, np.multiply)
+
+
+def _with_new(operation: Operation, new: dict[Value, Value]) -> Operation:
+    """Return an operation with the new values; one that moves a weight moves the elements that have been set to zero, too."""
+    if new.keys().isdisjoint(operation.operands):
+        return operation
+    operands = tuple(new.get(x, x) for x in operation.operands)
+    moves = operation.name in MOVES and len(operation.operands) == len(operation.results) == 1
+    results = (moved_by(operation, operands[0]),) if moves else operation.results
+    return replace(operation, operands=operands, results=results)
