@@ -165,9 +165,9 @@ def bound(case: str) -> float:
     """Return how far the class may be off in float32. Gemma 4 does not divide its scores: both codes drift more, and float64 tells.
 
     So does the delta rule, which solves a triangular system: Qwen 3-Next drifts by 4e-6 in MaxText itself, Qwen 3.5 by 1.2e-5, and
-    with an image by 1.5e-5. So does DeepSeek 3.2, by 1.2e-6.
+    with an image by 1.5e-5; PyTorch by 6.4e-5, on one of two processors. So does DeepSeek 3.2, by 1.2e-6.
     """
-    bounds = {"gemma4": 5e-5, "qwen3-next": 1e-5, "qwen3.5-vision": 6e-5, "qwen3.5": 2e-5, "deepseek3.2": 4e-6}
+    bounds = {"gemma4": 5e-5, "qwen3-next": 1e-5, "qwen3.5-vision": 1e-4, "qwen3.5": 2e-5, "deepseek3.2": 4e-6}
     return next((bound for name, bound in bounds.items() if case.startswith(name)), BOUND)
 
 
