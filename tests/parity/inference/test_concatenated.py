@@ -366,3 +366,67 @@ def test_leaves_that_follow_each_other_along_the_inputs_of_a_parameter():
     assert rules(derive(function, module, shapes), module)[-1] == (
         '- from: "{l,r}"\n  axes: D\n  parameter: {name: score.a, axes: "(D + D)."}'
     )
+
+
+class FlattenedMaps(nn.Module):
+    """A Dense layer that takes maps, flattened with the channels last, and numbers."""
+
+    order: str
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        conv, pooled = nn.Conv(4, (3, 3), name="conv"), nn.Conv(4, (2, 2), padding="VALID", name="pooled")
+        z, flat = nn.tanh(nn.Dense(4, name="z")(x.mean((1, 2)))), (len(x), -1)
+        values = {"m": nn.relu(conv(x)).reshape(flat), "n": nn.tanh(pooled(x)).reshape(flat), "z": z}
+        return nn.Dense(4, name="head")(jnp.concatenate([values[key] for key in self.order], -1))
+
+
+class ChannelsFirst(torch.nn.Module):
+    """`fault`: the first map is flattened with its rows and columns exchanged, or the channels of the numbers are reversed."""
+
+    def __init__(self, order: str, fault: str = "") -> None:
+        super().__init__()
+        self.order, self.fault = order, fault
+        self.features, self.small = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.Conv2d(2, 4, 2)
+        self.vector = torch.nn.Linear(2, 4)
+        self.last = torch.nn.Linear(4 * 16 * ("m" in order) + 4 * 9 * ("n" in order) + 4, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = x.permute(0, 3, 1, 2)
+        m = torch.relu(self.features(x))
+        if self.fault == "twice":
+            m = torch.cat([m[:, :1], m[:, :1], m[:, 2:]], 1)
+        z = torch.tanh(self.vector(x.mean((2, 3))))
+        if self.fault == "sigmoid":
+            z = torch.sigmoid(self.vector(x.mean((2, 3))))
+        values = {"m": m.flatten(1), "n": torch.tanh(self.small(x)).flatten(1), "z": z}
+        return self.last(torch.cat([values[key] for key in self.order], 1))
+
+
+@pytest.mark.parametrize(
+    ("order", "other", "stored", "of_target"),
+    [
+        ("mz", "mz", "(A B + C)D", "D(B A + C)"),
+        ("zm", "zm", "(A + B C)D", "D(A + C B)"),
+        ("zm", "mz", "(A + B C)D", "D(C B + A)"),
+        ("mnz", "nzm", "(A B + C D + E)F", "F(D C + E + B A)"),
+    ],
+)
+def test_a_flattened_map_joined_with_numbers_has_a_rule_for_each(
+    order: str, other: str, stored: str, of_target: str
+) -> None:
+    """The weight's columns of the map lie in another order, and those of the numbers as they are; all widths are equal."""
+    written = derived(FlattenedMaps(order), ChannelsFirst(other), 5, 4, 4, 2)
+    of_head = [rule for rule in written if "head/kernel" in rule]
+    assert len(of_head) == len(order)
+    said = {" -> ".join(re.findall(r"axes: \"?([^\"\n]*)", rule)) for rule in of_head}
+    letters = dict.fromkeys(re.findall("[A-Z]", min(said)))
+    named = {letter: "ABCDEF"[k] for k, letter in enumerate(letters)}
+    assert {re.sub("[A-Z]", lambda found: named[found[0]], text) for text in said} == {f"{stored} -> {of_target}"}
+
+
+@pytest.mark.parametrize("fault", ["twice", "sigmoid"])
+def test_a_fault_in_what_is_joined_with_a_map_is_not_derived(fault: str) -> None:
+    function, shapes = linen(FlattenedMaps("mz"), np.zeros((5, 4, 4, 2)))
+    found = derive(function, ChannelsFirst("mz", fault), shapes, floats(5, 4, 4, 2))
+    assert not found.complete and found.differences

@@ -28,11 +28,13 @@ class Taken:
         axis: of the leaf.
         sizes: of its parts.
         at: which of them.
+        made_of: of each part, the sizes of the axes that it is made of.
     """
 
     axis: int
     sizes: tuple[int, ...]
     at: int
+    made_of: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)

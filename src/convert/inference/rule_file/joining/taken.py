@@ -14,21 +14,34 @@ from convert.inference.rule_file.layers.rule import LayerRule, Source, bias_apar
 
 KINDS = ("linear", "parameter")  # whose rules may take a part of a leaf
 Runs = tuple[tuple[int, int], ...]  # start and stop along each axis of a leaf
-Sizes = Mapping[int, tuple[int, ...]]  # axis of a leaf -> sizes of its parts, where it has several
+Sizes = Mapping[
+    int, tuple[tuple[int, ...], ...]
+]  # axis of a leaf -> of each of its parts, the sizes of the axes that it is made of
 
 
 def parts_of(layers: Sequence[LayerRule]) -> dict[str, Sizes]:
     """Return leaf -> the parts of its axes, of the leaves that layers divide among them without a rest."""
-    blocks: dict[str, list[Runs | None]] = defaultdict(list)
+    layouts: dict[str, list[Layout]] = defaultdict(list)
     for layer in layers:
         for source in (source for _, of in layer.sources for source in of if not layer.leaves):
-            blocks[source.leaf].append(_runs(source.layout))
+            layouts[source.leaf].append(source.layout)
     found: dict[str, Sizes] = {}
-    for leaf, of in blocks.items():
-        known = [runs for runs in of if runs is not None]
-        if len(known) == len(of) > 1 and (sizes := _divided(known)):
-            found[leaf] = sizes
+    for leaf, of in layouts.items():
+        known = [runs for layout in of if (runs := _runs(layout)) is not None]
+        if len(known) == len(of) > 1 and (divided := _divided(known)):
+            found[leaf] = {axis: _made_of(axis, runs, of) for axis, runs in divided.items()}
     return found
+
+
+def _made_of(axis: int, runs: Sequence[tuple[int, int]], layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes of the axes that each part of an axis is made of in one of the layouts."""
+    sizes = {run: (run[1] - run[0],) for run in runs}
+    for layout in layouts:
+        of = tuple(one.size for one in layout.made_of(axis))
+        run = (_runs(layout) or ())[axis]
+        if len(of) > len(sizes[run]):
+            sizes[run] = of
+    return tuple(sizes[run] for run in runs)
 
 
 def _runs(layout: Layout) -> Runs | None:
@@ -39,24 +52,23 @@ def _runs(layout: Layout) -> Runs | None:
         of = layout.made_of(axis)
         if axis in fixed:
             found.append((fixed[axis], fixed[axis] + 1))
-        elif len(of) == 1:
-            found.append((of[0].start, of[0].start + of[0].size))
-        elif math.prod(one.size for one in of) == size:
-            found.append((0, size))
+        elif of or size == 1:
+            start = of[0].start if of else 0
+            found.append((start, start + math.prod(one.size for one in of)))
         else:
             return None
     return tuple(found)
 
 
-def _divided(blocks: Sequence[Runs]) -> dict[int, tuple[int, ...]]:
-    """Return the sizes of the parts of each axis; none where the blocks are not all parts, each once."""
-    found: dict[int, tuple[int, ...]] = {}
+def _divided(blocks: Sequence[Runs]) -> dict[int, Runs]:
+    """Return start and stop of the parts of each axis that has several; none where the blocks are not all parts, each once."""
+    found: dict[int, Runs] = {}
     for axis, of in enumerate(zip(*blocks, strict=True)):
         runs = sorted(set(of))
         if runs[0][0] != 0 or any(one[1] != other[0] for one, other in itertools.pairwise(runs)):
             return {}
         if len(runs) > 1:
-            found[axis] = tuple(stop - start for start, stop in runs)
+            found[axis] = tuple(runs)
     whole = math.prod(map(len, found.values()))
     return found if len(blocks) == len(set(blocks)) == whole else {}
 
@@ -95,8 +107,9 @@ def _goes_along(layer: LayerRule, parts: Mapping[str, Sizes]) -> bool:
 def _taken(source: Source, sizes: Sizes, axis: int) -> Taken:
     runs = _runs(source.layout)
     assert runs is not None, "its leaf is divided into runs"
-    starts = [sum(sizes[axis][:k]) for k in range(len(sizes[axis]))]
-    return Taken(axis, sizes[axis], starts.index(runs[axis][0]))
+    of = tuple(map(math.prod, sizes[axis]))
+    starts = [sum(of[:k]) for k in range(len(of))]
+    return Taken(axis, of, starts.index(runs[axis][0]), sizes[axis])
 
 
 def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
@@ -107,6 +120,10 @@ def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
         said.add(rule.split)
     if layer.kind_name not in KINDS or layer.leaves:
         return rule
+    if layer.kind_name == "linear" and any(
+        len(s.layout.made_of(k)) > 1 for s in layer.main for k in parts.get(s.leaf, ())
+    ):
+        return rule  # an equation has no word for an axis that is a part and made of several
     found = set()
     for source in layer.main:
         sizes = parts.get(source.leaf, {})

@@ -15,6 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 INTERLEAVED, HALF_SPLIT, REVERSED = "interleaved", "half-split", "reversed"
 MAX_PARTS = 8  # of an axis whose parts lie in another order in the target
 MAX_LONG_PARTS = 32  # if none is a single element: sines and cosines of 16 frequencies
+MAX_JOINED = 4  # values that code joins in front of a layer
 FEW = 4  # single elements that code puts side by side, such as position, time and mask
 
 
@@ -26,7 +27,7 @@ class Axis:
         of: number of the leaf's axis.
         place: of the axes that the leaf's axis is made of, the outermost is 0.
         size: number of elements that the block has along it.
-        start: the first of them along the leaf's axis, where the block has only some.
+        start: the first of them along the leaf's axis, where the block has only some; of an axis that is made of several, the outermost has it.
         order: how its elements lie in the target: empty (as stored), ``interleaved`` or ``half-split`` (how the source pairs the
             features of RoPE, where the target pairs them in the other way), or ``reversed``.
         parts: (start, length) of the runs of elements, in the target's order; none if `order` says it.
@@ -115,6 +116,41 @@ def read_layout(
     return layout if layout.groups is not None else _cut_at_borders(layout)
 
 
+def cut_where_named(column: Array) -> tuple[int, ...]:
+    """Return the lengths of the fewest parts of an axis of a block that each have a layout, as a flattened map has, and what is joined to it.
+
+    >>> cut_where_named(np.array([2, 4, 3, 5, 0, 1]))
+    (4, 2)
+
+    Args:
+        column: for each element its place along an axis of the leaf.
+    """
+    ways = (_cut(column, count) for count in range(2, MAX_JOINED + 1))
+    return next((found for found in ways if found), ())
+
+
+def _cut(column: Array, count: int) -> tuple[int, ...]:
+    """Return the lengths of so many parts; none where there are no such parts."""
+    if count == 1:
+        return (len(column),) if _is_named(column) else ()
+    runs = np.maximum.accumulate(column) - np.minimum.accumulate(column) == np.arange(len(column))
+    for length in reversed(
+        np.flatnonzero(runs[: 1 - count]) + 1
+    ):  # a run that is longer by a place of the next part has no rest
+        rest = _cut(column[length:], count - 1) if _is_named(column[:length]) else ()
+        if rest:
+            return int(length), *rest
+    return ()
+
+
+def _is_named(column: Array) -> bool:
+    """Whether elements are a run of an axis, in an order that its letters say."""
+    if np.ptp(column) != len(column) - 1:
+        return False
+    axes = _axes_of(0, column, False) if len(column) > 1 else []
+    return axes is not None and not any(axis.parts or axis.order for _, axis in axes)
+
+
 def _cut_at_borders(layout: Layout) -> Layout:
     """Return the layout with an axis that crosses borders of the block's axes as several: the rows and columns of a flattened patch."""
     axes: list[Axis] = []
@@ -196,12 +232,9 @@ def _decompose(
         if name is None:
             return None
         found.append((step, Axis(k, place, size, start if len(sizes) == 1 else 0, name)))
-    if start and len(sizes) > 1:  # a part of a composite axis: the outermost has an offset
-        inner = math.prod(sizes[1:])
-        if start % inner:
-            return None
+    if start and len(sizes) > 1:
         step, axis = found[-1]
-        found[-1] = (step, Axis(k, 0, axis.size, start // inner, axis.order))
+        found[-1] = (step, replace(axis, start=start))
     return found
 
 

@@ -22,6 +22,7 @@ PARAMETERS = "parameters"
 IN_TURNS = "in turns"  # no key: the rows of each leaf in a head or group, where leaves lie in turns
 BESIDE = "side by side"  # no key: how many leaves stand side by side, and along which axis
 ALTERNATING = "alternating"  # no key: how many leaves alternate along the last axis
+ORDERS = "orders"  # no key: of each of the columns that one leaf is, its start along the leaf's axis, and in which order it has the axes that the part is made of
 COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
 TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
 ADDED = " + number"  # no key, behind one that names a leaf: the number that the source adds to it

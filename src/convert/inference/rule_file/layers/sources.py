@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Part, Tensor
-from convert.inference.rule_file.layers.layout import Axis, Layout, read_layout
+from convert.inference.rule_file.layers.fused import cut, origin
+from convert.inference.rule_file.layers.layout import Axis, Layout, cut_where_named, read_layout
 from convert.inference.rule_file.layers.rule import NoWordsError, Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -79,6 +80,24 @@ def has_one_number_for_each_row(table: Tensor, leaves: Shapes) -> bool:
     return any(
         len(source.layout.leaf_shape) - len(source.layout.fixed) < len(table.shape) for source in _named(table, leaves)
     )
+
+
+def columns_with_layout(tensors: Mapping[str, Tensor], leaves: Shapes) -> list[Tensor]:
+    """Return the columns of a weight that have a layout each, where the whole has none; none where they are no columns of one leaf.
+
+    A layer takes a map that both programs flatten in their own order, and a vector that is joined to it.
+    """
+    tensor = tensors.get("weight")
+    if tensor is None or len(tensor.shape) != 2 or len(set(map(origin, tensor.parts))) != 1:
+        return []
+    leaf, elements = tensor.parts[0].leaf, np.concatenate([part.elements for part in tensor.parts])
+    if leaf not in leaves or len(elements) != tensor.shape[0] * tensor.shape[1] or _named(tensor, leaves):
+        return []
+    positions = np.concatenate([part.positions for part in tensor.parts])[np.argsort(elements)]
+    along = [x for x in np.unravel_index(positions[: tensor.shape[1]], leaves[leaf]) if np.ptp(x)]
+    lengths = cut_where_named(along[0]) if len(along) == 1 else ()
+    starts = np.cumsum([0, *lengths[:-1]])
+    return [cut(tensor, 1, int(start), length) for start, length in zip(starts, lengths, strict=False)]
 
 
 def is_divided(tensor: Tensor, leaves: Shapes) -> bool:

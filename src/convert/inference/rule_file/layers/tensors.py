@@ -36,6 +36,7 @@ from convert.inference.rule_file.layers.rule import (
     IN_TURNS,
     LOW_RANK,
     NORMS,
+    ORDERS,
     PARAMETERS,
     PRESCALED,
     SCALE,
@@ -48,6 +49,7 @@ from convert.inference.rule_file.layers.rule import (
 )
 from convert.inference.rule_file.layers.sources import (
     Shapes,
+    columns_with_layout,
     has_divided_axis,
     is_divided,
     is_part_of_leaf,
@@ -125,6 +127,12 @@ def describe_tensors(
         bias = {} if group["bias"].is_constant else {"weight": group["bias"]}
         apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
         return [*describe_tensors(module, weight, facts, derivation), *apart]
+    if module.kind_name in ("linear", "") and (columns := columns_with_layout(tensors, derivation.leaves)):
+        bias = {"weight": group["bias"]} if "bias" in tensors else {}
+        apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
+        each = _each_columns(columns, module, facts, derivation)
+        orders = (ORDERS, " ".join(map(_order_of_columns, each)))
+        return [*(replace(rule, target_keys=(*rule.target_keys, orders)) for rule in each), *apart]
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
@@ -142,10 +150,7 @@ def describe_tensors(
         and not _is_beside(layer, facts, derivation.leaves)
         and (columns := in_columns(layer.first))
     ):
-        widths = (COLUMNS, " ".join(str(tensor.shape[1]) for tensor in columns))
-        found = [describe_tensors(module, {"weight": tensor}, facts, derivation) for tensor in columns]
-        parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
-        return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
+        return _each_columns(columns, module, facts, derivation)
     for role, tensor in layer.tensors.items():
         if role != "weight" and any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
             raise NoWordsError(f"the elements of its {role} are computed from several leaves")
@@ -378,6 +383,28 @@ def _each_part(
     if not found:
         raise NoWordsError(OTHER_PARTS if in_blocks(layer.first) else GRID)
     return found
+
+
+def _each_columns(
+    columns: Sequence[Tensor], module: TargetModule, facts: Facts, derivation: Derivation
+) -> list[LayerRule]:
+    """Return a rule for each of the columns of a matrix that stand side by side.
+
+    Raises:
+        NoWordsError: there are no rules for them.
+    """
+    widths = (COLUMNS, " ".join(str(tensor.shape[1]) for tensor in columns))
+    alone = replace(module, kind_name="parameter")
+    found = [describe_tensors(alone, {"weight": tensor}, facts, derivation) for tensor in columns]
+    parts = [(rule, ("part", f"{k} of {len(columns)}")) for k, of in enumerate(found, 1) for rule in of]
+    return [replace(rule, target_keys=(*rule.target_keys, widths, part)) for rule, part in parts]
+
+
+def _order_of_columns(rule: LayerRule) -> str:
+    """Return the start of some columns of a matrix along the leaf's axis, and the places of the axes that they are made of: ``36:0``."""
+    axes = (rule.main[0].layout.groups or ((), ()))[1]
+    start = min((axis.start for axis in axes if not axis.place), default=0)
+    return f"{start}:{','.join(str(axis.place) for axis in axes) or '0'}"
 
 
 def _of_groups(sources: Sequence[Source], groups: int) -> tuple[Source, ...]:

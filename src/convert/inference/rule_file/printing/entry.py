@@ -23,6 +23,7 @@ from convert.inference.rule_file.layers.rule import (
     CONVOLUTIONS,
     IN_TURNS,
     LOW_RANK,
+    ORDERS,
     PRESCALED,
     TAPS,
     TERM_AXES,
@@ -38,7 +39,7 @@ from convert.layers.leaf_sums import NEXT
 from convert.layers.recurrent.equations import NO_LAYER
 from convert.layers.shared_keys import shown_part
 
-UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS, TAPS)  # no keys of a target
+UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS, ORDERS, TAPS)  # no keys of a target
 NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
 CELLS_OF_ONE = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
@@ -268,6 +269,10 @@ def _check(layout: Layout, parted: Collection[int]) -> None:
     Raises:
         NoWordsError: the layout has an axis that is reversed, or in part.
     """
+    for k, whole in enumerate(layout.leaf_shape):
+        several = layout.made_of(k)
+        if len(several) > 1 and (size := math.prod(axis.size for axis in several)) != whole and k not in parted:
+            raise NoWordsError(f"{size} elements of axis {k} of the leaf, of {whole}")
     for axis in layout.axes:
         if axis.order == REVERSED:
             raise NoWordsError(f"axis {axis.of} of the leaf is reversed")

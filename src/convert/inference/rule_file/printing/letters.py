@@ -33,6 +33,7 @@ class Named:
         self.of: dict[tuple[int, int], str] = {}
         self.whole: dict[int, str] = {}  # of an axis that is a flattened map
         self.sums: dict[str, str] = {}  # letter of the part of an axis that a rule takes -> the sum that the axis is
+        self.parts: dict[int, list[tuple[str, ...]]] = {}  # axis -> the letters of its parts, of which one has several
         self.given: dict[tuple[int, int], str] = {}
 
     def take(self, role: str, size: int) -> str:
@@ -96,6 +97,9 @@ class Named:
                 continue
             sizes = one.sizes if one is not None else (size,)
             role = "kernel" if axis in of_kernel else "width"
+            if one is not None and any(len(of) > 1 for of in one.made_of):
+                self._divided_in_groups(one)
+                continue
             letters = {n: self.another(role, n) for n in dict.fromkeys(sizes) if n > 1}
             if one is None:
                 self.given[axis, 0] = letters[size]
@@ -105,6 +109,17 @@ class Named:
             own = letters.get(sizes[one.at], ALONE[axis])
             self.given[axis, 0] = self.of[axis, 0] = own
             self.sums[own] = f"({' + '.join(letters.get(n, '1') for n in sizes)})"
+
+    def _divided_in_groups(self, one: Taken) -> None:
+        """Give letters to the parts of an axis where one of them is made of several axes, and all sizes."""
+        alone = {n: self.another("width", n) for n in dict.fromkeys(n for n, *more in one.made_of if not more) if n > 1}
+        self.parts[one.axis] = [
+            tuple(self.another("width", n) for n in of) if len(of) > 1 else (alone.get(of[0], "1"),)
+            for of in one.made_of
+        ]
+        self.letters.fixed |= {letter for of in self.parts[one.axis] for letter in of} - {"1"}
+        for place, letter in enumerate(self.parts[one.axis][one.at]):
+            self.given[one.axis, place] = self.of[one.axis, place] = letter
 
     def as_stored(self, text: str) -> str:
         """Return letters of a leaf with the sums that its axes are."""
@@ -145,6 +160,9 @@ def leaf_letters(
             continue
         if split is not None and axis == split[0]:
             found.append(split[1])
+            continue
+        if axis in named.parts:
+            found.append(f"({' + '.join(' '.join(of) for of in named.parts[axis])})")
             continue
         if axis in named.whole:
             found.append(named.whole[axis])

@@ -12,6 +12,7 @@ from convert.inference.rule_file.layers.rule import (
     BESIDE,
     COLUMNS,
     NORMS,
+    ORDERS,
     TAPS,
     TERM_AXES,
     NoWordsError,
@@ -70,7 +71,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         table = layer.kind_name == "embedding" and axis == layout.axes[0]
         role = "entries" if table else "kernel" if axis in taps else "width"
         if len(layout.made_of(axis.of)) > 1:
-            named.of[axis.of, axis.place] = named.another(role, axis.size)
+            known = named.given.get((axis.of, axis.place))
+            named.of[axis.of, axis.place] = known or named.another(role, axis.size)
         else:
             named.name_one(axis, role)
     for made_of in map(layout.made_of, range(len(layout.leaf_shape))):
@@ -87,6 +89,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
         ones = f"{each} ({' + '.join('1' * alternating)})" if alternating > 1 else ""
         axes[across] = f"({ones or ' + '.join([each] * beside)})"
         return stored, "".join(axes)
+    if orders := said.get(ORDERS):
+        return stored, f"{axes_in_groups(layout, named)[0]}({_in_orders(orders, rule, named)})"
     if columns:
         return stored, _side_by_side(
             axes_in_groups(layout, named), layout.shape[1], list(map(int, columns.split())), named
@@ -135,6 +139,23 @@ def _side_by_side(axes: Sequence[str], own: int, widths: Sequence[int], named: N
         again = (named.letters.named("width", width, k) for k in itertools.count())
         of[width] = of.get(width) or next(letter for letter in again if letter not in others)
     return f"{rows}({' + '.join(of[width] for width in widths)}){''.join(taps)}"
+
+
+def _in_orders(orders: str, rule: PatternRule, named: Named) -> str:
+    """Return the letters of the columns of a tensor that are all parts of one leaf's axis: ``K A B + L``.
+
+    Raises:
+        NoWordsError: the leaf is divided otherwise.
+    """
+    if len(rule.taken) != 1 or rule.taken[0].axis not in named.parts:
+        raise NoWordsError("its columns are parts of a leaf of which another tensor has some")
+    (one,) = rule.taken
+    starts = [sum(one.sizes[:k]) for k in range(len(one.sizes))]
+    found = []
+    for start, places in (text.split(":") for text in orders.split()):
+        letters = named.parts[one.axis][starts.index(int(start))]
+        found.append(" ".join(letters[int(place)] for place in places.split(",")))
+    return " + ".join(found)
 
 
 def _in_pieces(rule: PatternRule, named: Named, stacked: Sequence[int]) -> tuple[str, str]:
