@@ -179,6 +179,9 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
         "scale_attn_weights": [[False], "the flax class scales the scores of its attention"],
         "scale_attn_by_inverse_layer_idx": [[True], "the flax class does not divide by the number of the layer"],
     },
+    "blenderbot-small": {
+        "scale_embedding": [[True], "the PyTorch class does not multiply the embeddings of its decoder"]
+    },
     "marian": {"share_encoder_decoder_embeddings": [[False], "the flax class has one embedding for both languages"]},
     "opt": {
         "enable_bias": [[False], "the flax class has biases"],

@@ -131,6 +131,7 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("gpt2.cross", {"scale_attn_weights": False}, "scales the scores"),
         ("gpt2.cross", {"scale_attn_by_inverse_layer_idx": True}, "does not divide by the number of the layer"),
         ("whisper.WhisperModel", {"scale_embedding": True}, "does not scale its embeddings"),
+        ("blenderbot_small.BlenderbotSmallModel", {"scale_embedding": True}, "does not multiply the embeddings of its decoder"),
         ("encoder_decoder", {"decoder": {"scale_attn_weights": False}}, "scales the scores"),
         ("resnet.ResNetModel", {"downsample_in_bottleneck": True}, "stride in the second convolution"),
         ("electra.ElectraForMultipleChoice", {"summary_type": "last"}, "takes the first token"),

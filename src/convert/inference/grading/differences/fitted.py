@@ -60,8 +60,9 @@ def fitted(run: Run, want: Sequence[Array], *, factor: bool, number: bool, behin
     return None if best is None else problem.fit(best)
 
 
-def _changed(numbers: Array) -> float:
-    return abs(float(numbers[1])) + abs(float(np.log(abs(numbers[0]))))
+def _changed(numbers: Array) -> tuple[float, bool]:
+    """Return how far numbers are from 1 and 0; of two that are as far, as in ``cos(y)`` by ``sin``, the one without a sign is nearer."""
+    return round(abs(float(numbers[1])) + abs(float(np.log(abs(numbers[0])))), DIGITS), bool(numbers[0] < 0)
 
 
 def plain(number: float) -> float:
