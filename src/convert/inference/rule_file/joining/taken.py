@@ -35,7 +35,7 @@ def parts_of(layers: Sequence[LayerRule]) -> dict[str, Sizes]:
 
 def _made_of(axis: int, runs: Sequence[tuple[int, int]], layouts: Sequence[Layout]) -> tuple[tuple[int, ...], ...]:
     """Return the sizes of the axes that each part of an axis is made of in one of the layouts."""
-    sizes = {run: (run[1] - run[0],) for run in runs}
+    sizes: dict[tuple[int, int], tuple[int, ...]] = {run: (run[1] - run[0],) for run in runs}
     for layout in layouts:
         of = tuple(one.size for one in layout.made_of(axis))
         run = (_runs(layout) or ())[axis]

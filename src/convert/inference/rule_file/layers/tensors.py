@@ -130,9 +130,9 @@ def describe_tensors(
     if module.kind_name in ("linear", "") and (columns := columns_with_layout(tensors, derivation.leaves)):
         bias = {"weight": group["bias"]} if "bias" in tensors else {}
         apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
-        each = _each_columns(columns, module, facts, derivation)
-        orders = (ORDERS, " ".join(map(_order_of_columns, each)))
-        return [*(replace(rule, target_keys=(*rule.target_keys, orders)) for rule in each), *apart]
+        of_columns = _each_columns(columns, module, facts, derivation)
+        orders = (ORDERS, " ".join(map(_order_of_columns, of_columns)))
+        return [*(replace(rule, target_keys=(*rule.target_keys, orders)) for rule in of_columns), *apart]
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
