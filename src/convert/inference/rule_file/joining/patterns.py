@@ -20,21 +20,33 @@ INDICES = "ijklmnpqstuv"
 Numbers = tuple[int, ...]
 
 
+def part_at(start: int, sizes: Sequence[int]) -> int:
+    """Return which of the parts of an axis begins there.
+
+    >>> part_at(36, (36, 5))
+    1
+    """
+    return list(itertools.accumulate(sizes, initial=0)).index(start)
+
+
 @dataclass(frozen=True)
 class Taken:
     """The part of an axis that a rule takes.
 
     Attributes:
         axis: of the leaf.
-        sizes: of its parts.
+        made_of: of each of its parts, the sizes of the axes that it is made of.
         at: which of them.
-        made_of: of each part, the sizes of the axes that it is made of.
     """
 
     axis: int
-    sizes: tuple[int, ...]
-    at: int
     made_of: tuple[tuple[int, ...], ...]
+    at: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each part."""
+        return tuple(map(prod, self.made_of))
 
 
 @dataclass(frozen=True)

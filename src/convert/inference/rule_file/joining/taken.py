@@ -8,15 +8,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from convert.inference.rule_file.joining.patterns import PatternRule, Taken, leaves_of
+from convert.inference.rule_file.joining.patterns import PatternRule, Taken, leaves_of, part_at
 from convert.inference.rule_file.layers.layout import Layout
 from convert.inference.rule_file.layers.rule import LayerRule, Source, bias_apart
 
 KINDS = ("linear", "parameter")  # whose rules may take a part of a leaf
 Runs = tuple[tuple[int, int], ...]  # start and stop along each axis of a leaf
-Sizes = Mapping[
-    int, tuple[tuple[int, ...], ...]
-]  # axis of a leaf -> of each of its parts, the sizes of the axes that it is made of
+Sizes = Mapping[int, tuple[tuple[int, ...], ...]]  # axis of a leaf -> for each part, the sizes of the axes that make it
 
 
 def parts_of(layers: Sequence[LayerRule]) -> dict[str, Sizes]:
@@ -107,9 +105,7 @@ def _goes_along(layer: LayerRule, parts: Mapping[str, Sizes]) -> bool:
 def _taken(source: Source, sizes: Sizes, axis: int) -> Taken:
     runs = _runs(source.layout)
     assert runs is not None, "its leaf is divided into runs"
-    of = tuple(map(math.prod, sizes[axis]))
-    starts = [sum(of[:k]) for k in range(len(of))]
-    return Taken(axis, of, starts.index(runs[axis][0]), sizes[axis])
+    return Taken(axis, sizes[axis], part_at(runs[axis][0], tuple(map(math.prod, sizes[axis]))))
 
 
 def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:

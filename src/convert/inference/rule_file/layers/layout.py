@@ -134,9 +134,8 @@ def _cut(column: Array, count: int) -> tuple[int, ...]:
     if count == 1:
         return (len(column),) if _is_named(column) else ()
     runs = np.maximum.accumulate(column) - np.minimum.accumulate(column) == np.arange(len(column))
-    for length in reversed(
-        np.flatnonzero(runs[: 1 - count]) + 1
-    ):  # a run that is longer by a place of the next part has no rest
+    # The longest first: a run with a place of the next part leaves no rest.
+    for length in reversed(np.flatnonzero(runs[: 1 - count]) + 1):
         rest = _cut(column[length:], count - 1) if _is_named(column[:length]) else ()
         if rest:
             return int(length), *rest

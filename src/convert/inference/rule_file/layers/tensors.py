@@ -128,11 +128,9 @@ def describe_tensors(
         apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
         return [*describe_tensors(module, weight, facts, derivation), *apart]
     if module.kind_name in ("linear", "") and (columns := columns_with_layout(tensors, derivation.leaves)):
-        bias = {"weight": group["bias"]} if "bias" in tensors else {}
-        apart = describe_tensors(replace(module, kind_name="parameter"), bias, facts, derivation) if bias else []
         of_columns = _each_columns(columns, module, facts, derivation)
         orders = (ORDERS, " ".join(map(_order_of_columns, of_columns)))
-        return [*(replace(rule, target_keys=(*rule.target_keys, orders)) for rule in of_columns), *apart]
+        return [replace(rule, target_keys=(*rule.target_keys, orders)) for rule in of_columns]
     layer = _as_described(tensors, derivation.leaves)
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
@@ -212,9 +210,11 @@ def _has_bias_apart(
 
     One part of it may be a sum of leaves, and another one a leaf. Its leaf may have axes of size 1 behind its numbers, as it is added
     along another axis than the last; or that axis alone, where the kernel is a vector; or no axis, where it is none. Or the weight has a part of the
-    inputs of a leaf, and another module has the rest; or the bias of a convolution has a part of its leaf, and the kernel a whole one.
+    inputs of a leaf, and another module has the rest, or its columns have a rule each; or the bias of a convolution has a part of its leaf, and the kernel a whole one.
     """
     bias = tensors.get("bias")
+    if bias is not None and module.kind_name in ("linear", "") and columns_with_layout(tensors, leaves):
+        return True
     apart = module.kind_name == "linear" and "bias" in group and "weight" in tensors
     if apart and is_part_of_leaf(tensors["weight"], leaves, inputs=True):
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from convert.inference.rule_file.joining.patterns import PatternRule
+from convert.inference.rule_file.joining.patterns import PatternRule, part_at
 from convert.inference.rule_file.layers.layout import Axis
 from convert.inference.rule_file.layers.rule import (
     ALTERNATING,
@@ -150,10 +150,9 @@ def _in_orders(orders: str, rule: PatternRule, named: Named) -> str:
     if len(rule.taken) != 1 or rule.taken[0].axis not in named.parts:
         raise NoWordsError("its columns are parts of a leaf of which another tensor has some")
     (one,) = rule.taken
-    starts = [sum(one.sizes[:k]) for k in range(len(one.sizes))]
     found = []
     for start, places in (text.split(":") for text in orders.split()):
-        letters = named.parts[one.axis][starts.index(int(start))]
+        letters = named.parts[one.axis][part_at(int(start), one.sizes)]
         found.append(" ".join(letters[int(place)] for place in places.split(",")))
     return " + ".join(found)
 
