@@ -43,9 +43,59 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_python_of_the_readme(root: Path) -> None:
-    (code,) = blocks((ROOT / "README.md").read_text(), "python")
+    code = blocks((ROOT / "README.md").read_text(), "python")[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("['G D -> D G', 'i D N H -> i (N H) D', ") and (root / "out.safetensors").exists()
+
+
+MY_FLAX = """
+import flax.linen as nn
+import jax
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(16, name="stem")(x)
+        x = x + nn.gelu(nn.Dense(16, name="mix")(nn.LayerNorm(name="norm")(x)))
+        return nn.Dense(16, name="head")(x)
+
+model = Net()
+variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((3, 7, 5), "float32"))
+if __name__ == "__main__":
+    import orbax.checkpoint as ocp
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(__import__("pathlib").Path("CKPT").resolve(), model.init(jax.random.key(0), jax.numpy.zeros((3, 7, 5))))
+"""
+MY_TORCH = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm, self.mix, self.head = nn.Linear(5, 16), nn.LayerNorm(16, eps=1e-6), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + nn.functional.gelu(self.mix(self.norm(x)), approximate="tanh"))
+"""
+
+
+def test_your_own_model_in_the_readme(tmp_path: Path) -> None:
+    """The section is pasted: derived, converted, checked. With another GELU, `infer` names it and exits with 2."""
+    text = (ROOT / "README.md").read_text()
+    (tmp_path / "pair.py").write_text(blocks(text, "python")[0])
+    (tmp_path / "my_flax.py").write_text(MY_FLAX)
+    (tmp_path / "my_torch.py").write_text(MY_TORCH)
+    section = text[text.index("## Your own model") :]
+    infer, converted, checked = blocks(section, "sh")[0].splitlines()
+    shell("python my_flax.py", tmp_path)
+    assert "8 derived" in (done := shell(infer, tmp_path).stderr) and "proven" in done
+    shell(converted, tmp_path)
+    assert "equal (exit code 0)" in shell(checked, tmp_path).stdout
+    draft = next(part for part in section.split("`") if part.startswith("convert rules new"))
+    assert "questions open" in shell(draft.replace("my-model.yaml", "draft.yaml"), tmp_path).stderr
+    (tmp_path / "my_torch.py").write_text(MY_TORCH.replace("tanh", "none"))
+    assert "gelu_erf" in shell(f"{infer} --overwrite", tmp_path, code=2).stderr
 
 
 def test_rule_pages_are_valid() -> None:
