@@ -15,7 +15,8 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 import convert
 from convert.core.errors import OptionError
-from convert.planning.tokenizer.files import MAX_BYTES, TokenizerFiles, merged_generation
+from convert.planning.tokenizer.files import MAX_BYTES, TokenizerFiles, merged_generation, read_tokenizer
+from convert.planning.tokenizer.fits import misfits
 from convert.planning.tokenizer.processors import PROCESSORS, missing_processor, reads_text
 from convert.rules.library import available_rules
 from convert.writing.written import MAX_JSON
@@ -40,7 +41,7 @@ def beside(tmp_path: Path) -> Path:
         "LICENSE",
         "THIRD_PARTY_NOTICES.txt",
     ):
-        (folder / name).write_text(name)
+        (folder / name).write_text("{}" if name.endswith(".json") else name)
     for name in ("pytorch_model.bin", "config.json", "model.safetensors", "training_args.json", "licensed_users.csv"):
         (folder / name).write_text("not copied")
     (folder / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\nlicense: none of this\n")
@@ -162,8 +163,6 @@ def test_a_directory_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     for k, names in enumerate((settings, {**settings, "merges.txt": "a b"}, {"chat_template.jinja": ""}, {"preprocessor_config.json": "{}"})):  # fmt: skip
         said = refused_vocabulary("gpt2", GPT2, tmp_path / str(k), names)
         assert "it has no vocabulary" in said and "tokenizer.json" in said and "spiece.model" in said, names
-    no_json = refused_vocabulary("gpt2", GPT2, tmp_path / "damaged", {"tokenizer_config.json": "{"})
-    assert "it has no vocabulary" in no_json
     for k, name in enumerate(
         ("tokenizer.json", "spiece.model", "vocab.json", "tekken.json", "target.spm", "a.tiktoken")
     ):
@@ -204,10 +203,10 @@ def test_a_snapshot_of_the_hub_is_links_into_its_blobs(beside: Path, run: Run, t
     (home / "snapshots" / "abc").mkdir(parents=True)
     (home / "blobs").mkdir()
     for name in ("tokenizer.json", "LICENSE"):
-        (home / "blobs" / name).write_text(name)
+        (home / "blobs" / name).write_text('"tokens"')
         (home / "snapshots" / "abc" / name).symlink_to(Path("../../blobs") / name)
     run("gpt2", GPT2, tmp_path / "out", "--tokenizer", home / "snapshots" / "abc")
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '"tokens"'
     assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
 
 
@@ -216,15 +215,15 @@ def test_resume_keeps_an_output_with_the_same_files_alone(beside: Path, run: Run
     run("gpt2", GPT2, out, "--tokenizer", beside)
     _, said = run("gpt2", GPT2, out, "--tokenizer", beside, "--resume")
     assert f"kept {out}" in said
-    (beside / "vocab.json").write_text("another")
+    (beside / "vocab.json").write_text('"another"')
     _, said = run("gpt2", GPT2, out, "--tokenizer", beside, "--resume", code=2)
     assert "error[resume-mismatch]" in said and "other files of --tokenizer" in said
     run("gpt2", GPT2, out, "--tokenizer", beside, "--overwrite")
-    assert (out / "vocab.json").read_text() == "another"
+    assert (out / "vocab.json").read_text() == '"another"'
     jobs = tmp_path / "jobs.yaml"
     jobs.write_text(f"jobs: [{{model: gpt2, checkpoint: {GPT2}, out: batch, tokenizer: published}}]")
     run("batch", jobs)
-    assert (tmp_path / "batch" / "vocab.json").read_text() == "another"
+    assert (tmp_path / "batch" / "vocab.json").read_text() == '"another"'
 
 
 def test_another_tokenizer_takes_the_place_of_the_old_one(beside: Path, tmp_path: Path) -> None:
@@ -255,6 +254,78 @@ def test_a_missing_processor_is_named(beside: Path, run: Run, tmp_path: Path) ->
     assert "WhisperProcessor" not in said
     paligemma = convert.plan_conversion("gemma", GOLDEN / "paligemma1" / "ckpt.npz", settings={"vocab_size": 101})
     assert "PaliGemmaProcessor" in str(paligemma.config_notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "tokenizer"),
+        ("vocab.json", '{"a": 0'),
+        ("preprocessor_config.json", "{" * 10**5),
+        ("special_tokens_map.json", ""),
+    ],
+)
+def test_a_file_that_is_no_json_is_refused(name: str, content: str, beside: Path, run: Run, tmp_path: Path) -> None:
+    (beside / name).write_text(content)
+    _, said = run("gpt2", GPT2, tmp_path / "out", "--tokenizer", beside, code=2)
+    assert f"{beside / name}: expected JSON, got other content; correct the file, or copy it again" in said
+    assert not (tmp_path / "out").exists()
+
+
+def unigram(count: int) -> dict[str, object]:
+    return {"model": {"vocab": [["a", -1.0]] * count}}
+
+
+@pytest.mark.parametrize(
+    ("files", "last"),
+    [
+        ({"tokenizer.json": {"model": {"vocab": {"a": 0, "b": 90}}, "added_tokens": [{"id": 95, "content": "<x>"}]}}, 95),
+        ({"tokenizer.json": unigram(98)}, 97),
+        ({"tokenizer.json": {"model": {"vocab": {"a": 0}}}, "vocab.json": {"a": 99}}, 0),  # transformers reads the first
+        ({"vocab.json": {"a": 0, "b": 94}, "added_tokens.json": {"<x>": 96}}, 96),
+        ({"vocab.txt": "a\n" * 99}, 98),
+        ({"tokenizer.json": []}, None),
+        ({"tokenizer.json": {"model": {"vocab": {"a": "x"}}, "added_tokens": [3, {}]}}, None),
+    ],
+)  # fmt: skip
+def test_ids_that_the_model_has_no_embedding_for_are_noted(
+    files: dict[str, object], last: int | None, beside: Path
+) -> None:
+    """A note: Gemma 3's published tokenizer has one token more than its text models have embeddings."""
+    for name in ("tokenizer.json", "vocab.json"):
+        (beside / name).unlink()
+    for name, content in files.items():
+        (beside / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    given = read_tokenizer(beside)
+    assert given.last_id == (None if last is None else (next(iter(files)), last))
+    for rows, noted in ((None, False), (last, last is not None), (99 if last is None else last + 1, False)):
+        assert any("--tokenizer has ids up to" in note for note in misfits({"vocab_size": rows}, given)) is noted
+
+
+def test_another_vocabulary_and_another_size_of_images_are_noted(beside: Path, run: Run, tmp_path: Path) -> None:
+    (beside / "tokenizer.json").write_text(json.dumps(unigram(5000)))
+    _, said = run("gpt2", GPT2, tmp_path / "out", "--tokenizer", beside)
+    assert re.search(r"note: tokenizer.json of --tokenizer has ids up to 4999, and the model has embeddings for the ids below \d+: it fails", said)  # fmt: skip
+    assert "ids up to 4999" in (tmp_path / "out" / "README.md").read_text()
+    size = flax_families.config("vit.ViTModel")["image_size"]
+    source = flax_families.write("vit.ViTModel", tmp_path / "vit")
+    for k, (settings, noted) in enumerate(
+        (
+            ({"size": {"height": size, "width": size}}, False),
+            ({"size": {"height": 224, "width": 224}}, True),
+            ({"size": 224, "crop_size": {"height": size, "width": size}}, False),
+            ({"size": {"shortest_edge": 256}, "crop_size": 224}, True),
+            ({"size": 224, "do_resize": False}, False),
+            ({"size": {"height": [], "width": []}}, False),
+            ({"size": {"height": 224, "width": 200}}, False),
+        )
+    ):
+        folder = tmp_path / f"processor {k}"
+        folder.mkdir()
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        notes = convert.plan_conversion("flax-transformers", source, tokenizer=folder).config_notes
+        told = f"preprocessor_config.json of --tokenizer makes images of 224 x 224, and the model has the image_size {size}"
+        assert (told in notes) is noted, settings
 
 
 def test_every_target_of_images_or_sound_has_its_processor() -> None:

@@ -174,6 +174,15 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("mt5.MT5Model", {"feed_forward_proj": "gated-nonsense"}, "no such activation in common"),
         ("longt5.LongT5Model", {"feed_forward_proj": "nonsense"}, "no such activation in common"),
         ("bert.BertForTokenClassification", {"architectures": ["BertForMultipleChoice"]}, "has 1 outputs in classifier, and the tree has 5"),
+        ("bert.BertModel", {"architectures": ["RobertaModel"]}, r'contradict each other: expected a class of bert, got RobertaModel; write "architectures": ."BertModel". if the type is right, and the model_type roberta if the class is'),
+        ("roberta.RobertaForMaskedLM", {"model_type": "bert"}, r'got RobertaForMaskedLM; write "architectures": ."BertForMaskedLM". if'),
+        ("encoder_decoder", {"architectures": ["BertModel"]}, r'expected a class of encoder-decoder, got BertModel; write "architectures": ."EncoderDecoderModel". if'),
+        ("encoder_decoder", {"model_type": "bert"}, "expected a class of bert, got EncoderDecoderModel; .*, and the model_type if the class is"),
+        ("bert.BertModel", {"hidden_act": "foo"}, r"hidden_act in the config.json of the checkpoint: expected one of gelu, relu, .*, got .foo.; correct the file"),
+        ("bart.BartModel", {"activation_function": "gelu_fast"}, "activation_function in the config.json of the checkpoint: expected one of gelu, relu, "),
+        ("encoder_decoder", {"decoder": {"activation_function": "foo"}}, "decoder.activation_function in the config.json"),
+        ("wav2vec2.Wav2Vec2Model", {"feat_extract_activation": "foo"}, "feat_extract_activation in"),
+        ("distilbert.DistilBertModel", {"activation": "foo"}, "activation in the config.json"),
     ],
 )  # fmt: skip
 def test_keys_and_sizes_of_another_model_are_refused(
@@ -187,6 +196,15 @@ def test_keys_and_sizes_of_another_model_are_refused(
     source = flax_families.specs(case, tmp_path / "source", **{**keys, **parts})
     with pytest.raises(convert.PlanError, match=told):
         convert.plan_conversion(FAMILY, source)
+
+
+def test_a_class_of_another_type_is_refused_by_the_own_names_too(tmp_path: Path) -> None:
+    """`bert` has rules of its own in bert.yaml; RoBERTa's leaves are the same, and its positions begin at 2."""
+    for name in ("bert", "roberta", FAMILY):
+        for keys in ({"architectures": ["RobertaModel"]}, {"model_type": "roberta"}):
+            source = flax_families.specs("bert.BertModel", tmp_path / "source", **keys)
+            with pytest.raises(convert.PlanError):
+                convert.plan_conversion(name, source)
 
 
 def test_clips_older_key_of_a_part_counts(tmp_path: Path) -> None:

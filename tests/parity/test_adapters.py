@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,25 @@ def test_alpha_of_files_next_to_the_checkpoint(
     assert [merge.scale for merge in given.merges.values()] == [10]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_sum_that_float32_cannot_hold_is_refused(whole: bool, tmp_path: Path) -> None:
+    """It was written as infinity. So is a sum whose leaf is read at once, as `load_into` does."""
+    source = up()
+    source.arrays["up/kernel_lora_a"][0, 0] = 3e38
+    plan = make_plan(rule_file(UP), source, settings={"lora_alpha": ALPHA})
+    with pytest.raises(PlanError) as refused:
+        if whole:
+            plan.source.read(next(iter(plan.merges)))
+        else:
+            list(execute(plan, tmp_path / "out.safetensors"))
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.path) == ("value-overflow", "up/kernel + 2 x up/kernel_lora_a up/kernel_lora_b")
+    assert re.fullmatch(
+        r"\+ 2 x a LoRA product: \d+ of \d+ values do not fit float32, -?[0-9.e+]+ for example", finding.problem
+    )
+    assert "--set lora_alpha=" in finding.fix and not list(tmp_path.iterdir())
+
+
 def test_a_rank_of_another_adapter(tmp_path: Path) -> None:
     save_json(tmp_path, "adapter_config.json", {"lora_alpha": 6, "r": 8})
     with pytest.raises(PlanError) as refused:
@@ -416,6 +436,9 @@ def test_half_a_pair_is_refused(weight: str, there: str, missing: str, rest: str
     (finding,) = refused.value.findings
     assert finding.code == "adapter-dropped" and finding.path == there
     assert finding.expected == f"{missing} beside it, the other leaf of the LoRA pair of {weight}"
+    with pytest.raises(PlanError) as with_setting:  # not "the tree has no LoRA pair"
+        make_plan(rule_file(f"{rules}{rest}"), MemorySource(leaves), settings={"lora_alpha": ALPHA})
+    assert with_setting.value.findings == (finding,)
 
 
 def test_halves_of_many_pairs_are_one_finding() -> None:

@@ -40,5 +40,5 @@ def test_the_search_can_fail() -> None:
 
 
 def test_short_pages_stay_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
     assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 60

@@ -28,9 +28,11 @@ from convert.checkpoints.chunks import (
     tiles,
 )
 from convert.checkpoints.source import Leaf, Source
+from convert.core.errors import PlanError
+from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.layers.low_rank import Product
-from convert.planning.merged_leaf import MergedLeaf
+from convert.planning.merged_leaf import MergedLeaf, round_into
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of the result that are summed at a time, so that they stay in a cache
@@ -139,6 +141,9 @@ class Merge(MergedLeaf):
 
         Args:
             base, scale: other factors, to reproduce a mistake.
+
+        Raises:
+            OverflowError: the result is too large for its dtype.
         """
         a, b, kept = read(self.first), read(self.second), read(self.base) if self.base else None
         out = np.empty(self.spec.shape, self.spec.dtype)
@@ -178,7 +183,7 @@ class Merge(MergedLeaf):
             total *= self.scale if scale is None else scale
             if kept is not None:
                 total += base * kept[here].astype(np.float64)
-            out[here] = total
+            round_into(out[here], total)
 
     def _ranks(self, leaf: Array, form: Form, at: tuple[slice, ...]) -> Array:
         """Return the slice of A or B for a part of the result, in float64: the rank flattened in front, then the axes of the result."""
@@ -234,7 +239,12 @@ class LowRankSource(Source):
         merge = self._merges.get(name)
         if merge is None:
             return self._inner.read(name)
-        return self._inner.read_merged(merge) if isinstance(self._inner, HoldsMerged) else merge.make(self._inner.read)
+        if isinstance(self._inner, HoldsMerged):
+            return self._inner.read_merged(merge)
+        try:
+            return merge.make(self._inner.read)
+        except OverflowError as error:
+            raise _overflowed(merge, error) from None
 
     def chunks(self, name: str) -> Grid:
         return single_chunk(self.leaves[name].spec.shape) if name in self._merges else self._inner.chunks(name)
@@ -276,6 +286,20 @@ def _filled_piece(
 ) -> Array:
     out = np.empty(shape, merge.spec.dtype)
     started = time.perf_counter()
-    merge.fill_piece(out, origin, whole, kept)
+    try:
+        merge.fill_piece(out, origin, whole, kept)
+    except OverflowError as error:
+        raise _overflowed(merge, error) from None
     meter.add("transform", time.perf_counter() - started)
     return out
+
+
+def _overflowed(merge: MergedLeaf, error: OverflowError) -> PlanError:
+    return PlanError(
+        Finding(
+            "value-overflow",
+            f"{merge.arithmetic}: {error}",
+            path=merge.name,
+            fix="check the values of these leaves, and the factor, such as --set lora_alpha=",
+        )
+    )

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from convert.core.tensor_spec import TensorSpec
+from convert.core.value_ops import reject_overflow
 from convert.layers.leaf_sums import PLUS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,10 +67,17 @@ class MergedLeaf(ABC):
             origin: its first element.
             whole: the leaves that are read at once.
             kept: the same piece of the leaf `in_pieces`.
+
+        Raises:
+            OverflowError: the result is too large for its dtype.
         """
 
     def make(self, read: Callable[[str], Array]) -> Array:
-        """Compute the result from the leaves; the bits are the same on every machine."""
+        """Compute the result from the leaves; the bits are the same on every machine.
+
+        Raises:
+            OverflowError: the result is too large for its dtype.
+        """
         out = np.empty(self.spec.shape, self.spec.dtype)
         kept = None if self.in_pieces is None else read(self.in_pieces)
         self.fill_piece(out, (0,) * out.ndim, [read(leaf) for leaf in self.whole], kept)
@@ -168,7 +176,21 @@ class Sum(MergedLeaf):
             whole = [_spread(leaf, places, self.spec.shape) for leaf, places in zip(whole, self.places, strict=True)]
         for leaf in whole:
             total += leaf[here].astype(np.float64)
-        out[...] = total
+        round_into(out, total)
+
+
+def round_into(out: Array, values: Array) -> None:
+    """Write float64 values into an array of floats.
+
+    Raises:
+        OverflowError: a finite one is too large for the dtype.
+    """
+    try:
+        with np.errstate(over="raise"):
+            out[...] = values
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            reject_overflow(values, values.astype(out.dtype))
 
 
 def _spread(leaf: Array, places: Sequence[int], shape: tuple[int, ...]) -> Array:

@@ -22,6 +22,7 @@ from convert.planning.modules.not_taken import TRANSFORMERS, with_floats
 from convert.planning.target_formats.base import TargetFormat, TranslatedTensor
 from convert.planning.target_formats.registry import format_of
 from convert.planning.tokenizer.files import TokenizerFiles
+from convert.planning.tokenizer.fits import misfits
 from convert.planning.tokenizer.processors import missing_processor
 from convert.rules.file import RuleFile, Target, parse_reference, references
 
@@ -146,8 +147,10 @@ class Plan:
         used = {*references(target.config), *references(target.generation), *target.requires}
         needs_confirmation = self.rules.needs_confirmation.items()
         notes = [text for fact, text in needs_confirmation if fact in used and fact not in self.settings]
-        missing = missing_processor({**self.sidecar.config, **target.config}, self.tokenizer)
-        return (*notes, *target.differs, *([missing] if missing and target.config else []))
+        stated = {**self.sidecar.config, **target.config}
+        missing = missing_processor(stated, self.tokenizer)
+        beside = [] if self.tokenizer is None else misfits(self.config or stated, self.tokenizer)
+        return (*notes, *target.differs, *([missing] if missing and target.config else []), *beside)
 
     @property
     def config(self) -> dict[str, Any] | None:

@@ -187,7 +187,8 @@ def check_options(match: RuleMatch) -> None:
     if not match.coverage.pairs and (own or match.source.adapter is not None):
         option = "" if not own else "--adapter" if own[0] == ADAPTER else f"--set {own[0]}"
         dropped = {drop.leaf: drop.reason for drop in match.coverage.dropped}
-        if (finding := no_pair_is_merged(match.source, dropped, option)) is not None:
+        half = any(finding.code == "adapter-dropped" for finding in match.coverage.findings)  # it says more
+        if not half and (finding := no_pair_is_merged(match.source, dropped, option)) is not None:
             raise OptionError(finding)
     check_settings(rules, {k: v for k, v in match.options.settings.items() if k not in own})
 

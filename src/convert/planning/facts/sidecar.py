@@ -23,6 +23,7 @@ GENERATION = "generation_config.json"
 # Keys about the code that wrote the file; the output has its own.
 NOT_COPIED = (
     "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "_commit_hash", "_class_name",
+    "quantization_config",  # transformers would quantise the weights when it loads them
     "split_head_dim", "use_memory_efficient_attention",  # of diffusers' flax classes: how they compute, not what
 )  # fmt: skip
 

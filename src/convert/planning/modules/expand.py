@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def listed_modules(rules: RuleFile, source: Source) -> ModuleList | Finding:
         )
         got = json.dumps(config[of.key]) if of.key in config else "no such key" if sidecar.exists else f"no {file_of(rules)}"  # fmt: skip
         return Finding("class-unknown", problem, rule=rules.path, path=str(source.display_path), got=got, fix=_classes_to_write(rules, of, source, config))  # fmt: skip
+    if other := _of_another_type(rules, of, name, table, config):
+        return other
     try:
         return module_list(table, name, config)
     except MissingKeyError as error:
@@ -157,6 +160,19 @@ def _of_type(table: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     start = re.sub("[-_]", "", str(stated))  # a class of several models has no type of its own
     named = [name for name, entry in classes.items() if entry.get("model_type") == stated]
     return sorted(named or [name for name in classes if name.lower().startswith(start)] or classes)
+
+
+def _of_another_type(
+    rules: RuleFile, of: ModulesOfClass, name: str, table: Mapping[str, Any], config: Mapping[str, Any]
+) -> Finding | None:
+    """Report that the sidecar names a class of another type of model than it states: BERT and RoBERTa have the same leaves, and count positions otherwise."""
+    assert rules.sidecar is not None
+    stated, of_class = config.get("model_type"), table["classes"].get(name, {}).get("model_type")
+    if stated is None or of_class is None or name in _of_type(table, config):
+        return None
+    (near,) = get_close_matches(name, _of_type(table, config), 1, 0)
+    fix = f"write {json.dumps(_stated(of, near))[1:-1]} if the type is right, and the model_type{f' {of_class}' if of_class else ''} if the class is"
+    return Finding("config-conflict", f"{of.key} and model_type in the {rules.sidecar.file} of the checkpoint contradict each other", rule=rules.sidecar.at, path=of.key, expected=f"a class of {stated}", got=name, fix=fix)  # fmt: skip
 
 
 def _is_of(name: str, rules: RuleFile, of: ModulesOfClass, source: Source, config: Mapping[str, Any]) -> bool:

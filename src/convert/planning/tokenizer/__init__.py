@@ -1,1 +1,5 @@
-"""What a model needs beside its weights: the files of `--tokenizer` (`files`), and the processor of its class (`processors`)."""
+"""What a model needs beside its weights.
+
+`files` reads the files of `--tokenizer`, `contents` what they say of the model, `fits` compares it with the model, and `processors` has
+the processor of each class.
+"""

@@ -14,6 +14,7 @@ from convert.checkpoints.access import Boundary
 from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.system.regular_file import read_regular
+from convert.planning.tokenizer.contents import image_side, last_id
 from convert.stores import located
 
 MAX_BYTES = (
@@ -53,12 +54,16 @@ class TokenizerFiles:
         files: name -> contents, sorted by name; without ``generation_config.json``.
         generation: contents of ``generation_config.json``; None without one.
         licence: what the folder's model card states, such as ``license: gemma``.
+        last_id: file with the tokens, and the largest id of one; None: it is not read, or there is none.
+        image_side: file of the image processor, and the side of its square images; None: there is none, or they have other sizes.
     """
 
     folder: str
     files: Mapping[str, bytes]
     generation: Mapping[str, Any] | None
     licence: str
+    last_id: tuple[str, int] | None = None
+    image_side: tuple[str, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,10 +75,7 @@ class TokenizerFiles:
         """Whether it has the tokens, or settings of a tokenizer that needs none."""
         if any(_VOCABULARY.fullmatch(name) for name in self.files):
             return True
-        try:
-            settings = json.loads(self.files.get(_SETTINGS, b"{}"))
-        except (ValueError, RecursionError):
-            return False
+        settings = json.loads(self.files.get(_SETTINGS, b"{}"))
         return isinstance(settings, dict) and settings.get("tokenizer_class") in _OF_BYTES
 
     @property
@@ -102,7 +104,7 @@ def read_tokenizer(given: str | Path, follow_links: bool = False, *, text: bool 
         text: whether the model reads text, so that a processor alone is not enough.
 
     Raises:
-        OptionError: it is no directory, has no such file or no vocabulary, or one of them cannot be read.
+        OptionError: it is no directory, has no such file or no vocabulary, or one of them cannot be read or is no JSON.
         CheckpointError: one of them is a link out of the directory.
     """
     folder = located(given)
@@ -139,7 +141,10 @@ def read_tokenizer(given: str | Path, follow_links: bool = False, *, text: bool 
     generation = _json_object(folder / GENERATION, read(GENERATION)) if GENERATION in names else None
     card = read(CARD).decode(errors="replace") if CARD in names else ""
     files = {name: read(name) for name in sorted(copied)}
-    found = TokenizerFiles(str(folder), files, generation, _stated_licence(card))
+    for name, content in files.items():
+        if name.endswith(".json"):
+            _json_value(folder / name, content)
+    found = TokenizerFiles(str(folder), files, generation, _stated_licence(card), last_id(files), image_side(files))
     if not found.has_vocabulary and (text or any(_TOKENIZER.fullmatch(name) for name in copied)):
         raise OptionError(
             Finding(
@@ -209,17 +214,22 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _json_object(path: Path, content: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
+    found = _json_value(path, content)
     if not isinstance(found, dict):
-        raise OptionError(
-            Finding(
-                "sidecar-invalid", path=str(path), expected="a JSON object", got="other content", fix="correct the file"
-            )
-        )
+        raise _not_json(path, "a JSON object")
     return found
+
+
+def _json_value(path: Path, content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise _not_json(path, "JSON") from None
+
+
+def _not_json(path: Path, expected: str) -> OptionError:
+    fix = "correct the file, or copy it again from where it was published"
+    return OptionError(Finding("sidecar-invalid", path=str(path), expected=expected, got="other content", fix=fix))
 
 
 def _stated_licence(card: str) -> str:
