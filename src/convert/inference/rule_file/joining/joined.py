@@ -23,6 +23,7 @@ from convert.inference.rule_file.layers.layout import Axis
 from convert.inference.rule_file.layers.rule import COLUMNS, CONVOLUTIONS, NORMS, TAPS, LayerRule, Source
 from convert.inference.rule_file.leaf_sums import common_path, terms_of
 
+ALTERNATIVES = re.compile(r"\{[^{}]*,[^{}]*\}")
 NAMES = {"from": "weight", "bias": "bias"}  # of a layer's tensors
 
 
@@ -225,11 +226,16 @@ def _join_alternatives(group: Sequence[PatternRule]) -> list[PatternRule]:
         module = common_pattern([rule.module for rule in family])
         sources = [(key, common_path([dict(rule.sources)[key] for rule in family])) for key, _ in family[0].sources]
         written = tuple((key, text) for key, text in sources if text is not None)
-        if len(family) == 1 or module is None or len(written) < len(sources):
+        if len(family) == 1 or module is None or len(written) < len(sources) or _hides_parts(module, family[0]):
             found += family
         else:
             found.append(_whole(family, module, written))
     return found
+
+
+def _hides_parts(module: str, rule: PatternRule) -> bool:
+    """Whether the parts of an axis are not the last alternatives of the modules any more: a plan reads these as the parts."""
+    return rule.parts is not None and ALTERNATIVES.findall(module)[-1] != ALTERNATIVES.findall(rule.module)[-1]
 
 
 def _families(group: Sequence[PatternRule]) -> Iterable[list[PatternRule]]:

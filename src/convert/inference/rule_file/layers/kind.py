@@ -62,12 +62,21 @@ def kind_of(
     ):
         return "parameter"  # a rule for a convolution takes whole leaves, and each axis has one meaning
     vectors = (tensor for tensor in (first, *tensors.values()) if len(tensor.shape) == 1)
-    if kind in NORMS and any(joins_axes(tensor, leaves) for tensor in vectors):
-        return "parameter"  # a leaf has an axis of heads, and a rule for a norm joins no axes
+    if kind in NORMS and any(_has_no_leaf_alone(tensor, leaves) for tensor in vectors):
+        return "parameter"  # a rule for a norm takes whole leaves, one for each tensor, and joins no axes
     alone = not module.kind_name and first.name.removeprefix(f"{module.name}.") != "weight"
     if kind == "linear" and alone and is_part_of_leaf(first, leaves):
         return "parameter"  # a rule names the modules that have the parts of a leaf, and these have one
     return kind
+
+
+def _has_no_leaf_alone(vector: Tensor, leaves: Shapes) -> bool:
+    """Whether the numbers of a norm are those of several axes of a leaf, such as heads, a part of one, or those of several leaves.
+
+    A norm of each channel can be that of several layers which stand side by side in the other program.
+    """
+    several = len({part.leaf for part in vector.parts}) > 1
+    return several or joins_axes(vector, leaves) or is_part_of_leaf(vector, leaves)
 
 
 def _is_kernel_of_taps(module: TargetModule, first: Tensor, leaves: Shapes) -> bool:
