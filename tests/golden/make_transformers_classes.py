@@ -39,6 +39,8 @@ COMPOSITES = {
 }
 WIDTH = "hidden_size|n_embd|d_model|dim"
 PROJECTION = {f"Linear [decoder.{WIDTH},encoder.{WIDTH}]": ["enc_to_dec_proj"]}
+# wav2vec2 states the width behind its adapters, with which the class compares.
+SPEECH = [[["decoder.cross_attention_hidden_size", None, False], [f"encoder.output_hidden_size|{WIDTH}", None, {"differs_from": f"decoder.{WIDTH}"}]]]  # fmt: skip
 OWN = {
     "EncoderDecoderModel": PROJECTION,
     "SpeechEncoderDecoderModel": PROJECTION,
@@ -133,7 +135,16 @@ GELU = {
     ]
 }
 FROM_0 = [["roberta", "xlm-roberta", "roberta-prelayernorm"], "the flax class counts the positions of its texts from 0"]
+CAUSAL = [[False], "the flax class lets each token attend to earlier ones alone"]  # a key of transformers 5
+CACHE = "transformers 5.23 makes a cache of as many layers as this key states, and stops in a decoder of more; write as many as decoder_layers, as the class has no encoder"
+FEWER = ["num_hidden_layers|encoder_layers", 12, {"less_than": "decoder_layers"}]
+STRIDED = [
+    {"where": [[["encoder.add_adapter", False, True], ["decoder.model_type", None, {"is": "gpt2"}], ["encoder.hidden_size", 768, {"same_as": "decoder.hidden_size|n_embd"}]]]},
+    "transformers 5.23 stops in the cross-attention of GPT-2, which does not take the output of an adapter as it lies in memory",
+]  # fmt: skip
 REFUSES = {
+    "BartForCausalLM": {"encoder_layers": [{"where": [FEWER]}, CACHE]},
+    "CLIPModel": {"text_config.is_causal": CAUSAL},
     "ElectraForMaskedLM": GELU,
     "ElectraForCausalLM": GELU,
     "MT5ForConditionalGeneration": {"tie_word_embeddings": [[True], "the class of transformers 5 does not scale the outputs of a tied head"]},
@@ -146,10 +157,10 @@ REFUSES = {
     "BeitForMaskedImageModeling": {"use_mean_pooling": [[False], "transformers 5.23 gives each of its two last norms the values of the other as it loads"]},
     "GPTJForCausalLM": {"tie_word_embeddings": [[True], "the flax class cannot be run with a tied head: it has a bias, for which it then has no parameter"]},
     "ViTModel": {"pooler_act": [{"other_than": ["tanh"]}, "the flax class has tanh in its pooler"]},
-    "EncoderDecoderModel": {"encoder.model_type": FROM_0, "decoder.model_type": FROM_0},
-    "SpeechEncoderDecoderModel": {"decoder.model_type": FROM_0},
-    "VisionEncoderDecoderModel": {"decoder.model_type": FROM_0},
-    "VisionTextDualEncoderModel": {"text_config.model_type": FROM_0},
+    "EncoderDecoderModel": {"encoder.model_type": FROM_0, "decoder.model_type": FROM_0, "decoder.is_causal": CAUSAL},
+    "SpeechEncoderDecoderModel": {"decoder.model_type": FROM_0, "decoder.is_causal": CAUSAL, "encoder.add_adapter": STRIDED},
+    "VisionEncoderDecoderModel": {"decoder.model_type": FROM_0, "decoder.is_causal": CAUSAL},
+    "VisionTextDualEncoderModel": {"text_config.model_type": FROM_0, "text_config.is_causal": CAUSAL},
 }  # fmt: skip
 # What flax's and torch's ACT2FN both have.
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "silu", "swish", "tanh")
@@ -182,7 +193,18 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     "blenderbot-small": {
         "scale_embedding": [[True], "the PyTorch class does not multiply the embeddings of its decoder"]
     },
-    "marian": {"share_encoder_decoder_embeddings": [[False], "the flax class has one embedding for both languages"]},
+    "marian": {
+        "share_encoder_decoder_embeddings": [[False], "the flax class has one embedding for both languages"],
+        "decoder_vocab_size": [
+            {
+                "where": [
+                    ["decoder_vocab_size", None, {"less_than": "pad_token_id"}],
+                    ["decoder_vocab_size", None, {"same_as": "pad_token_id"}],
+                ]
+            },
+            "with a pad_token_id that is no token of these, PyTorch's class cannot be built; the flax class does not read it",
+        ],
+    },
     "opt": {
         "enable_bias": [[False], "the flax class has biases"],
         "layer_norm_elementwise_affine": [[False], "the norms of the flax class have a scale and a bias"],
@@ -213,7 +235,23 @@ REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     },
 }
 # Keys that only the PyTorch class reads -> the value that the flax class computes with. BLOOM's sum of slices lacks the bias.
-UNREAD_OF_TYPE: Mapping[str, Mapping[str, Any]] = {"bloom": {"slow_but_exact": False}}
+# Without is_encoder_decoder, the cache of transformers 5.23 has as many layers as the encoder, and the decoder stops if it has more.
+# With chunk_size_feed_forward, the classes of BERT's relatives stop at a text whose length it does not divide.
+UNREAD_OF_TYPE: Mapping[str, Mapping[str, Any]] = {
+    "bloom": {"slow_but_exact": False},
+    **{of: {"chunk_size_feed_forward": 0} for of in ("albert", "bert", "big_bird", "distilbert", "electra", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta")},
+    **{of: {"is_encoder_decoder": True} for of in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus")},
+}  # fmt: skip
+# The same, of one class: with is_decoder, PyTorch's encoder of T5 has cross-attention.
+UNREAD: Mapping[str, Mapping[str, Any]] = {
+    "BartForCausalLM": {"is_encoder_decoder": False},
+    **{name: {"is_decoder": False} for name in ("T5EncoderModel", "MT5EncoderModel")},
+    **{
+        f"{of}{head}": {"is_encoder_decoder": True}
+        for of in ("T5", "MT5", "LongT5")
+        for head in ("Model", "ForConditionalGeneration")
+    },
+}
 DERIVED = ("architectures", "id2label", "label2id", "torch_dtype", "dtype", "transformers_version")
 FLOATS = {"layer_scale_init_value"}  # that a golden case has as an integer, which transformers 5 refuses
 HEADS = re.compile(r"n_heads?|num_heads|(num_|encoder_|decoder_)?attention_heads")
@@ -581,7 +619,7 @@ def described(name: str, configs: list[Any]) -> dict[str, Any]:
         "counts": counts,
         **({"heads": heads} if heads else {}),
         "refuses": REFUSES_OF_TYPE.get(configs[0].model_type, {}) | REFUSES.get(name, {}),
-        **({"unread": unread} if (unread := UNREAD_OF_TYPE.get(configs[0].model_type)) else {}),
+        **({"unread": unread} if (unread := {**UNREAD_OF_TYPE.get(configs[0].model_type, {}), **UNREAD.get(name, {})}) else {}),
         "when": when,
         "modules": with_axes(listed, axes),
     }  # fmt: skip
@@ -644,7 +682,7 @@ def entries() -> dict[str, Any]:
     for name, parts in COMPOSITES.items() if not sys.argv[1:] else ():
         found[name] = {
             "model_type": "", "prefix": "", "facts": {"projection_dim": 512} if "Dual" in name else {}, "tied": {}, "counts": {}, "refuses": REFUSES.get(name, {}),
-            "when": {"Linear enc_to_dec_proj": PROJECTED} if OWN[name] is PROJECTION else {},
+            "when": {"Linear enc_to_dec_proj": SPEECH if name.startswith("Speech") else PROJECTED} if OWN[name] is PROJECTION else {},
             "modules": OWN[name], "parts": parts,
         }  # fmt: skip
     for path in sorted((HERE / "flax-families").glob("*.npz"), key=lambda path: path.stem.partition(".")[2].islower()):

@@ -58,12 +58,21 @@ def test_pytorch_computes_what_the_flax_class_recorded(case: str, tmp_path: Path
         ("t5.v1.1", FAMILY, {"scale_decoder_outputs": True}),
         ("longt5.LongT5ForConditionalGeneration", FAMILY, {"scale_decoder_outputs": False}),
         ("bloom.BloomForCausalLM", FAMILY, {"pretraining_tp": 2, "slow_but_exact": True}),
+        ("gpt2.GPT2LMHeadModel", FAMILY, {"is_causal": False}),
+        ("llama.LlamaForCausalLM", FAMILY, {"is_causal": False}),
+        ("gemma.GemmaForCausalLM", FAMILY, {"is_causal": False, "use_bidirectional_attention": True}),
+        ("t5.T5EncoderModel", FAMILY, {"is_decoder": True}),
+        ("mt5.MT5EncoderModel", FAMILY, {"is_decoder": True}),
+        ("albert.AlbertModel", FAMILY, {"chunk_size_feed_forward": 3}),
+        ("bart.BartModel", FAMILY, {"is_encoder_decoder": False}),
+        ("t5.T5Model", FAMILY, {"is_encoder_decoder": False}),
+        ("pegasus.PegasusForConditionalGeneration", FAMILY, {"is_encoder_decoder": False}),
     ],
 )
 def test_keys_that_only_the_pytorch_class_reads_do_not_change_what_it_computes(
     case: str, model: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The flax class scales the outputs of a tied head and of no other, and computes BLOOM's products in one piece."""
+    """The flax class scales the outputs of a tied head and of no other, computes BLOOM's products in one piece, and has its masks in its code."""
     convert.convert(model, flax_families.write(case, tmp_path / "source", **keys), tmp_path / "out")
     loaded, _ = flax_table.loaded(tmp_path / "out")
     assert flax_table.error(loaded, case) < flax_table.BOUND
@@ -158,6 +167,13 @@ def test_the_own_name_of_a_family_takes_every_class(family: str, tmp_path: Path)
         ("speech_encoder_decoder", {"decoder": {"model_type": "roberta-prelayernorm"}}, "counts the positions of its texts from 0"),
         ("vision_text_dual_encoder", {"vision_config": {"model_type": "dinov2", "layerscale_value": 0.5}}, "multiplies by its square"),
         ("encoder_decoder", {"encoder": {"model_type": "llama", "rope_theta": 500000.0}}, "has 10000 in its code"),
+        ("encoder_decoder", {"decoder": {"is_causal": False}}, "earlier ones alone"),
+        ("clip.CLIPModel", {"text_config": {"is_causal": False}}, "earlier ones alone"),
+        ("marian.MarianModel", {"decoder_vocab_size": 28}, "with a pad_token_id that is no token of these"),
+        ("bart.causal", {"encoder_layers": 2, "num_hidden_layers": 2}, "makes a cache of as many layers as this key states"),
+        ("speech_encoder_decoder", {"decoder": {"encoder_layers": 2, "num_hidden_layers": 2}}, "makes a cache of as many layers as this key states"),
+        ("speech_encoder_decoder", {"encoder": {"add_adapter": True}, "decoder": {"model_type": "gpt2", "n_embd": 12}}, "stops in the cross-attention of GPT-2"),
+        ("speech_encoder_decoder", {"encoder": {"output_hidden_size": 10}}, "encoder.output_hidden_size = 10 and decoder.d_model = 12: .* then has enc_to_dec_proj, which the tree lacks"),
         ("bert.BertModel", {"num_hidden_layers": None}, "has no num_hidden_layers, which then is 12, and the tree has 2 layers"),
         ("gpt_neo.GPTNeoModel", {"num_layers": 3}, "has num_layers = 3, and the tree has 2 layers in h"),
         ("clip.CLIPModel", {"text_config": {"num_hidden_layers": 3}}, "and the tree has 2 layers in text_model.encoder.layers"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from operator import eq, lt, ne
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ NUMBER = "#"  # in a name: the number of a layer
 PARAMETER = "Parameter"  # type of a tensor that belongs to no module of a known type
 EMBEDDING = "Embedding"
 TIED = "tie_word_embeddings"
+# How a key compares with another key.
+COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {"differs_from": ne, "same_as": eq, "less_than": lt}
 
 Name = tuple[str, ...]
 Conditions = Sequence[Any]  # one holds; of a list of tests in it, all; a test is a key, its default, and what is stated
@@ -295,17 +298,17 @@ def _all(tests: Sequence[Sequence[Any]], keys: Keys) -> bool | None:
 
 
 def _test(test: Sequence[Any], keys: Keys) -> bool | None:
-    """Whether a key, with this default, is on or off, is like a pattern, or differs from another key."""
+    """Whether a key, with this default, is on or off, is like a pattern, or how it compares with another key."""
     key, default, stated = test
     value = value_of(keys.config, key)
     value = default if value is None else value
     if isinstance(stated, bool):
         return bool(value) is stated
     ((operator, text),) = stated.items()
-    if operator == "differs_from":
+    if operator in COMPARED:
         other = value_of(keys.config, text)
         other = keys.defaults.get(text) if other is None else other
-        return None if value is None or other is None else bool(value != other)
+        return None if value is None or other is None else bool(COMPARED[operator](value, other))
     return fnmatchcase(str(value), text) is (operator == "is")
 
 
