@@ -249,7 +249,7 @@ def _with_the_difference(
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
-    by_outputs = None if seen.hidden else _by_outputs(models, both, search, found, seed)
+    by_outputs, note = (None, "") if seen.hidden else _by_outputs(models, both, search, found, seed)
     if by_outputs is not None:
         return by_outputs, ()
 
@@ -279,7 +279,8 @@ def _with_the_difference(
             found = with_those_behind(found, right)
             shown = explained(ended, found, guessed(found, seen.shown_by), seen.shown_by)
             shown = replace(shown, shown=not shown.made_up_by)
-    return replace(seen, tensors=not_reached(found, both.target, ended.site.index)), (shown,)
+    notes = (*seen.notes, note) if note and not shown.shown else seen.notes
+    return replace(seen, tensors=not_reached(found, both.target, ended.site.index), notes=notes), (shown,)
 
 
 def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
@@ -288,19 +289,26 @@ def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[T
     return None if whole is None else tested(models, both, whole, seed)
 
 
-def _by_outputs(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
-    """Return what fresh weights and inputs show of tensors that the outputs alone tell apart; None if the programs are not equal so."""
+def _by_outputs(
+    models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int
+) -> tuple[Tested | None, str]:
+    """Return what fresh weights and inputs show of tensors that the outputs alone tell apart; None if the programs are not equal so.
+
+    The text says what is not decided, where the search for them had to end.
+    """
     guesses = numbered_as_recorded(tensors, search.in_record)
     as_run = models.runs.as_run(seed, whole_rows(models.all_given(seed), models.masks))
     try:
         found = found_by_outputs(guesses, both.source, as_run, both.as_run)
-        whole = None if found is None else of_equal_programs(found, both.source, both.as_run, most=MOST_OTHERS)
+        if found.tensors is None:
+            return None, found.note
+        whole = of_equal_programs(found.tensors, both.source, both.as_run, most=MOST_OTHERS)
         shown = None if whole is None else tested(models, both, whole, seed)
     except REFUSALS:
         if both.as_run.path_taken:  # with other weights the module takes another path, and the record does not fit
-            return None
+            return None, ""
         raise
-    return None if shown is None or shown.ended is not None else shown
+    return (None if shown is None or shown.ended is not None else shown), ""
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:
