@@ -34,7 +34,7 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
-from convert.inference.isolated.found import found_by_outputs
+from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Records, Runs
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -96,9 +96,11 @@ def infer(
         return outputs_by_name(run(net, given))
 
     attempts: list[Derivation] = []
+    allowance = Allowance()
     for attempt, size in enumerate(SIZES):
         with few_threads(module):
-            models = Models(Runs(side, Draws(own_sizes, complex_leaves, size)), module, run_by_name, inputs, masks)
+            runs = Runs(side, Draws(own_sizes, complex_leaves, size))
+            models = Models(runs, module, run_by_name, inputs, masks, allowance)
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
@@ -299,7 +301,7 @@ def _by_outputs(
     guesses = numbered_as_recorded(tensors, search.in_record)
     as_run = models.runs.as_run(seed, whole_rows(models.all_given(seed), models.masks))
     try:
-        found = found_by_outputs(guesses, both.source, as_run, both.as_run)
+        found = found_by_outputs(guesses, both.source, as_run, both.as_run, models.allowance)
         if found.tensors is None:
             return None, found.note
         whole = of_equal_programs(found.tensors, both.source, both.as_run, most=MOST_OTHERS)

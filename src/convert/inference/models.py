@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,7 @@ from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
+from convert.inference.isolated.found import Allowance
 from convert.inference.recorded import recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_again
 from convert.inference.search import Search
@@ -121,6 +122,7 @@ class Models:
         run: (module, inputs) -> its outputs.
         inputs: seed -> inputs.
         masks: inputs -> which rows of the outputs count.
+        allowance: of runs, for the search by the outputs alone.
     """
 
     runs: Runs
@@ -128,6 +130,7 @@ class Models:
     run: Run
     inputs: Inputs
     masks: Masks
+    allowance: Allowance = field(default_factory=Allowance)
 
     def all_given(self, seed: int) -> Mapping[str, Array]:
         """Return the inputs of a seed.

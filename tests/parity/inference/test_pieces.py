@@ -14,8 +14,7 @@ from torch import nn
 from convert.inference.derivation import Derivation, Grade, Tensor
 from convert.inference.draws import Draws
 from convert.inference.infer import infer
-from convert.inference.isolated import one_by_one
-from convert.inference.isolated.found import found_by_outputs
+from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.isolated.pieces import Pieces
 from convert.inference.meetings.sites import meetings
 from convert.inference.models import Models, Runs
@@ -106,17 +105,21 @@ def test_a_layer_for_all_is_taken_apart_once_for_each_and_again_in_each() -> Non
 
 
 @pytest.mark.parametrize("runs", [2, 15, 400])
-def test_where_no_runs_are_left_the_note_says_so(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_by_one, "MOST_RUNS", runs)
-    models = Models(Runs(_messages, Draws(_shapes(1))), Messages(1).eval(), _run, _inputs, lambda _: {})
+def test_where_no_runs_are_left_the_note_says_so(runs: int) -> None:
+    models = Models(
+        Runs(_messages, Draws(_shapes(1))), Messages(1).eval(), _run, _inputs, lambda _: {}, Allowance(runs)
+    )
     both = models.record(0)
     open_ones = [Tensor(name, value.array.shape, Grade.OPEN) for name, value in both.as_run.parameters.items()]
-    found = found_by_outputs(open_ones, both.source, models.runs.as_run(0, _inputs(0)), both.as_run)
+    as_run = models.runs.as_run(0, _inputs(0))
+    found = found_by_outputs(open_ones, both.source, as_run, both.as_run, models.allowance)
     if runs == 400:
-        assert found.tensors is not None and not found.note
-    else:
-        assert found.tensors is None
-        assert f"ended after {runs} runs of both programs" in found.note and "of 5 tensors" in found.note
+        assert found.tensors is not None and not found.note and models.allowance.left == runs
+        return
+    assert found.tensors is None and models.allowance.left == 0
+    assert "whether the programs are equal is not decided" in found.note and "of 5 tensors" in found.note
+    again = found_by_outputs(open_ones, both.source, as_run, both.as_run, models.allowance)
+    assert again.tensors is None and again.note == found.note, "other weights get no more runs"
 
 
 @pytest.mark.slow

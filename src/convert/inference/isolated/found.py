@@ -17,8 +17,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor
 from convert.inference.grading import proof
-from convert.inference.isolated import one_by_one
-from convert.inference.isolated.one_by_one import EQUAL, OneByOne
+from convert.inference.isolated.one_by_one import EQUAL, MOST_RUNS, OneByOne
 from convert.inference.isolated.pieces import Piece, Pieces
 from convert.inference.isolated.places import HIDDEN, OTHER
 from convert.inference.meetings.contracted import contracted_axes
@@ -39,6 +38,19 @@ RAN_OUT = (
 )
 
 
+@dataclass
+class Allowance:
+    """How many runs of both programs are left, for all weights and inputs with which a pair is searched; a search that finds all takes none.
+
+    Attributes:
+        left: so many.
+        note: what was not decided where none are left.
+    """
+
+    left: float = MOST_RUNS
+    note: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class FoundByOutputs:
     """What the outputs alone show.
@@ -53,7 +65,7 @@ class FoundByOutputs:
 
 
 def found_by_outputs(
-    tensors: Sequence[Tensor], source: Program, source_as_run: Program, target: Program
+    tensors: Sequence[Tensor], source: Program, source_as_run: Program, target: Program, allowance: Allowance
 ) -> FoundByOutputs:
     """Find the leaf of each tensor.
 
@@ -62,11 +74,12 @@ def found_by_outputs(
             they are only tried before others. What is computed from leaves, or what the module has itself, is taken as it is.
         source: the record in the form that these parts belong to.
         source_as_run, target: the records as they ran, with the same inputs.
+        allowance: of runs; where all tensors are not found, those that were needed are taken from it.
     """
     sites = _Sites(source_as_run, target)
     sought = sites.in_order([one for one in tensors if _is_sought(one, target)])
-    if not sought:
-        return FoundByOutputs()
+    if not sought or allowance.left <= 0:
+        return FoundByOutputs(None, allowance.note if sought else "")
     leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
     known = {leaf for one in tensors if one not in sought for part in one.parts for leaf in (part.leaf, *part.leaves)}
     hidden = {name: leaves[name] for name in sites.leaves_in_order() if name not in known}
@@ -94,7 +107,7 @@ def found_by_outputs(
     allowed = max(EQUAL, tolerance(source_as_run, target))
     most = 0
     for kept in dict.fromkeys((all_of_them, in_front, frozenset[str]())):
-        search = OneByOne(*sides, hidden, guesses, values, pieces, kept, allowed=allowed)
+        search = OneByOne(*sides, hidden, guesses, values, pieces, kept, allowed=allowed, most_runs=allowance.left)
         if search.solve():
             made = (
                 _made(one, search.of[one.name], guesses[one.name], leaves, ways[one.name], sites)
@@ -105,7 +118,9 @@ def found_by_outputs(
             return FoundByOutputs(tuple(made))
         most = max(most, search.most)
         if search.ran_out:
-            return FoundByOutputs(None, RAN_OUT.format(runs=one_by_one.MOST_RUNS, most=most, all=len(sought)))
+            allowance.left, allowance.note = 0, RAN_OUT.format(runs=MOST_RUNS, most=most, all=len(sought))
+            return FoundByOutputs(None, allowance.note)
+    allowance.left -= search.runs
     return FoundByOutputs()
 
 

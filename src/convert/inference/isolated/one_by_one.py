@@ -43,6 +43,7 @@ class OneByOne:
         kept: Collection[str] = (),
         *,
         allowed: float = EQUAL,
+        most_runs: float = MOST_RUNS,
     ) -> None:
         """Begin with both sides, in which every parameter that is not known has one number.
 
@@ -54,6 +55,7 @@ class OneByOne:
             pieces: tensor -> those of its rows that the target takes apart: the parts of a leaf may lie there in another order.
             kept: tensors that are as guessed.
             allowed: relative error up to which outputs are equal.
+            most_runs: so many are the limit, those of other searches with the same two included.
         """
         self._source, self._target = source, target
         self._leaves, self._guesses, self._values = leaves, guesses, values
@@ -68,7 +70,7 @@ class OneByOne:
         self._given: dict[Any, Outputs | None] = {}
         self._made: dict[Any, Outputs | None] = {}
         self._usual: dict[tuple[int, ...], tuple[Fills, int]] = {}  # shape of a leaf -> how the last one was cut
-        self._allowed = allowed
+        self._allowed, self._most_runs = allowed, most_runs
         self.most = 0
 
     @property
@@ -80,7 +82,7 @@ class OneByOne:
     @property
     def ran_out(self) -> bool:
         """Whether no more runs are left."""
-        return self.runs >= MOST_RUNS
+        return self.runs >= self._most_runs
 
     def solve(self) -> bool:
         """Find a leaf for each tensor; False if there is none, or if its runs do not suffice."""
