@@ -34,7 +34,7 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
-from convert.inference.isolated.found import found_by_outputs
+from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Records, Runs
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -96,9 +96,11 @@ def infer(
         return outputs_by_name(run(net, given))
 
     attempts: list[Derivation] = []
+    allowance = Allowance()
     for attempt, size in enumerate(SIZES):
         with few_threads(module):
-            models = Models(Runs(side, Draws(own_sizes, complex_leaves, size)), module, run_by_name, inputs, masks)
+            runs = Runs(side, Draws(own_sizes, complex_leaves, size))
+            models = Models(runs, module, run_by_name, inputs, masks, allowance)
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
@@ -249,7 +251,7 @@ def _with_the_difference(
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
-    by_outputs = None if seen.hidden else _by_outputs(models, both, search, found, seed)
+    by_outputs, note = (None, "") if seen.hidden else _by_outputs(models, both, search, found, seed)
     if by_outputs is not None:
         return by_outputs, ()
 
@@ -279,7 +281,8 @@ def _with_the_difference(
             found = with_those_behind(found, right)
             shown = explained(ended, found, guessed(found, seen.shown_by), seen.shown_by)
             shown = replace(shown, shown=not shown.made_up_by)
-    return replace(seen, tensors=not_reached(found, both.target, ended.site.index)), (shown,)
+    notes = (*seen.notes, note) if note and not shown.shown else seen.notes
+    return replace(seen, tensors=not_reached(found, both.target, ended.site.index), notes=notes), (shown,)
 
 
 def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
@@ -288,19 +291,26 @@ def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[T
     return None if whole is None else tested(models, both, whole, seed)
 
 
-def _by_outputs(models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int) -> Tested | None:
-    """Return what fresh weights and inputs show of tensors that the outputs alone tell apart; None if the programs are not equal so."""
+def _by_outputs(
+    models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int
+) -> tuple[Tested | None, str]:
+    """Return what fresh weights and inputs show of tensors that the outputs alone tell apart; None if the programs are not equal so.
+
+    The text says what is not decided, where the search for them had to end.
+    """
     guesses = numbered_as_recorded(tensors, search.in_record)
     as_run = models.runs.as_run(seed, whole_rows(models.all_given(seed), models.masks))
     try:
-        found = found_by_outputs(guesses, both.source, as_run, both.as_run)
-        whole = None if found is None else of_equal_programs(found, both.source, both.as_run, most=MOST_OTHERS)
+        found = found_by_outputs(guesses, both.source, as_run, both.as_run, models.allowance)
+        if found.tensors is None:
+            return None, found.note
+        whole = of_equal_programs(found.tensors, both.source, both.as_run, most=MOST_OTHERS)
         shown = None if whole is None else tested(models, both, whole, seed)
     except REFUSALS:
         if both.as_run.path_taken:  # with other weights the module takes another path, and the record does not fit
-            return None
+            return None, ""
         raise
-    return None if shown is None or shown.ended is not None else shown
+    return (None if shown is None or shown.ended is not None else shown), ""
 
 
 def _notes(source: Program, target: Program) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +51,7 @@ from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
+from convert.inference.isolated.found import Allowance
 from convert.inference.recorded import recorded
 from convert.inference.requirements import require_outputs_of_both, require_same_again
 from convert.inference.search import Search
@@ -66,6 +67,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 Inputs = Callable[[int], Mapping[str, Array]]
+LARGE = 1e8  # an output of this size has no digit in which a number below 1e-2 shows up to a relative error of 1e-10
+FALLS = (
+    100  # times smaller must outputs be with half the weights: many products with weights follow one another in them
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +122,7 @@ class Models:
         run: (module, inputs) -> its outputs.
         inputs: seed -> inputs.
         masks: inputs -> which rows of the outputs count.
+        allowance: of runs, for the search by the outputs alone.
     """
 
     runs: Runs
@@ -124,6 +130,7 @@ class Models:
     run: Run
     inputs: Inputs
     masks: Masks
+    allowance: Allowance = field(default_factory=Allowance)
 
     def all_given(self, seed: int) -> Mapping[str, Array]:
         """Return the inputs of a seed.
@@ -336,7 +343,8 @@ class Runs:
         self.forms = Forms()
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
-        """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one."""
+        """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one; the first is of usual size."""
+        alone = not self._records
         first, size = self._run(seed, given), self._draws.size
         found = first
         while not (self._infinite or _is_finite(found)):
@@ -345,6 +353,17 @@ class Runs:
                 self._draws.size = size
                 return first
             found = self._run(seed, given)
+        return self._of_usual_size(found, seed, given) if alone else found
+
+    def _of_usual_size(self, found: Program, seed: int, given: Mapping[str, Array]) -> Program:
+        """Return a run whose outputs are not so large that what a bias adds to them is lost, if smaller weights make them much smaller."""
+        while (large := _largest(found)) > LARGE:
+            size = self._draws.size
+            smaller = self._run(seed, given) if self._draws.smaller() else found
+            if _largest(smaller) * FALLS > large:  # a number that stands for a mask stays
+                self._draws.size = size
+                break
+            found = smaller
         return found
 
     def _run(self, seed: int, given: Mapping[str, Array]) -> Program:
@@ -371,6 +390,12 @@ def _has_operations_of(program: Program, like: Program) -> bool:
         return [(x.name, [result.array.shape for result in x.results]) for x in of.operations]
 
     return shapes(program) == shapes(like)
+
+
+def _largest(program: Program) -> float:
+    """Return the largest finite magnitude in the outputs."""
+    outputs = [np.abs(value.array) for value in program.outputs.values() if value.array.dtype.kind == "f"]
+    return max((float(x.max(initial=0.0, where=np.isfinite(x))) for x in outputs), default=0.0)
 
 
 def _is_finite(program: Program) -> bool:

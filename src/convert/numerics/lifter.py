@@ -5,6 +5,7 @@ Common primitives of small arrays are evaluated by NumPy (`numpy_primitives`), a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _INLINE |= {"custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "custom_li
 _OVER_DEVICES = {"psum", "psum_invariant", "psum2", "pmax", "pmin", "pvary", "pbroadcast"}
 # Errors of primitives that support only their own dtypes: callbacks, foreign and Pallas kernels.
 REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
+MOST_LIFTED = 256  # jaxprs that are parameters, such as the updates of scatters
 
 
 class RefusedError(RuntimeError):
@@ -193,13 +195,9 @@ class Lifter:
     def param(self, value: Any) -> Any:
         """Lift a parameter: a dtype, or a jaxpr such as the update of a scatter. Algorithms of matrix products are dropped."""
         if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
-            avals = [
-                jax.ShapeDtypeStruct(v.shape, wide(v.dtype) if narrow(v.dtype) else v.dtype) for v in _avals(value)
-            ]
-            inner = Lifter()  # it is traced, not evaluated: not observed
-            inner.unlifted = self.unlifted
-            lifted = jax.make_jaxpr(lambda *args: inner.closed(value, args))(*avals)
-            return lifted if isinstance(value, core.ClosedJaxpr) or lifted.consts else lifted.jaxpr
+            lifted, unlifted = _lifted(value)
+            self.unlifted |= unlifted
+            return lifted
         if "DotAlgorithm" in type(value).__name__:
             return jax.lax.Precision.HIGHEST
         return wide(value) if narrow(value) else value
@@ -301,6 +299,16 @@ class Lifter:
         for tape in self.tapes:
             tape.chose = True
         return np.asarray(value)
+
+
+@functools.lru_cache(maxsize=MOST_LIFTED)
+def _lifted(body: Any) -> tuple[Any, frozenset[str]]:
+    """Return a jaxpr in float64, and what is not lifted in it: the same one each time, as XLA compiles again what it does not know."""
+    avals = [jax.ShapeDtypeStruct(v.shape, wide(v.dtype) if narrow(v.dtype) else v.dtype) for v in _avals(body)]
+    inner = Lifter()  # it is traced, not evaluated: not observed
+    lifted = jax.make_jaxpr(lambda *args: inner.closed(body, args))(*avals)
+    whole = lifted if isinstance(body, core.ClosedJaxpr) or lifted.consts else lifted.jaxpr
+    return whole, frozenset(inner.unlifted)
 
 
 def _axes(params: Mapping[str, Any]) -> tuple[Any, ...]:

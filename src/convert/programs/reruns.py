@@ -18,7 +18,13 @@ Outputs = Sequence[Array]
 
 
 class Reruns:
-    """Runs of a record with some parameters changed: only what is computed of these is computed again."""
+    """Runs of a record with some parameters changed: only what is computed of these is computed again.
+
+    Attributes:
+        outputs: with the parameters that were kept.
+        ran: how many operations were run again, up to now.
+        size: how many operations the record has.
+    """
 
     def __init__(
         self, program: Program, parameters: Mapping[str, Array], inputs: Mapping[str, Array], outputs: Sequence[str]
@@ -34,6 +40,7 @@ class Reruns:
             ConvertError: an output has NaN.
         """
         self._program, self._names = program, outputs
+        self.ran, self.size = 0, len(program.operations)
         made = rerun(program, parameters, inputs)
         self._arrays: dict[Value, Array] = {}
         for before, after in zip(program.operations, made.operations, strict=True):
@@ -56,6 +63,7 @@ class Reruns:
         for operation in program.operations:
             if not any(operand in new for operand in operation.operands):
                 continue
+            self.ran += 1
             operands = [new[x] if x in new else self._arrays[x] for x in operation.operands]
             try:
                 new |= zip(operation.results, operation.again(operands), strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.inference.isolated.places import HIDDEN, blocks, cuts, layouts, places
+from convert.inference.isolated.places import HIDDEN, Fills, blocks, cuts, layouts, places
 
 SIZES = st.sampled_from([1, 2, 3, 4, 5, 6])
 SHAPES = st.lists(SIZES, min_size=1, max_size=3).map(tuple)
@@ -37,10 +37,10 @@ def test_only_the_axes_of_space_of_a_kernel_run_backwards() -> None:
     assert turned not in [order.tolist() for order in layouts(leaf)]
 
 
-@given(SHAPES, st.integers(1, 40))
-def test_blocks_have_as_many_elements_as_was_asked_for(shape: tuple[int, ...], size: int) -> None:
+@given(SHAPES, st.integers(1, 40), st.booleans())
+def test_blocks_have_as_many_elements_as_was_asked_for(shape: tuple[int, ...], size: int, in_heads: bool) -> None:
     array = np.arange(np.prod(shape)).reshape(shape)
-    for axis, rows in blocks(shape, size):
+    for axis, rows in blocks(shape, size, in_heads=in_heads):
         block = np.take(array, rows, axis)
         assert block.size == size < array.size
         assert len(set(rows)) == len(rows)
@@ -56,6 +56,6 @@ def test_the_parts_of_a_cut_are_the_leaf(shape: tuple[int, ...], sizes: list[int
 
 def test_a_place_that_is_taken_is_no_place() -> None:
     known = {"w": np.array([[0, 1], [HIDDEN, HIDDEN]]), "b": np.full(2, HIDDEN)}
-    assert [name for name, _ in places(2, known, whole=True)] == ["b"]
-    (found,) = places(2, known, whole=False)
+    assert [name for name, _ in places(2, known, Fills.ALL)] == ["b"]
+    (found,) = places(2, known, Fills.ROWS)
     assert found[0] == "w" and known["w"][found[1]].tolist() == [[HIDDEN, HIDDEN]]

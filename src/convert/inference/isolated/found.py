@@ -17,10 +17,12 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor
 from convert.inference.grading import proof
-from convert.inference.isolated.one_by_one import OneByOne
+from convert.inference.isolated.one_by_one import EQUAL, MOST_RUNS, OneByOne
+from convert.inference.isolated.pieces import Piece, Pieces
 from convert.inference.isolated.places import HIDDEN, OTHER
 from convert.inference.meetings.contracted import contracted_axes
 from convert.inference.meetings.sites import Meeting, meetings
+from convert.inference.rounding import tolerance
 from convert.programs.program import Program
 from convert.programs.reruns import Reruns
 
@@ -29,23 +31,55 @@ ONE = 0.1  # the number in every parameter that is not known; in wide layers it 
 BY = "the outputs, with one number in every other parameter"
 IN_FRONT = (Grade.IN_FRONT, Grade.TIED)
 SAME = (Arithmetic.SAME, 1.0)
+RAN_OUT = (
+    "the search by the outputs alone ended after {runs} runs of both programs, its limit, with at most {most} of {all} tensors "
+    "found at once: whether the programs are equal is not decided. Write the place where they differ, or seem to, in one way in "
+    "both, or give a smaller pair, such as one layer of each kind; or answer the questions in the file"
+)
+
+
+@dataclass
+class Allowance:
+    """How many runs of both programs are left, for all weights and inputs with which a pair is searched; a search that finds all takes none.
+
+    Attributes:
+        left: so many.
+        note: what was not decided where none are left.
+    """
+
+    left: float = MOST_RUNS
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class FoundByOutputs:
+    """What the outputs alone show.
+
+    Attributes:
+        tensors: with the leaf of each; None where that is not found.
+        note: what is not decided, as no more runs were left; empty where that is not the reason.
+    """
+
+    tensors: tuple[Tensor, ...] | None = None
+    note: str = ""
 
 
 def found_by_outputs(
-    tensors: Sequence[Tensor], source: Program, source_as_run: Program, target: Program
-) -> tuple[Tensor, ...] | None:
-    """Return the tensors with the leaf of each; None where that is not found.
+    tensors: Sequence[Tensor], source: Program, source_as_run: Program, target: Program, allowance: Allowance
+) -> FoundByOutputs:
+    """Find the leaf of each tensor.
 
     Args:
         tensors: with the parts that the search found: first all of them are kept, then those in front of the difference, then none, and
             they are only tried before others. What is computed from leaves, or what the module has itself, is taken as it is.
         source: the record in the form that these parts belong to.
         source_as_run, target: the records as they ran, with the same inputs.
+        allowance: of runs; where all tensors are not found, those that were needed are taken from it.
     """
     sites = _Sites(source_as_run, target)
     sought = sites.in_order([one for one in tensors if _is_sought(one, target)])
-    if not sought:
-        return None
+    if not sought or allowance.left <= 0:
+        return FoundByOutputs(None, allowance.note if sought else "")
     leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
     known = {leaf for one in tensors if one not in sought for part in one.parts for leaf in (part.leaf, *part.leaves)}
     hidden = {name: leaves[name] for name in sites.leaves_in_order() if name not in known}
@@ -66,19 +100,28 @@ def found_by_outputs(
     try:
         sides = Reruns(source_as_run, own, given, names), Reruns(target, state, given, names)
     except ConvertError:  # with one number everywhere an output is not a number
-        return None
+        return FoundByOutputs()
+    pieces = {one.name: sites.pieces(one.name) for one in sought}
     all_of_them = frozenset(one.name for one in guessed)
     in_front = frozenset(one.name for one in guessed if one.grade in IN_FRONT)
+    allowed = max(EQUAL, tolerance(source_as_run, target))
+    most = 0
     for kept in dict.fromkeys((all_of_them, in_front, frozenset[str]())):
-        search = OneByOne(*sides, hidden, guesses, values, kept)
+        search = OneByOne(*sides, hidden, guesses, values, pieces, kept, allowed=allowed, most_runs=allowance.left)
         if search.solve():
-            return tuple(
+            made = (
                 _made(one, search.of[one.name], guesses[one.name], leaves, ways[one.name], sites)
                 if one.name in guesses
                 else one
                 for one in tensors
             )
-    return None
+            return FoundByOutputs(tuple(made))
+        most = max(most, search.most)
+        if search.ran_out:
+            allowance.left, allowance.note = 0, RAN_OUT.format(runs=MOST_RUNS, most=most, all=len(sought))
+            return FoundByOutputs(None, allowance.note)
+    allowance.left -= search.runs
+    return FoundByOutputs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +170,7 @@ class _Sites:
 
     def __init__(self, source: Program, target: Program) -> None:
         self._source, self._target = source, target
+        self._pieces = Pieces(target)
         self._leaves, self._tensors = _first_meetings(source), _first_meetings(target)
 
     def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -141,6 +185,10 @@ class _Sites:
         """Return the evidence for a part of a leaf."""
         met, own = self._leaves.get(leaf), self._tensors[tensor]
         return Evidence(own.role, None if met is None else met.site("source"), own.site("target"), "", BY)
+
+    def pieces(self, tensor: str) -> frozenset[Piece]:
+        """Return the pieces that the target takes of what the layer of a tensor gives."""
+        return self._pieces.of(self._tensors[tensor]) if tensor in self._tensors else frozenset()
 
     def contracted(self, tensor: str, positions: Array, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the axes of a leaf that the target sums over.

@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.isolated.places import HIDDEN, OTHER, cuts, layouts, places
+from convert.inference.isolated.pieces import Piece
+from convert.inference.isolated.places import HIDDEN, OTHER, Fills, Place, cuts, layouts, places
 from convert.programs.reruns import Outputs, Reruns, equal
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-9  # relative; both programs run in float64
 SEEN = 1e-6  # relative; so much an output changes where a leaf takes part
-MOST_RUNS = 1500  # of both
+LARGER = 10  # times the error up to which outputs are equal, if that is more, as of programs with numbers of float32
+MOST_RUNS = 400  # of both programs, of all their operations; where fewer run again, more runs are as many
+MOST_KEPT = 2**24  # numbers of outputs that are kept until the next part of a leaf is found
 
 
 class OneByOne:
@@ -26,7 +29,7 @@ class OneByOne:
 
     Attributes:
         of: tensor -> for each element the number of the leaf's element, or `HIDDEN`.
-        runs: of both, up to now.
+        most: so many tensors had all their leaves at once.
     """
 
     def __init__(
@@ -36,7 +39,11 @@ class OneByOne:
         leaves: Mapping[str, Array],
         guesses: Mapping[str, Array],
         values: Callable[[str, Array], Array],
+        pieces: Mapping[str, Collection[Piece]],
         kept: Collection[str] = (),
+        *,
+        allowed: float = EQUAL,
+        most_runs: float = MOST_RUNS,
     ) -> None:
         """Begin with both sides, in which every parameter that is not known has one number.
 
@@ -45,10 +52,14 @@ class OneByOne:
             leaves: name -> the numbers of its elements, of those that are sought.
             guesses: tensor that is sought -> for each element the number of the leaf's element that it may be, or `HIDDEN`.
             values: (leaf or tensor, numbers of its elements) -> the elements; one number where they are `HIDDEN`.
+            pieces: tensor -> those of its rows that the target takes apart: the parts of a leaf may lie there in another order.
             kept: tensors that are as guessed.
+            allowed: relative error up to which outputs are equal.
+            most_runs: so many are the limit, those of other searches with the same two included.
         """
         self._source, self._target = source, target
         self._leaves, self._guesses, self._values = leaves, guesses, values
+        self._pieces = pieces
         self.of = {
             name: numbers if name in kept else np.full(numbers.shape, HIDDEN) for name, numbers in guesses.items()
         }
@@ -57,29 +68,45 @@ class OneByOne:
         self._sizes = {size for numbers in (*leaves.values(), *guesses.values()) for size in numbers.shape}
         self._beside: dict[str, tuple[str, int]] = {}  # leaf -> the tensor and the order of its last part
         self._given: dict[Any, Outputs | None] = {}
-        self.runs = 0
+        self._made: dict[Any, Outputs | None] = {}
+        self._usual: dict[tuple[int, ...], tuple[Fills, int]] = {}  # shape of a leaf -> how the last one was cut
+        self._allowed, self._most_runs = allowed, most_runs
+        self.most = 0
+
+    @property
+    def runs(self) -> float:
+        """How often both programs have run, those of other searches with the same two included."""
+        sides = self._source, self._target
+        return sum(side.ran for side in sides) / max(sum(side.size for side in sides), 1)
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether no more runs are left."""
+        return self.runs >= self._most_runs
 
     def solve(self) -> bool:
-        """Find a leaf for each tensor; False if there is none, or if it takes too long."""
+        """Find a leaf for each tensor; False if there is none, or if its runs do not suffice."""
         self._source.changed({leaf: self._values(leaf, shown) for leaf, shown in self._shown.items()}, keep=True)
         self._target.changed({name: self._values(name, numbers) for name, numbers in self.of.items()}, keep=True)
         left = [leaf for leaf, shown in self._shown.items() if (shown == HIDDEN).any()]
-        return equal(self._target.outputs, self._source.outputs, EQUAL) and self._rest(left)
+        return equal(self._target.outputs, self._source.outputs, self._allowed) and self._rest(left)
 
     def _rest(self, left: Sequence[str]) -> bool:
         """Find the places of these leaves, beginning with the first that the outputs show; those that none shows are the last."""
-        if not any((numbers == HIDDEN).any() for numbers in self.of.values()):
-            return True
+        found = sum(not (numbers == HIDDEN).any() for numbers in self.of.values())
+        self.most = max(self.most, found)
+        if found == len(self.of) or self.ran_out:
+            return found == len(self.of)
         for shown in (True, False):
             for k, leaf in enumerate(left):
                 if self._is_shown(leaf, self._leaves[leaf]) is not shown:
                     continue
-                found = False
+                placed = False
                 for _ in self._ways(leaf):
-                    found = True
+                    placed = True
                     if self._rest([*left[:k], *left[k + 1 :]]):
                         return True
-                if found:
+                if placed:
                     return False
         return False
 
@@ -87,13 +114,12 @@ class OneByOne:
         """Return the outputs with a part of a leaf, or with another number in its place."""
         key = leaf, part.tobytes(), number
         if key not in self._given:
-            self.runs += 1
             self._given[key] = self._source.changed({leaf: self._values(leaf, self._with(leaf, part, number))})
         return self._given[key]
 
     def _is_shown(self, leaf: str, part: Array) -> bool:
         outputs = self._source_gives(leaf, part)
-        return outputs is not None and not equal(outputs, self._source.outputs, SEEN)
+        return outputs is not None and not equal(outputs, self._source.outputs, max(SEEN, LARGER * self._allowed))
 
     def _with(self, leaf: str, part: Array, number: int | None = None) -> Array:
         """Return the numbers of a leaf's elements with those of a part, or another number in their place."""
@@ -101,31 +127,57 @@ class OneByOne:
         return np.where(np.isin(numbers, part), numbers if number is None else number, self._shown[leaf])
 
     def _ways(self, leaf: str) -> Iterator[None]:
-        """Find the places of a leaf, one way after the other: whole, or cut along one of its axes."""
-        numbers, sizes = self._leaves[leaf], [one.size for one in self.of.values()]
-        for whole in (True, False):
-            for parts in itertools.chain([[numbers]], cuts(numbers, sizes)):
-                if self.runs >= MOST_RUNS:
+        """Find the places of a leaf, one way after the other: whole, or cut along one of its axes; first as the last one of its shape."""
+        numbers = self._leaves[leaf]
+        usual = self._usual.get(numbers.shape)
+        for first in (True, False):
+            for fills, k, parts in self._cuts(numbers):
+                if self.ran_out:
                     return
+                if ((fills, k) == usual) is not first:
+                    continue
                 hidden = [np.isin(part, self._shown[leaf], invert=True) for part in parts]
                 if all(part.all() or not part.any() for part in hidden):
                     left = [part for part, one in zip(parts, hidden, strict=True) if one.all()]
-                    yield from self._placed(leaf, left, whole=whole)
+                    for _ in self._placed(leaf, left, fills) if self._have_room(left, fills) else ():
+                        self._usual[numbers.shape] = fills, k
+                        yield
 
-    def _placed(self, leaf: str, parts: Sequence[Array], *, whole: bool) -> Iterator[None]:
+    def _cuts(self, numbers: Array) -> Iterator[tuple[Fills, int, Sequence[Array]]]:
+        """Yield what the parts of a leaf may fill, the number of the cut, and the parts."""
+        sizes = [one.size for one in self.of.values()] + [
+            one.size // length * (stop - start)
+            for name, one in self.of.items()
+            for length, start, stop in self._pieces[name]
+            if length in one.shape
+        ]
+        for fills in Fills:
+            for k, parts in enumerate(itertools.chain([[numbers]], cuts(numbers, sizes))):
+                yield fills, k, parts
+
+    def _have_room(self, parts: Sequence[Array], fills: Fills) -> bool:
+        """Whether as many parts as these may lie in tensors, beside those that lie where they were guessed."""
+        if not parts:
+            return True
+        free = [(numbers.size, int((numbers == HIDDEN).sum())) for numbers in self.of.values()]
+        size = parts[0].size
+        room = sum(n == size == left if fills is Fills.ALL else left // size for n, left in free)
+        return len(parts) <= room or len(parts) <= room + sum(bool(self._guessed(part)) for part in parts)
+
+    def _placed(self, leaf: str, parts: Sequence[Array], fills: Fills) -> Iterator[None]:
         """Find the places of the parts of a leaf, beginning with the first that the outputs show: what none shows changes nothing in either."""
         if not parts:
             yield
             return
         k = next((k for k, part in enumerate(parts) if self._is_shown(leaf, part)), 0)
         want = self._source_gives(leaf, parts[k])
-        for made in self._places(leaf, parts[k], whole=whole):
-            if want is None or self.runs >= MOST_RUNS:
+        for made in self._places(leaf, parts[k], fills):
+            if want is None or self.ran_out:
                 return
-            if self._in_order(leaf, parts[k], made) and self._target_gives(made, want):
+            if self._target_gives(made, want):
                 before = self._shown[leaf], {name: self.of[name] for name in made}
                 self._keep(leaf, self._with(leaf, parts[k]), made)
-                yield from self._placed(leaf, [*parts[:k], *parts[k + 1 :]], whole=whole)
+                yield from self._placed(leaf, [*parts[:k], *parts[k + 1 :]], fills)
                 self._keep(leaf, *before)
 
     def _in_order(self, leaf: str, part: Array, made: Mapping[str, Array]) -> bool:
@@ -142,22 +194,22 @@ class OneByOne:
                     return False
         return True
 
+    def _are_pieces(self, part: Array, made: Mapping[str, Array]) -> bool:
+        """Whether a part of a leaf fills rows of each tensor that the target takes apart from the others."""
+        return all(_rows(np.isin(numbers, part)) & set(self._pieces[name]) for name, numbers in made.items())
+
     def _keep(self, leaf: str, shown: Array, made: Mapping[str, Array]) -> None:
         self._shown[leaf] = shown
         self.of.update(made)
         self._given.clear()
+        self._made.clear()
         self._source.changed({leaf: self._values(leaf, shown)}, keep=True)
         self._target.changed({name: self._values(name, numbers) for name, numbers in made.items()}, keep=True)
 
-    def _places(self, leaf: str, part: Array, *, whole: bool) -> Iterator[Mapping[str, Array]]:
+    def _places(self, leaf: str, part: Array, fills: Fills) -> Iterator[Mapping[str, Array]]:
         """Yield tensors with a part of a leaf among their elements: first as guessed, then where another number fits in all of the part."""
-        guessed = {
-            name: np.where(here, guess, self.of[name])
-            for name, guess in self._guesses.items()
-            for here in [np.isin(guess, part)]
-            if here.sum() == part.size and (self.of[name][here] == HIDDEN).all()
-        }
-        if guessed:
+        guessed = self._guessed(part)
+        if guessed and (self._in_order(leaf, part, guessed) or self._are_pieces(part, guessed)):
             yield guessed
         rank = list(self._leaves).index(leaf) / len(self._leaves)
         far = {name: abs(k / len(self.of) - rank) for k, name in enumerate(self.of)}
@@ -165,23 +217,57 @@ class OneByOne:
         in_turn = sorted(self.of, key=lambda name: (name != beside, name not in guessed, far[name]))
         others = {name: self.of[name] for name in in_turn}
         want = self._source_gives(leaf, part, OTHER)
-        for name, place in places(part.size, others, whole=whole):
-            if self.runs >= MOST_RUNS:
+        for name, found in itertools.groupby(places(part.size, others, fills), lambda one: one[0]):
+            moved: list[tuple[int, Array]] = []  # the parts of the leaf in another order, behind all that have its own
+            for numbers in self._fits(found, want):
+                place = numbers == OTHER
+                orders = enumerate(layouts(part, self._sizes, kernel=numbers.ndim > 2))
+                for k, order in sorted(orders, key=lambda one: one[0] != usual):
+                    made = numbers.copy()
+                    made[place] = order
+                    if self._in_order(leaf, part, {name: made}):
+                        self._beside[leaf] = name, k
+                        yield {name: made}
+                    elif self._are_pieces(part, {name: made}):
+                        moved.append((k, made))
+            for k, made in moved:
+                self._beside[leaf] = name, k
+                yield {name: made}
+
+    def _guessed(self, part: Array) -> Mapping[str, Array]:
+        """Return the tensors that are guessed to have a part, with it among their elements."""
+        return {
+            name: np.where(here, guess, self.of[name])
+            for name, guess in self._guesses.items()
+            for here in [np.isin(guess, part)]
+            if here.sum() == part.size and (self.of[name][here] == HIDDEN).all()
+        }
+
+    def _fits(self, found: Iterator[tuple[str, Place]], want: Outputs | None) -> Iterator[Array]:
+        """Yield the numbers of a tensor's elements for each place in it that has another number as the part of the leaf has it."""
+        for name, place in found:
+            if want is None or self.ran_out:
                 return
             numbers = self.of[name].copy()
             numbers[place] = OTHER
-            if want is None or not self._target_gives({name: numbers}, want):
-                continue
-            orders = enumerate(layouts(part, self._sizes, kernel=self.of[name].ndim > 2))
-            for k, order in sorted(orders, key=lambda one: one[0] != usual):
-                numbers = self.of[name].copy()
-                numbers[place] = order.reshape(numbers[place].shape)
-                self._beside[leaf] = name, k
-                yield {name: numbers}
+            key = name, numbers.tobytes()  # no other part of a leaf, nor another cut, changes what this gives
+            made = self._made[key] if key in self._made else self._target.changed({name: self._values(name, numbers)})
+            if (len(self._made) + 1) * sum(x.size for x in self._target.outputs) <= MOST_KEPT:
+                self._made[key] = made
+            if equal(made, want, self._allowed):
+                yield numbers
 
     def _target_gives(self, made: Mapping[str, Array], want: Outputs) -> bool:
         """Whether the target gives these outputs with other numbers in some tensors."""
-        self.runs += 1
-        return equal(
-            self._target.changed({name: self._values(name, numbers) for name, numbers in made.items()}), want, EQUAL
-        )
+        changed = self._target.changed({name: self._values(name, numbers) for name, numbers in made.items()})
+        return equal(changed, want, self._allowed)
+
+
+def _rows(here: Array) -> set[Piece]:
+    """Return the rows that elements fill, along each axis along which they fill some that follow one another, and nothing else."""
+    found = set[Piece]()
+    for axis, size in enumerate(here.shape):
+        rows = np.flatnonzero(here.any(tuple(k for k in range(here.ndim) if k != axis)))
+        if len(rows) * here.size == here.sum() * size and rows[-1] - rows[0] < len(rows):
+            found.add((size, int(rows[0]), int(rows[-1]) + 1))
+    return found

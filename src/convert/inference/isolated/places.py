@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
 from math import prod
 from typing import Any
 
@@ -16,18 +17,27 @@ OTHER = -2  # the same, of an element that has a second number for a while
 MOST_BLOCKS = 16  # that a tensor or a leaf is cut into
 
 
-def places(size: int, tensors: Mapping[str, Array], *, whole: bool) -> Iterator[tuple[str, Place]]:
+class Fills(StrEnum):
+    """What of a tensor a part of a leaf fills; what is most usual is first."""
+
+    ALL = "all of it"
+    ROWS = "rows that follow one another, or columns"
+    HEADS = "as many rows of each head"
+
+
+def places(size: int, tensors: Mapping[str, Array], fills: Fills) -> Iterator[tuple[str, Place]]:
     """Yield (tensor, where in it) for tensors that have room for a part of a leaf.
 
     Args:
         size: how many elements the part has.
         tensors: for each element the number of the leaf's element, or `HIDDEN`.
-        whole: whether the part fills the tensor; otherwise it is a block of it.
+        fills: what the part fills.
     """
     for name, known in tensors.items():
-        if (known.size == size) is not whole:
+        if (known.size == size) is not (fills is Fills.ALL):
             continue
-        for axis, rows in [(0, slice(None))] if whole else blocks(known.shape, size):
+        in_heads = fills is Fills.HEADS
+        for axis, rows in [(0, slice(None))] if fills is Fills.ALL else blocks(known.shape, size, in_heads=in_heads):
             place = (*(slice(None),) * axis, rows) if known.ndim else ()
             if (known[place] == HIDDEN).all():
                 yield name, place
@@ -54,17 +64,19 @@ def _along_one(leaf: Array, count: int) -> Iterator[Sequence[Array]]:
             yield np.split(leaf, count, axis)
 
 
-def blocks(shape: Sequence[int], size: int) -> Iterator[tuple[int, list[int]]]:
+def blocks(shape: Sequence[int], size: int, *, in_heads: bool) -> Iterator[tuple[int, list[int]]]:
     """Yield (axis, its rows) of the blocks of an array that have so many elements: rows that follow one another, or as many of each head.
 
-    >>> list(blocks((4, 3), 6))
-    [(0, [0, 1]), (0, [2, 3]), (0, [0, 2]), (0, [1, 3])]
+    >>> list(blocks((4, 3), 6, in_heads=False))
+    [(0, [0, 1]), (0, [2, 3])]
+    >>> list(blocks((4, 3), 6, in_heads=True))
+    [(0, [0, 2]), (0, [1, 3])]
     """
     total = prod(shape)
     if not size < total <= size * MOST_BLOCKS:
         return
     for axis, length in enumerate(shape):
-        for heads in (k for k in range(1, length) if length % k == 0):
+        for heads in (k for k in range(2 if in_heads else 1, length if in_heads else 2) if length % k == 0):
             each, rest = divmod(size * length, total * heads)
             rows = np.arange(length).reshape(heads, -1)
             if each and not rest:
