@@ -30,7 +30,12 @@ from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
 from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
 from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
-from convert.inference.forms.products.contractions import features_times_vectors, products_by_element, sums_as_products
+from convert.inference.forms.products.contractions import (
+    features_times_vectors,
+    products_by_element,
+    sums_as_products,
+    vectors_of_each_feature,
+)
 from convert.inference.forms.products.distances import distances, distances_as_products
 from convert.inference.forms.products.distributed import distributed, products_of_sums
 from convert.inference.forms.products.mixed_bases import bases_mixed_first, products_of_mixed_bases
@@ -245,6 +250,7 @@ class Forms:
     Attributes:
         apart: products of rows of several values are taken apart.
         features: one feature that is multiplied by a vector is a product.
+        variables: a product of one feature is multiplied element by element, as several features with a vector each are.
         spread: products of sums are taken apart.
         columns: products of data that has columns of constants are taken apart.
         stacks: parameters in a stack, each for the same data, are taken apart.
@@ -262,6 +268,7 @@ class Forms:
 
     apart: bool = False
     features: bool = False
+    variables: bool = False
     spread: bool = False
     columns: bool = False
     stacks: bool = False
@@ -289,6 +296,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "batches": joined_in_one,
     "apart": _unequal(products_of_joined_rows),
     "features": _unequal(features_times_vectors),
+    "variables": _unequal(vectors_of_each_feature),
     "spread": _unequal(products_of_sums),
     "columns": _unequal(products_of_constant_columns),
     "stacks": _unequal(parts_of_stacks),
@@ -307,7 +315,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = group_factors_behind(program, keep=keep) if forms.groups else program
     program = rows_zeroed_behind(scores_masked_first(program))
     program = program if keep else zeroed_as_masked(program)
-    program = products_by_element(data_once(program))
+    program = products_by_element(data_once(program), features=forms.variables)
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
     program = chosen_rows_as_lookups(program) if forms.chosen and not keep else program
     program = matrix_by_matrix(program) if keep else program

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import UNPROVEN, derive, floats, grades, rules
+from support.inferred import UNPROVEN, derive, floats, grades, layer_norm, rules
 
 WIDTH = 6
 REST = {"b": (WIDTH,), "o": (WIDTH, 3), "ob": (3,)}
@@ -65,3 +66,53 @@ def test_two_numbers_times_a_vector_each(exchanged: bool) -> None:
 
     found = derive(function, Joined(), {"w": (WIDTH,), "v": (WIDTH,), **REST}, floats(5, 2))
     assert grades(found) <= UNPROVEN if exchanged else grades(found) == {Grade.DERIVED}
+
+
+V = 4
+
+
+class Selection(torch.nn.Module):
+    """A `Linear(1, WIDTH)` for each variable in front of a gated layer, as in a temporal fusion transformer."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        super().__init__()
+        self.scalers = torch.nn.ModuleList(torch.nn.Linear(1, WIDTH) for _ in range(V))
+        self.hidden, self.skip = (torch.nn.Linear(V * WIDTH, WIDTH) for _ in range(2))
+        self.second = torch.nn.Linear(WIDTH, WIDTH)
+        self.gate, self.norm = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.wrong = wrong
+
+    def forward(self, x: Any) -> Any:
+        every = [layer(x[..., k : k + 1]) for k, layer in enumerate(self.scalers)]
+        if self.wrong:
+            every[2] = every[2].abs()
+        e = torch.cat(every, -1)
+        h = self.second(torch.nn.functional.elu(self.hidden(e)))
+        return self.norm(torch.nn.functional.glu(self.gate(h)) + self.skip(e))
+
+
+def _selected(w: Any, x: Any) -> Any:
+    e = x[..., None] * w["w"] + w["b"]
+    e = e.reshape(*x.shape[:-1], -1)
+    h = jax.nn.elu(e @ w["hidden"] + w["hidden_bias"]) @ w["second"] + w["second_bias"]
+    y = (h @ w["value"] + w["value_bias"]) * jax.nn.sigmoid(h @ w["gate"] + w["gate_bias"])
+    return layer_norm(e @ w["skip"] + w["skip_bias"] + y, w["scale"], w["shift"], 1e-5)
+
+
+SELECTION = {
+    "w": (V, WIDTH), "b": (V, WIDTH), **dict.fromkeys(("hidden", "skip"), (V * WIDTH, WIDTH)),
+    **dict.fromkeys(("second", "value", "gate"), (WIDTH, WIDTH)),
+    **dict.fromkeys(("hidden_bias", "skip_bias", "second_bias", "value_bias", "gate_bias", "scale", "shift"), (WIDTH,)),
+}  # fmt: skip
+
+
+def test_several_features_with_a_vector_each_are_a_layer_for_each() -> None:
+    module = Selection()
+    found = derive(_selected, module, SELECTION, floats(5, 3, V))
+    assert grades(found) == {Grade.DERIVED}
+    assert "scalers.{i}" in "\n".join(rules(found, module))
+
+
+def test_another_function_behind_one_of_the_features_is_no_derivation() -> None:
+    found = derive(_selected, Selection(wrong=True), SELECTION, floats(5, 3, V))
+    assert not found.complete and found.proof is None

@@ -31,6 +31,24 @@ def features_times_vectors(program: Program) -> list[int]:
     )
 
 
+def vectors_of_each_feature(program: Program) -> list[int]:
+    """Return the sizes of what several features are multiplied by, each by a vector of its own: ``x[..., None] * w`` with rows for the features."""
+    made_by = producers_of(program.operations)
+    return sorted(
+        sum(n.size for n in weight.elements)
+        for operation in program.operations
+        if operation.name == "mul" and len(operation.operands) == 2
+        for weight, data in (operation.operands, operation.operands[::-1])
+        if weight.of_parameters and data.data and _has_vector_for_each(weight, data, operation, made_by)
+    )
+
+
+def _has_vector_for_each(weight: Value, data: Value, times: Operation, made_by: dict[Value, Operation]) -> bool:
+    shape = times.results[0].array.shape
+    of_data, of_weight = (set(axes_kept(x, shape, made_by)) for x in (data, weight))
+    return bool(of_data & of_weight and of_weight - of_data)
+
+
 def sums_as_products(program: Program, *, keep: bool, features: bool = False) -> Program:
     """Return the program with a product in place of a sum over what two values multiplied give.
 
@@ -59,15 +77,19 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
     return replace(program, operations=tuple(without_idle(left, program) if moved and not keep else left))
 
 
-def products_by_element(program: Program) -> Program:
-    """Return the program with a multiplication element by element in place of a product with a parameter that sums over nothing."""
+def products_by_element(program: Program, *, features: bool = False) -> Program:
+    """Return the program with a multiplication element by element in place of a product with a parameter that sums over nothing.
+
+    Args:
+        features: whether a product of one feature with a vector is multiplied element by element, too.
+    """
     operations: list[Operation] = []
     for operation in program.operations:
-        operations += _by_element(operation) or [operation]
+        operations += _by_element(operation, features) or [operation]
     return replace(program, operations=tuple(operations))
 
 
-def _by_element(product: Operation) -> list[Operation]:
+def _by_element(product: Operation, features: bool) -> list[Operation]:
     """Return the operations that take the place of a product; none if it adds up something, or has no axis in common."""
     if role_of(product) is not Role.PRODUCT or len(product.operands) != 2 or len(product.data) != 1:
         return []
@@ -77,7 +99,9 @@ def _by_element(product: Operation) -> list[Operation]:
         return []
     (x_batch, x_sum), (w_batch, w_sum) = axes
     data, weight = product.operands[1 - side], product.operands[side]
-    if any(data.array.shape[k] > 1 for k in x_sum) or all(data.array.shape[k] == 1 for k in x_batch):
+    if any(data.array.shape[k] > 1 for k in x_sum):
+        return []
+    if all(data.array.shape[k] == 1 for k in x_batch) and not features:
         return []
     free = [
         [n for k, n in enumerate(x.array.shape) if k not in (*batch, *summed)]
