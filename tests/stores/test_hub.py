@@ -153,11 +153,11 @@ def test_without_the_extra_the_error_names_it(hub: Hub, monkeypatch: pytest.Monk
 def test_the_files_of_tokenizer_come_from_a_repository(hub: Hub, run: Run, tmp_path: Path) -> None:
     (tmp_path / "published").mkdir()
     for name in ("tokenizer.json", "LICENSE", "pytorch_model.bin"):
-        (tmp_path / "published" / name).write_text(name)
+        (tmp_path / "published" / name).write_text(f'"{name}"')
     hub.upload("org/published", tmp_path / "published")
     _, said = run("gpt2", GOLDEN / "gpt2" / "ckpt", tmp_path / "out", "--tokenizer", "hf://org/published")
     assert "copied LICENSE, tokenizer.json from hf://org/published" in said
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "tokenizer.json"
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '"tokenizer.json"'
     assert not (tmp_path / "out" / "pytorch_model.bin").exists()
     assert downloads(hub) == {"tokenizer.json", "LICENSE"}
     _, said = run("gpt2", GOLDEN / "gpt2" / "ckpt", tmp_path / "other", "--tokenizer", "hf://org/nothing", code=2)

@@ -116,7 +116,9 @@ def test_several_features_with_a_vector_each_are_a_layer_for_each() -> None:
     found = derive(_selected, module, SELECTION, floats(5, V))
     assert grades(found) == {Grade.DERIVED}
     assert "scalers.{i}" in "\n".join(rules(found, module))
-    assert found.tried  # layer by layer, and not by the outputs alone, which takes too long for a model of several such layers
+    assert (
+        found.tried
+    )  # layer by layer, and not by the outputs alone, which takes too long for a model of several such layers
 
 
 def test_another_function_behind_one_of_the_features_is_no_derivation() -> None:
