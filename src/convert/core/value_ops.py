@@ -116,7 +116,7 @@ class Cast(Op):
         with np.errstate(over="ignore", invalid="ignore"):
             out = _nearest(x, to)
         if not widens(x.dtype.name, self.dtype):
-            reject_overflow(x, out)
+            _reject_overflow(x, out)
         return out
 
     def inverse(self, spec: TensorSpec) -> Op:
@@ -152,12 +152,7 @@ def _nearest(x: Array, to: np.dtype[Any]) -> Array:
     return bits.view(np.float32).astype(to)
 
 
-def reject_overflow(x: Array, out: Array) -> None:
-    """Reject a cast in which a finite number became infinite, or an integer another number.
-
-    Raises:
-        OverflowError: there is one; with the count, and the first.
-    """
+def _reject_overflow(x: Array, out: Array) -> None:
     if (out.dtype.kind == "c" or is_float(out.dtype.name)) and np.all(np.isfinite(out)):
         return
     with np.errstate(invalid="ignore"):

@@ -31,8 +31,9 @@ from convert.checkpoints.source import Leaf, Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
+from convert.core.value_ops import Cast
 from convert.layers.low_rank import Product
-from convert.planning.merged_leaf import MergedLeaf, round_into
+from convert.planning.merged_leaf import MergedLeaf
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of the result that are summed at a time, so that they stay in a cache
@@ -183,7 +184,7 @@ class Merge(MergedLeaf):
             total *= self.scale if scale is None else scale
             if kept is not None:
                 total += base * kept[here].astype(np.float64)
-            round_into(out[here], total)
+            out[here] = Cast(out.dtype.name).apply(total)
 
     def _ranks(self, leaf: Array, form: Form, at: tuple[slice, ...]) -> Array:
         """Return the slice of A or B for a part of the result, in float64: the rank flattened in front, then the axes of the result."""

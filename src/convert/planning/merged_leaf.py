@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from convert.core.tensor_spec import TensorSpec
-from convert.core.value_ops import reject_overflow
+from convert.core.value_ops import Cast
 from convert.layers.leaf_sums import PLUS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -176,21 +176,7 @@ class Sum(MergedLeaf):
             whole = [_spread(leaf, places, self.spec.shape) for leaf, places in zip(whole, self.places, strict=True)]
         for leaf in whole:
             total += leaf[here].astype(np.float64)
-        round_into(out, total)
-
-
-def round_into(out: Array, values: Array) -> None:
-    """Write float64 values into an array of floats.
-
-    Raises:
-        OverflowError: a finite one is too large for the dtype.
-    """
-    try:
-        with np.errstate(over="raise"):
-            out[...] = values
-    except FloatingPointError:
-        with np.errstate(over="ignore"):
-            reject_overflow(values, values.astype(out.dtype))
+        out[...] = Cast(out.dtype.name).apply(total)
 
 
 def _spread(leaf: Array, places: Sequence[int], shape: tuple[int, ...]) -> Array:

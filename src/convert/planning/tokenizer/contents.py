@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def last_id(files: Mapping[str, bytes]) -> tuple[str, int] | None:
-    """Return the largest id of a token, and the file that has it."""
-    whole = _object(files, "tokenizer.json")
+def last_id(values: Mapping[str, Any], lines: bytes | None) -> tuple[str, int] | None:
+    """Return the file that has the tokens, and the largest id of one; None where none has them.
+
+    Args:
+        values: name of a JSON file -> what it holds.
+        lines: contents of ``vocab.txt``; None without one.
+    """
+    whole = _object(values, "tokenizer.json")
     model, added = whole.get("model"), whole.get("added_tokens")
     words = model.get("vocab") if isinstance(model, Mapping) else None
     if words:
         ids = list(words.values()) if isinstance(words, Mapping) else [len(words) - 1]  # Unigram's is a list
         ids += [one.get("id") for one in added if isinstance(one, Mapping)] if isinstance(added, list) else []
         return _last("tokenizer.json", ids)
-    if words := _object(files, "vocab.json"):
-        ids = [*words.values(), *_object(files, "added_tokens.json").values()]
+    if words := _object(values, "vocab.json"):
+        ids = [*words.values(), *_object(values, "added_tokens.json").values()]
         return _last("vocab.json", ids)
-    if "vocab.txt" in files:
-        return "vocab.txt", len(files["vocab.txt"].splitlines()) - 1
-    return None
+    return None if lines is None else ("vocab.txt", len(lines.splitlines()) - 1)
 
 
-def image_side(files: Mapping[str, bytes]) -> tuple[str, int] | None:
-    """Return the side of the square images that an image processor makes, and its file."""
+def image_side(values: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the file of the image processor, and the side of the square images that it makes; None where there is none, or they are not square.
+
+    Args:
+        values: name of a JSON file -> what it holds.
+    """
     for name in ("preprocessor_config.json", "processor_config.json"):
-        settings = _object(files, name)
+        settings = _object(values, name)
         settings = settings.get("image_processor", settings)
         if not isinstance(settings, Mapping) or settings.get("do_resize") is False:
             continue
@@ -44,7 +50,7 @@ def _last(name: str, ids: Sequence[Any]) -> tuple[str, int] | None:
     return (name, max(numbers)) if numbers else None
 
 
-def _object(files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:
-    """Return the object of a JSON file; empty where there is none."""
-    found = json.loads(files.get(name, b"{}"))
-    return found if isinstance(found, dict) else {}
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object of a JSON file; empty where it holds none."""
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -141,10 +141,9 @@ def read_tokenizer(given: str | Path, follow_links: bool = False, *, text: bool 
     generation = _json_object(folder / GENERATION, read(GENERATION)) if GENERATION in names else None
     card = read(CARD).decode(errors="replace") if CARD in names else ""
     files = {name: read(name) for name in sorted(copied)}
-    for name, content in files.items():
-        if name.endswith(".json"):
-            _json_value(folder / name, content)
-    found = TokenizerFiles(str(folder), files, generation, _stated_licence(card), last_id(files), image_side(files))
+    values = {name: _json_value(folder / name, of) for name, of in files.items() if name.endswith(".json")}
+    last, side = last_id(values, files.get("vocab.txt")), image_side(values)
+    found = TokenizerFiles(str(folder), files, generation, _stated_licence(card), last, side)
     if not found.has_vocabulary and (text or any(_TOKENIZER.fullmatch(name) for name in copied)):
         raise OptionError(
             Finding(
