@@ -108,7 +108,7 @@ def _with_own_facts(whole: YamlNode, own: YamlNode) -> YamlNode:
         return whole
     allowed = whole.value["allowed"]
     stated = (whole.value.get("facts"), whole.value.get("layer_types"), own.value.get("allowed"))
-    has = [name for node in stated if node is not None for name in node.value]
+    has = [name for node in stated if node is not None and node.is_mapping for name in node.value]
     others = [name for name in allowed.value if name not in has]
     return _put(whole, ("allowed",), _without(allowed, *others))
 

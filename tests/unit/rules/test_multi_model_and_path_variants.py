@@ -80,6 +80,17 @@ def test_errors_of_models(old: str, new: str, code: str, at: str, said: str) -> 
     assert (finding.code, finding.rule) == (code, f"f.yaml:{at}") and said in str(finding)
 
 
+@pytest.mark.parametrize(("key", "at"), [("facts", "11:12"), ("allowed", "11:14"), ("layer_types", "11:18")])
+@pytest.mark.parametrize("value", ["3.5", "[1]"])
+def test_a_header_key_of_a_model_is_a_mapping(key: str, at: str, value: str) -> None:
+    """Where the file has `allowed`, too, whose facts are those of each model."""
+    text = MODELS.replace("    facts: {factor: 2}", f"    {key}: {value}")
+    text = text.replace("models:\n", "allowed: {factor: {at_least: 0}}\nmodels:\n", 1)
+    with pytest.raises(convert.RuleError) as error:
+        parse_models(text, "f.yaml")
+    assert (error.value.code, error.value.findings[0].rule) == ("rule-wrong-value", f"f.yaml:{at}"), str(error.value)
+
+
 def test_a_model_may_declare_its_own_facts() -> None:
     assert parse_models(MODELS.replace("factor: 2", "fctor: $x"), "f.yaml")[1].facts["fctor"] == "$x"
 
