@@ -59,12 +59,14 @@ class Version:
 
     Attributes:
         choices: name of a choice -> the variant of its JAX code, which a tree shows and PyTorch's tensors do not.
+        needs_confirmation: fact that another published model of these sizes has another value of -> note for the user.
     """
 
     name: str
     sizes: Mapping[str, int]
     facts: Mapping[str, Any]
     choices: Mapping[str, str] = field(default_factory=dict)
+    needs_confirmation: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,13 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
             for name, types in values.get("layer_types", {}).items()
         },
         versions=tuple(
-            Version(name, version["sizes"], version.get("facts", {}), version.get("choices", {}))
+            Version(
+                name,
+                version["sizes"],
+                version.get("facts", {}),
+                version.get("choices", {}),
+                version.get("needs_confirmation", {}),
+            )
             for name, version in values.get("versions", {}).items()
         ),
         targets=targets,

@@ -542,6 +542,28 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
         assert error.value.code == "rule-unknown-name" and error.value.findings[0].fix == "did you mean 'theta'?"
 
 
+def test_a_version_says_what_another_model_of_its_sizes_has() -> None:
+    head = """model: m
+title: M
+axes: {D: {is: width}}
+facts: {theta: 1.0, end: 2}
+needs_confirmation: {theta: no tree tells it, end: nor this}
+versions:
+  small: {sizes: {D: 3}}
+  large: {sizes: {D: 4}, needs_confirmation: {theta: --set theta=7.0 for the other large one}}
+targets: {torch: {loads: T, config: {t: $theta, e: $end}}}
+"""
+    text = "- {from: w, axes: D, parameter: w}"
+    rules = rule_file(text, head)
+    small, large = (MemorySource({"w": np.ones(size, np.float32)}) for size in (3, 4))
+    assert make_plan(rules, small).config_notes == ("no tree tells it", "nor this")
+    assert make_plan(rules, large).config_notes == ("--set theta=7.0 for the other large one", "nor this")
+    assert make_plan(rules, large, settings={"theta": 7.0}).config_notes == ("nor this",)
+    with pytest.raises(RuleError) as error:
+        rule_file(text, head.replace("{theta: --set", "{thetta: --set"))
+    assert error.value.code == "rule-unknown-name" and error.value.findings[0].fix == "did you mean 'theta'?"
+
+
 def test_a_product_of_facts_is_a_size() -> None:
     head = "model: m\ntitle: M\naxes: {D: {is: model width}, K: {is: width of all keys}, H: {is: width of a head}}\nfacts: {heads: ask, keys: ask}\nproducts: {heads*H: D, keys*H: K}\ntargets: {torch: {loads: T}}\n"
     text = "- {from: w, axes: DK, parameter: w}"

@@ -121,6 +121,9 @@ def _versions_use_declared_names(rules: RuleFile) -> Iterator[Finding]:
         for letter in version.sizes:
             if letter not in rules.axes:
                 yield _undeclared(at, f"version {version.name}", letter, axes=rules.axes)
+        for fact in version.needs_confirmation:
+            if fact not in rules.facts:
+                yield _undeclared(at, f"`needs_confirmation` of version {version.name}", fact, facts=rules.facts)
 
 
 def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:

@@ -102,6 +102,10 @@ VERSION = Record(
             required=True,
         ),
         "facts": Key(MapOf(Anything()), "Facts of this published model. Default: none."),
+        "needs_confirmation": Key(
+            MapOf(TEXT),
+            "As `needs_confirmation` of the file, for this published model: where another one has the same sizes, it says which facts differ. Default: that of the file.",
+        ),
         "choices": Key(
             MapOf(TEXT),
             "Mapping of a `choice` of a rule to the variant that this published model has, for the way back to JAX. Default: that of the header's `choices`.",
