@@ -35,7 +35,8 @@ from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
 from convert.inference.isolated.found import Allowance, found_by_outputs
-from convert.inference.models import Inputs, Models, Records, Runs
+from convert.inference.models import Inputs, Models, Runs
+from convert.inference.records import Records
 from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.errors import ConvertError
-from convert.inference.candidates.source import Source
 from convert.inference.derivation import Tensor
 from convert.inference.draws import Draws, whole_rows
 from convert.inference.forms.as_data import (
     constants_as_data,
     learned_inputs,
-    outputs_as_data,
     parameters_as_data,
     tables_as_data,
 )
 from convert.inference.forms.batches_apart import batches_apart, joined_in_one
 from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_together
 from convert.inference.forms.experts_apart import experts_apart
-from convert.inference.forms.hidden.shown import hidden_elements, shown_alone, without_idle_operations
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import chosen_rows_as_lookups, one_hot_as_lookups, rows_chosen_by_products
@@ -51,13 +48,13 @@ from convert.inference.forms.sums.constant_parts import columns_apart, parts_apa
 from convert.inference.forms.sums.constants_last import constants_last
 from convert.inference.forms.sums.group_factors import group_factors_behind, sums_of_scaled_groups
 from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
-from convert.inference.forms.sums.masks import visible_sums_first
 from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
 from convert.inference.isolated.found import Allowance
 from convert.inference.recorded import recorded
+from convert.inference.records import Records, search_of
 from convert.inference.requirements import require_outputs_of_both, require_same_again
 from convert.inference.search import Search
 from convert.programs.program import REFUSALS, Program
@@ -76,45 +73,6 @@ LARGE = 1e8  # an output of this size has no digit in which a number below 1e-2 
 FALLS = (
     100  # times smaller must outputs be with half the weights: many products with weights follow one another in them
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """The records of one run of both models.
-
-    Attributes:
-        source: the JAX function's.
-        target: the module's, in the source's form.
-        as_run: the module's, as it ran.
-        learned: leaves of the source that layers are applied to before an input takes part; they are data in both.
-        learned_of_target: the parameters of the module that are data.
-    """
-
-    source: Program
-    target: Program
-    as_run: Program
-    learned: Sequence[str]
-    learned_of_target: Sequence[str]
-
-    def search(self) -> Search:
-        """Return the search for the target's parameters."""
-        return _search(self.source, self.target, repeated=bool(self.learned))
-
-    def search_what_shows(self, ended: Search, *, masks: bool) -> Search | None:
-        """Return the search in which only those elements of the values count that an output takes.
-
-        Args:
-            ended: the search in which all count; None is returned if each does where it ended.
-            masks: whether elements that masks and zeros hide do not count either.
-        """
-        source, target = ended.source.program, without_idle_operations(ended.target)
-        hidden = hidden_elements(target, masks=masks)
-        tried = slice(ended.segments[-1].solution.end if ended.segments else 0, ended.failure.index + 1)
-        both = zip(target.operations[tried], ended.target.operations[tried], strict=True)
-        if not any(one.name != two.name or any(x in hidden for x in one.operands) for one, two in both):
-            return None
-        own = Source(shown_alone(source, hidden_elements(source, masks=masks)), repeated=bool(self.learned))
-        return Search(own, shown_alone(target, hidden), ended.in_record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,22 +183,7 @@ class Models:
         target = _in_one_form(
             recorded(self.module, self.run, given, proof.weights(known, source)), self.runs.forms, keep=False
         )
-        return _search(source, target)
-
-
-def _search(source: Program, target: Program, *, repeated: bool = False) -> Search:
-    own, searched = Source(outputs_as_data(source), repeated=repeated), visible_sums_first(outputs_as_data(target))
-    return Search(own, searched, _places_in(target, searched))
-
-
-def _places_in(record: Program, searched: Program) -> list[int]:
-    """Return where a record has each operation of a program that was made of it: that, or the next one that it has."""
-    places = {result: k for k, operation in enumerate(record.operations) for result in operation.results}
-    found, place = list[int](), len(record.operations) - 1
-    for operation in reversed(searched.operations):
-        place = next((places[x] for x in operation.results if x in places), place)
-        found.append(place)
-    return found[::-1]
+        return search_of(source, target)
 
 
 @dataclass(frozen=True)

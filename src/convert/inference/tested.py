@@ -17,7 +17,8 @@ from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.last_digits import lost_digits
 from convert.inference.meetings.sites import site_of
-from convert.inference.models import Models, Records
+from convert.inference.models import Models
+from convert.inference.records import Records
 from convert.inference.rounding import tolerance
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program

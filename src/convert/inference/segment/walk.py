@@ -95,7 +95,7 @@ class Walk(Assigned):
         self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
         self._dead: dict[Any, _Dead] = {}  # by path, operation and level
         self._reached = -1
-        self._near = self._begin = self._limit = self._progress = self._start = 0
+        self._near = self._begin = self._budget = self._limit = self._progress = self._start = 0
         self._cuts = 0  # how often candidates were left out
         self._passed = 0  # how often a product was reached that ends no segment
         self._loose = self._early = self._strict = self._hindered = self._differs = False
@@ -110,7 +110,8 @@ class Walk(Assigned):
 
         Args:
             begin: the operation.
-            limit: candidates that are tried.
+            limit: candidates that are tried, and again so many behind the deepest operation that they lead to: a segment may hold the
+                layers of whole models that run beside one another.
             level: what is tried, and how soon it is refuted. Without one, at `Context.level`, the ways go to the next operation whose
                 data or result is no value of the source, and outputs may differ.
             wanted: signatures of the solutions that are looked for; empty: all.
@@ -121,7 +122,7 @@ class Walk(Assigned):
         if level is not None:
             self.context.level, self._early, self._strict = level
         self.context.strict = self._strict
-        self.context.near, self._limit, self._refuted = self._near, self.tried + limit, {}
+        self.context.near, self._budget, self._limit, self._refuted = self._near, limit, self.tried + limit, {}
         yield from self._walk(begin, [])
 
     def code(self, at: int) -> Any:
@@ -426,6 +427,7 @@ class Walk(Assigned):
         role = role_of(operation)
         if at > self._reached:
             self._reached, self._progress = at, self.tried
+            self._limit = self._limit if self._loose else self.tried + self._budget
         taken = self.signatures(before, self._form)
         wanted = {way[len(taken)] for way in self._wanted if way[: len(taken)] == taken and len(way) > len(taken)}
         good: list[Choice] = []
