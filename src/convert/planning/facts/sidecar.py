@@ -14,6 +14,7 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
+from convert.planning.facts.gin import read_gin
 from convert.planning.facts.settings import expected_fact
 from convert.rules.allowed import Known
 from convert.rules.file import RuleFile, SidecarConfig, parse_reference
@@ -38,6 +39,7 @@ class Sidecar:
         generation: contents of ``generation_config.json``; empty when there is none.
         ignored: what the file states, and the source's code does not read; not in `config`.
         copied: whether the output's ``config.json`` has the other keys, too.
+        lines: key -> line of the file that states it, where the format has lines.
     """
 
     config: Mapping[str, Any]
@@ -45,6 +47,7 @@ class Sidecar:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     copied: bool = True
     exists: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def for_output(self) -> Mapping[str, Any]:
@@ -63,6 +66,8 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """
     if rules.sidecar is None:
         return NO_SIDECAR
+    if rules.sidecar.is_gin:
+        return _read_gin(rules.sidecar.file, source)
     found, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
     stated = found or {}
     if below := rules.sidecar.below:
@@ -75,6 +80,22 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
         not rules.sidecar.below,
         found is not None,
     )
+
+
+def _read_gin(name: str, source: Source) -> Sidecar:
+    """Read a file of gin, whose words are those of other code: nothing of it is copied."""
+    found = bytes_beside_or_above(source, name)
+    if found is None:
+        return Sidecar({}, {}, copied=False)
+    bindings = read_gin(found[1].decode(errors="replace"))
+    return Sidecar(bindings.values, {}, copied=False, exists=True, lines=bindings.lines)
+
+
+def place_in_sidecar(rules: RuleFile, sidecar: Sidecar, key: str) -> str:
+    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one."""
+    assert rules.sidecar is not None
+    line = f":{sidecar.lines[key]}" if key in sidecar.lines else ""
+    return f"{rules.sidecar.file}{line} of the checkpoint"
 
 
 def folder_of(source: Source) -> Path:
@@ -130,6 +151,15 @@ def bytes_beside(source: Source, name: str, folder: Path | None = None) -> tuple
     return path, content
 
 
+def bytes_beside_or_above(source: Source, name: str) -> tuple[Path, bytes] | None:
+    """Read a file next to the checkpoint, or in the folder above, where a training run keeps it beside its steps; None where there is none.
+
+    Raises:
+        CheckpointError: as `bytes_beside`.
+    """
+    return bytes_beside(source, name) or bytes_beside(source, name, folder_of(source).parent)
+
+
 def _invalid(path: Path, expected: str, got: str) -> CheckpointError:
     fix = "correct the file, or move it elsewhere and use --set"
     return CheckpointError(Finding("sidecar-invalid", path=str(path), expected=expected, got=got, fix=fix))
@@ -159,7 +189,7 @@ def other_settings(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
     for key, value in sidecar_facts(rules, sidecar).items():
         if key in settings and settings[key] != value:
             assert rules.sidecar is not None
-            stated = f"{key} {json.dumps(value)} in the {rules.sidecar.file} of the checkpoint"
+            stated = f"{key} {json.dumps(value)} in the {place_in_sidecar(rules, sidecar, key)}"
             yield f"--set {key}={json.dumps(settings[key])} takes the place of {stated}; leave it out if the file is right"
 
 
@@ -169,14 +199,13 @@ def contradictions(
     """Compare the file with the values that the rules support and with the sizes of the tree."""
     if rules.sidecar is None:
         return
-    file = rules.sidecar.file
     for key, supported in rules.sidecar.supported.items():
         if key in sidecar.config and sidecar.config[key] not in supported and key not in settings:
             value = sidecar.config[key]
             near = did_you_mean(value, [str(word) for word in supported]) if isinstance(value, str) else ""
             yield Finding(
                 "config-conflict",
-                f"{key} in the {file} of the checkpoint",
+                f"{key} in the {place_in_sidecar(rules, sidecar, key)}",
                 rule=rules.sidecar.at,
                 expected=f"{' or '.join(json.dumps(word) for word in supported)}",
                 got=f"{json.dumps(value)}{f' ({near})' if near else ''}",
@@ -190,7 +219,7 @@ def contradictions(
             if stated != size:
                 yield Finding(
                     "config-conflict",
-                    f"the {file} of the checkpoint has {text}, and the tree has {formula} = {size}",
+                    f"the {place_in_sidecar(rules, sidecar, key)} has {text}, and the tree has {formula} = {size}",
                     fix="one of the two is of another checkpoint",
                 )
 
@@ -227,13 +256,13 @@ def _invalid_facts(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
             continue
         if expected := expected_fact(rules, key, value):
             fix = f"correct the file, or give the value that the source computes with: --set {key}=..."
-            yield _refused(rules.sidecar, key, value, expected, fix)
+            yield _refused(rules.sidecar, key, value, expected, fix, place_in_sidecar(rules, sidecar, key))
 
 
-def _refused(sidecar: SidecarConfig, key: str, value: Any, expected: str, fix: str) -> Finding:
+def _refused(declared: SidecarConfig, key: str, value: Any, expected: str, fix: str, place: str = "") -> Finding:
     """Report the value of a key that no model has."""
-    problem = f"{key} in the {sidecar.file} of the checkpoint"
-    return Finding("config-conflict", problem, rule=sidecar.at, expected=expected, got=json.dumps(value), fix=fix)
+    problem = f"{key} in the {place or f'{declared.file} of the checkpoint'}"
+    return Finding("config-conflict", problem, rule=declared.at, expected=expected, got=json.dumps(value), fix=fix)
 
 
 def _invalid_keys(
