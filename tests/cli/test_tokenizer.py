@@ -328,6 +328,16 @@ def test_another_vocabulary_and_another_size_of_images_are_noted(beside: Path, r
         assert (told in notes) is noted, settings
 
 
+@pytest.mark.parametrize(("model", "made", "noted"), [("siglip_vision_model", 384, False), ("siglip_vision_model", 392, True), ("siglip_vision_model", 364, True), ("vit", 384, True)])  # fmt: skip
+def test_images_of_the_same_patches_are_those_of_the_model(model: str, made: int, noted: bool, tmp_path: Path) -> None:
+    """SigLIP so400m/14 at 384 has 27 x 27 patches, and its code takes any image with as many; ViT's class compares the side."""
+    vision = {"model_type": model, "image_size": 378, "patch_size": 14}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": made, "width": made}}))
+    given = read_tokenizer(tmp_path, text=False)
+    for config in ({"vision_config": vision}, vision):
+        assert bool(list(misfits(config, given))) is noted
+
+
 def test_every_target_of_images_or_sound_has_its_processor() -> None:
     """transformers' own tables say for which of the shipped targets there is one."""
     spec = find_spec("transformers.models.auto.video_processing_auto")  # imports torchvision: read, not run
