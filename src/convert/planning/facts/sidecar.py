@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from convert.checkpoints import Boundary, Source
@@ -194,9 +195,18 @@ def other_settings(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
 
 
 def contradictions(
-    rules: RuleFile, target: str, sidecar: Sidecar, sizes: Mapping[str, int], settings: Mapping[str, Any]
+    rules: RuleFile,
+    target: str,
+    sidecar: Sidecar,
+    sizes: Mapping[str, int],
+    settings: Mapping[str, Any],
+    of_layers: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Compare the file with the values that the rules support and with the sizes of the tree."""
+    """Compare the file with the values that the rules support and with the sizes of the tree.
+
+    Args:
+        of_layers: letter that varies -> its size in each layer.
+    """
     if rules.sidecar is None:
         return
     for key, supported in rules.sidecar.supported.items():
@@ -214,14 +224,28 @@ def contradictions(
     yield from _invalid_facts(rules, sidecar, settings)
     yield from _invalid_keys(rules, sidecar.config, sizes)
     yield from _contradicted_by_the_tree(rules, target, sidecar)
-    for key, formula, size in _sizes_of_the_tree(rules, target, sizes):
-        for text, stated in _stated_sizes(sidecar, key):
-            if stated != size:
-                yield Finding(
-                    "config-conflict",
-                    f"the {place_in_sidecar(rules, sidecar, key)} has {text}, and the tree has {formula} = {size}",
-                    fix="one of the two is of another checkpoint",
-                )
+    compared = [
+        (key, text, f"{formula} = {size:g}")
+        for key, formula, size in _sizes_of_the_tree(rules, target, sizes)
+        for text, stated in _stated_sizes(sidecar, key)
+        if stated != size
+    ]
+    for key, text, in_tree in (*compared, *_other_layers(rules.sidecar, sidecar, of_layers)):
+        yield Finding(
+            "config-conflict",
+            f"the {place_in_sidecar(rules, sidecar, key)} has {text}, and the tree has {in_tree}",
+            fix="one of the two is of another checkpoint",
+        )
+
+
+def _other_layers(
+    declared: SidecarConfig, sidecar: Sidecar, of_layers: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield key, what the file says and what the tree has, of lists with the sizes of the first layers that are others in the tree."""
+    for one in declared.sizes:
+        stated, found = _stated(sidecar, one.letter), of_layers.get(one.text)
+        if isinstance(stated, list) and found is not None and stated != [*found[: len(stated)]]:
+            yield one.letter, f"{one.letter} = {stated}", f"{one.text} = {', '.join(map(str, found))}, layer by layer"
 
 
 def _sizes_of_the_tree(rules: RuleFile, target: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, float]]:
@@ -237,9 +261,21 @@ def _sizes_of_the_tree(rules: RuleFile, target: str, sizes: Mapping[str, int]) -
                 yield one.letter, one.text, one.value(sizes)
 
 
+def _stated(sidecar: Sidecar, key: str) -> Any:
+    """Return the value of a key; ``a.b`` is the key b in the mapping a, where the file has no key of this name."""
+    if key in sidecar.config:
+        return sidecar.config[key]
+    above, _, below = key.partition(".")
+    inner = sidecar.config.get(above)
+    return inner.get(below) if isinstance(inner, dict) else None
+
+
 def _stated_sizes(sidecar: Sidecar, key: str) -> Iterator[tuple[str, float]]:
     """Yield what the file says about a size, as text and number; transformers counts classes by their names, too."""
-    if isinstance(value := sidecar.config.get(key), int | float):
+    value = _stated(sidecar, key)
+    if isinstance(value, list) and len(value) == 1:  # the shape of a vector
+        (value,) = value
+    if isinstance(value, int | float):
         yield f"{key} = {value}", value
     for names in ("id2label", "label2id") if key == "num_labels" else ():
         if isinstance(value := sidecar.config.get(names), dict):
@@ -271,7 +307,10 @@ def _invalid_keys(
     """Refuse values that no model can have of keys that are no facts: the class of the output stops at them, or computes something else."""
     assert rules.sidecar is not None
     lengths = {key: len(value) for key, value in config.items() if isinstance(value, list)}  # for formulas
-    known = Known({**config, **lengths, **sizes}, {letter: axis.meaning for letter, axis in rules.axes.items()})
+    absent = {index: 0 for rule in rules.rules if rule.sources for index in rule.path.indices if index not in sizes}
+    known = Known(
+        {**absent, **config, **lengths, **sizes}, {letter: axis.meaning for letter, axis in rules.axes.items()}
+    )
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _invalid_keys(rules, value, sizes, f"{above}{key}.")

@@ -30,7 +30,12 @@ def _same_patches(config: Mapping[str, Any], trained: int, made: int) -> bool:
     vision = config.get("vision_config")
     part = vision if isinstance(vision, Mapping) else config
     patch = part.get("patch_size")
-    return part.get("model_type") in WHOLE_PATCHES and isinstance(patch, int) and patch > 0 and trained // patch == made // patch
+    return (
+        part.get("model_type") in WHOLE_PATCHES
+        and isinstance(patch, int)
+        and patch > 0
+        and trained // patch == made // patch
+    )
 
 
 def _stated(config: Mapping[str, Any], key: str) -> int | None:
