@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def test_ids_of_the_source_count_where_the_output_has_none() -> None:
     assert merged_generation(None, given, {"eos_token_id": None}, {"bos_token_id": 1}) == {"eos_token_id": 3}
     with pytest.raises(OptionError, match="expected 2"):
         merged_generation(None, given, {}, {"eos_token_id": 2})
+    with pytest.raises(OptionError, match=r"--set 'eos_token_id=\[1, 106\]'"):  # as a shell takes it
+        merged_generation({"eos_token_id": 2}, replace(given, generation={"eos_token_id": [1, 106]}), {})
     assert merged_generation({"eos_token_id": 3}, given, {"eos_token_id": 2}) == {"eos_token_id": 3}
 
 
