@@ -16,18 +16,13 @@ from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
 from convert.planning.facts.gin import read_gin
+from convert.planning.facts.left_out import NOT_COPIED, copied_keys, ignored_in_parts
 from convert.planning.facts.settings import expected_fact
 from convert.rules.allowed import Known
 from convert.rules.file import RuleFile, SidecarConfig, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes
 GENERATION = "generation_config.json"
-# Keys about the code that wrote the file; the output has its own.
-NOT_COPIED = (
-    "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "_commit_hash", "_class_name",
-    "quantization_config",  # transformers would quantise the weights when it loads them
-    "split_head_dim", "use_memory_efficient_attention",  # of diffusers' flax classes: how they compute, not what
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Sidecar:
         config: contents of the file that the rules name; empty when there is none.
         exists: whether there is such a file.
         generation: contents of ``generation_config.json``; empty when there is none.
-        ignored: what the file states, and the source's code does not read; not in `config`.
+        ignored: what the file states, and the source's code does not read; not in `config`, but for keys of parts, ``encoder.is_causal``.
         copied: whether the output's ``config.json`` has the other keys, too.
         lines: key -> line of the file that states it, where the format has lines.
     """
@@ -53,7 +48,7 @@ class Sidecar:
     @property
     def for_output(self) -> Mapping[str, Any]:
         """The keys that the output's ``config.json`` has, too: none where the file has the words of other code."""
-        return self.config if self.copied else {}
+        return copied_keys(self.config, self.ignored) if self.copied else {}
 
 
 NO_SIDECAR = Sidecar({}, {})
@@ -77,7 +72,7 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION) or {},
-        {key: value for key, value in stated.items() if key in ignored},
+        {**{key: value for key, value in stated.items() if key in ignored}, **dict(ignored_in_parts(stated, ignored))},
         not rules.sidecar.below,
         found is not None,
     )
@@ -359,13 +354,15 @@ def other_values(rules: RuleFile, target: str, sidecar: Sidecar, known: Mapping[
     if rules.sidecar is None:
         return
     written = dict(_last_parts(rules.targets[target].config, known))
+    reasons = {**rules.sidecar.adapted, **rules.sidecar.ignored}
     stated = {**sidecar.config, **sidecar.ignored}
-    for key, reason in {**rules.sidecar.adapted, **rules.sidecar.ignored}.items():
-        value, own = stated.get(key), written.get(key)
+    for path in dict.fromkeys((*reasons, *sidecar.ignored)):  # those of parts, too
+        value, own = stated.get(path), written.get(path)
         if value is None or (type(value) is not dict and value == own):
             continue
         output = "none" if own is None else json.dumps(own)
-        yield f"{rules.sidecar.file} of the checkpoint has {key} {json.dumps(value)}, and that of the output {output}: {reason}"
+        reason = reasons.get(path) or reasons[path.rpartition(".")[2]]
+        yield f"{rules.sidecar.file} of the checkpoint has {path} {json.dumps(value)}, and that of the output {output}: {reason}"
 
 
 def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -381,4 +378,4 @@ def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Itera
 
 def merge_config(sidecar: Sidecar, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` of the output: the keys of the rules, and the keys of the sidecar that the rules do not set."""
-    return {**{key: value for key, value in sidecar.for_output.items() if key not in NOT_COPIED}, **config}
+    return {**sidecar.for_output, **config}
