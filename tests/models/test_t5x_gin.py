@@ -95,7 +95,7 @@ def test_what_the_tree_contradicts_is_refused(case: str, text: str, said: str, c
 def test_brackets_strings_and_macros_are_read() -> None:
     text = "a.B.c = [1,  # it's\n  2]\nx = 'a#b' # c\nfoo/z.B.d = %x\nB.e:\n  f = {'a': %x}\n\n  g = \\\n    @h()\nB.loop = %y\ny = %y\n"
     found = read_gin(text)
-    assert found.values == {"B.c": [1, 2], "B.d": "a#b", "e.f": {"a": "a#b"}, "e.g": "@h()", "B.loop": "%y"}
+    assert found.values == {"B.c": [1, 2], "B.d": "a#b", "e.f": {"a": "a#b"}, "e.g": "@h", "B.loop": "%y"}
     assert found.lines == {"B.c": 1, "B.d": 4, "e.f": 6, "e.g": 8, "B.loop": 10}
 
 
@@ -142,3 +142,29 @@ def test_a_block_of_the_other_kind_is_refused(case: str, rules: str, activations
     run = gin(checkpoints, case, f"dense.MlpBlock.activations = {activations}\n")
     with pytest.raises(convert.PlanError, match="config.gin:1"):
         convert.plan_conversion(rules, run)
+
+
+ROUTED = "moe_layers.MoeLayer.router = @{router}()\nrouting.TokensChooseMaskedRouter.num_selected_experts = {chosen}\nmoe_layers.MoeLayer.num_experts = {experts}\n"
+
+
+@pytest.mark.parametrize(
+    ("router", "chosen", "experts", "said"),
+    [
+        ("routing.TokensChooseMaskedRouter", 1, 5, ""),
+        ("sparse/flaxformer.routing.TokensChooseScatterRouter", 1, 5, ""),
+        ("routing.ExpertsChooseMaskedRouter", 1, 5, 'got "@ExpertsChooseMaskedRouter"'),
+        ("routing.TokensChooseMaskedRouter", 2, 5, "num_selected_experts in the config.gin:2"),
+        ("routing.TokensChooseMaskedRouter", 1, 4, "MoeLayer.num_experts = 4, and the tree has X = 5"),
+    ],
+)
+def test_a_router_that_the_class_does_not_have_is_refused(
+    router: str, chosen: int, experts: int, said: str, checkpoints: Path
+) -> None:
+    """transformers' class gives each token to one expert; the leaves of other routers are the same."""
+    run = gin(checkpoints, "switch", ROUTED.format(router=router, chosen=chosen, experts=experts))
+    if not said:
+        assert convert.plan_conversion("t5x", run).rules.model == "t5x-switch"
+        return
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion("t5x", run)
+    assert said in str(refused.value), str(refused.value)

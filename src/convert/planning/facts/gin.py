@@ -15,6 +15,7 @@ from typing import Any
 _BLOCK = re.compile(r"(?P<name>[\w./]+):")
 _BINDING = re.compile(r"(?P<name>[\w./]+)\s*=\s*(?P<value>.+)", re.DOTALL)
 _MACRO = re.compile(r"%([\w./]+)")
+_REFERENCE = re.compile(r"@(?:[\w.]+/)*(?:\w+\.)*(?P<name>\w+)(?:\(\))?")
 _STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _DEEPEST = 16  # macros of macros
 
@@ -104,6 +105,9 @@ def _value(texts: Mapping[str, int]) -> Any:
 
 
 def _literal(text: str) -> Any:
+    """Return the value of an expression; a reference, ``@scope/module.Class()``, is ``@Class``, and what cannot be read its text."""
+    if found := _REFERENCE.fullmatch(text):
+        return f"@{found['name']}"
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
