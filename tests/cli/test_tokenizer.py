@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,6 +120,8 @@ def test_ids_of_the_source_count_where_the_output_has_none() -> None:
     assert merged_generation(None, given, {"eos_token_id": None}, {"bos_token_id": 1}) == {"eos_token_id": 3}
     with pytest.raises(OptionError, match="expected 2"):
         merged_generation(None, given, {}, {"eos_token_id": 2})
+    with pytest.raises(OptionError, match=r"--set 'eos_token_id=\[1, 106\]'"):  # as a shell takes it
+        merged_generation({"eos_token_id": 2}, replace(given, generation={"eos_token_id": [1, 106]}), {})
     assert merged_generation({"eos_token_id": 3}, given, {"eos_token_id": 2}) == {"eos_token_id": 3}
 
 
@@ -326,6 +329,16 @@ def test_another_vocabulary_and_another_size_of_images_are_noted(beside: Path, r
         notes = convert.plan_conversion("flax-transformers", source, tokenizer=folder).config_notes
         told = f"preprocessor_config.json of --tokenizer makes images of 224 x 224, and the model has the image_size {size}"
         assert (told in notes) is noted, settings
+
+
+@pytest.mark.parametrize(("model", "made", "noted"), [("siglip_vision_model", 384, False), ("siglip_vision_model", 392, True), ("siglip_vision_model", 364, True), ("vit", 384, True)])  # fmt: skip
+def test_images_of_the_same_patches_are_those_of_the_model(model: str, made: int, noted: bool, tmp_path: Path) -> None:
+    """SigLIP so400m/14 at 384 has 27 x 27 patches, and its code takes any image with as many; ViT's class compares the side."""
+    vision = {"model_type": model, "image_size": 378, "patch_size": 14}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": made, "width": made}}))
+    given = read_tokenizer(tmp_path, text=False)
+    for config in ({"vision_config": vision}, vision):
+        assert bool(list(misfits(config, given))) is noted
 
 
 def test_every_target_of_images_or_sound_has_its_processor() -> None:

@@ -180,9 +180,22 @@ ROPE = {
     "rope_scaling": [{"other_than": []}, "the flax class does not scale its positions"],
     "sliding_window": [{"other_than": []}, "the flax class lets one token more through"],
 }  # fmt: skip
+# The positions of RoBERTa begin behind this number, and its table has a row of zeros there.
+PAST_THE_TABLE = {
+    "pad_token_id": [
+        {
+            "where": [
+                ["max_position_embeddings", 512, {"less_than": "pad_token_id"}],
+                ["max_position_embeddings", 512, {"same_as": "pad_token_id"}],
+            ]
+        },
+        "PyTorch's class cannot be built with a pad_token_id that is no row of its table of positions (max_position_embeddings)",
+    ],
+}
 REFUSES_OF_TYPE = {  # keys that no flax class of the family reads
     **dict.fromkeys(("t5", "mt5", "longt5"), T5_REFUSES),
-    **dict.fromkeys(("bert", "big_bird", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta"), DECODERS),
+    **dict.fromkeys(("bert", "big_bird", "electra"), DECODERS),
+    **dict.fromkeys(("roberta", "roberta-prelayernorm", "xlm-roberta"), DECODERS | PAST_THE_TABLE),
     # Parts of a composite: alone, these three have rules of their own, which write what the flax class computes.
     "dinov2": {"layerscale_value": [{"other_than": [1.0]}, "the flax class multiplies by its square"]},
     **dict.fromkeys(("llama", "mistral"), ROPE),

@@ -58,6 +58,52 @@ def test_what_the_files_beside_the_tree_say_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("case", "key", "value", "said"),
+    [
+        ("ppo", "observation_size", 6, "observation_size = 6, and the tree has P = 5"),
+        ("ppo-plain", "observation_size", {"state": [6]}, "observation_size.state = 6, and the tree has P = 5"),
+        ("ppo-asymmetric", "observation_size", {"state": [5], "privileged_state": [5]}, "the tree has Q = 11"),
+        ("ppo", "action_size", 6, "action_size = 6, and the tree has O[-1]/2 = 3"),
+        ("ppo", "policy_hidden_layer_sizes", [8, 16], "policy_hidden_layer_sizes = [8, 16], and the tree has O = 8, 8, 6"),
+        ("ppo", "policy_hidden_layer_sizes", [8], "a list of i - 1 = 2 "),
+        ("ppo", "value_hidden_layer_sizes", [8, 8, 8], "the tree has B = 8, 8, 6, 1"),
+        ("sac", "hidden_layer_sizes", [8, 8, 4], "hidden_layer_sizes = [8, 8, 4]"),
+        ("sac", "action_size", 4, "the tree has O[-1]/2 = 3"),
+        ("sac", "policy_network_layer_norm", False, "true or false equal to k/(i - 1) = 1, got false"),
+    ],
+)  # fmt: skip
+def test_what_the_tree_contradicts_is_refused(case: str, key: str, value: Any, said: str, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(brax.checkpoint(case), tmp_path / "ckpt"))
+    (file,) = source.glob("*/*_network_config.json")
+    stated = json.loads(file.read_text())
+    place = stated if key in stated else stated["network_factory_kwargs"]
+    place[key] = value
+    file.write_text(json.dumps(stated))
+    with pytest.raises(PlanError) as refused:
+        convert.plan_conversion("brax", source)
+    assert said in str(refused.value), str(refused.value)
+
+
+@pytest.mark.parametrize(("has_norms", "fits"), [(False, True), (True, False), (None, True)])
+def test_norms_that_the_tree_lacks_are_refused(has_norms: bool | None, fits: bool, tmp_path: Path) -> None:
+    """The leaves are optional: without them the flag alone says that the policy had norms."""
+    opened = convert.open_source(brax.checkpoint("sac"))
+    leaves = {name: opened.read(name) for name in opened.leaves if "LayerNorm" not in name}
+    np.savez(tmp_path / "policy.npz", **leaves)
+    (file,) = brax.checkpoint("sac").glob("*/sac_network_config.json")
+    stated = json.loads(file.read_text())
+    stated["network_factory_kwargs"]["policy_network_layer_norm"] = has_norms
+    if has_norms is None:  # as of an older brax
+        del stated["network_factory_kwargs"]["policy_network_layer_norm"]
+    (tmp_path / file.name).write_text(json.dumps(stated))
+    if fits:
+        assert convert.plan_conversion("brax", tmp_path / "policy.npz").rules.model == "brax-sac"
+    else:
+        with pytest.raises(PlanError, match=r"equal to k/\(i - 1\) = 0, got true"):
+            convert.plan_conversion("brax", tmp_path / "policy.npz")
+
+
+@pytest.mark.parametrize(
     ("family", "source", "key", "value", "stated"),
     [
         ("brax", brax.checkpoint("ppo"), "activation", "tanh", '"silu" in the ppo_network_config.json'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def not_a_checkpoint(path: Path, formats: Sequence[Format]) -> CheckpointError:
     if parts := list(_parts(inside, formats, _libraries(path))):
         got = f"a directory of {len(parts)} checkpoints" if len(parts) > 1 else "a directory above one"
         fix = "convert each by itself:" if len(parts) > 1 else "give that one:"
-        return unknown_format(path, expected="a checkpoint", got=got, fix=fix, lines=tuple(parts[:MAX_PARTS]))
+        lines = ("  mkdir OUT_DIR", *parts[:MAX_PARTS])  # convert makes no folder above its output
+        return unknown_format(path, expected="a checkpoint", got=got, fix=fix, lines=lines)
     names = ", ".join(child.name for child in inside[:6])
     got = f"a directory with {names}" if names else "an empty directory" if path.is_dir() else "another file"
     return unknown_format(
@@ -47,12 +49,12 @@ def not_a_checkpoint(path: Path, formats: Sequence[Format]) -> CheckpointError:
 
 
 def _parts(inside: Sequence[Path], formats: Sequence[Format], libraries: Mapping[str, str]) -> Iterator[str]:
-    """Yield the command for each folder that is a checkpoint."""
+    """Yield the command for each folder that is a checkpoint, as a shell takes it."""
     for child in inside:
         found = next((format.name for format in formats if child.is_dir() and any(not written_by_torch(file) for file in format.find(child))), "")  # fmt: skip
         if found:
             rules = f"flax-{libraries[child.name]}" if child.name in libraries else "MODEL"
-            yield f"  convert {rules} {child} OUT_DIR/{child.name}    ({found})"
+            yield f"  convert {rules} {shlex.quote(str(child))} {shlex.quote(f'OUT_DIR/{child.name}')}    # {found}"
 
 
 def _libraries(path: Path) -> dict[str, str]:

@@ -24,6 +24,7 @@ from convert.planning.notes import plan_notes
 from convert.planning.options import DEFAULTS, ConversionOptions, OptionKeywords
 from convert.planning.outputs import compare_with_state_dict, made_twice
 from convert.planning.plan import Dropped, Plan
+from convert.planning.quantised import quantised_weight
 from convert.planning.rule_match import RuleMatch, Sized, check_options, match_rules
 from convert.planning.target_formats.base import Translation
 from convert.planning.tokenizer.files import TokenizerFiles, read_tokenizer
@@ -62,6 +63,10 @@ def plan_match(match: RuleMatch) -> Plan:
         raise PlanError(adapter_alone(match.source))
     if isinstance(match.source, JoinedSource) and (error := match.source.several_places(converted)) is not None:
         raise error
+    claimed = converted.union(drop.leaf for drop in match.coverage.dropped)
+    unknown = [name for name in match.source.leaves if name not in claimed]
+    if quantised := quantised_weight(unknown, match.source.leaves, str(match.source.display_path)):
+        raise PlanError(quantised)
     check_options(match)
     if match.refused:
         raise misfit_error(match, match.refused)

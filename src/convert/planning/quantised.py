@@ -1,6 +1,6 @@
 """Copies of weights that aqt quantised: they lie in the module of their weight, in the collection `aqt` (linen) or beside it (nnx).
 
-And the numbers by which weights in float8 are multiplied.
+And the numbers by which weights in float8 are multiplied; and weights that qwix quantised, of which QLoRA keeps the pairs beside them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 
 from convert.checkpoints.source import Leaf
 from convert.core.findings import Finding
+from convert.core.nnx_names import VALUE
 from convert.core.path_index import keys_above
 from convert.core.path_pattern import parse_pattern
 from convert.layers import Rule
 
 SCALE = "_scale"  # behind the name of a weight, in MaxText
 FLOAT8 = "float8"
+QVALUE = "qvalue"  # of qwix's and aqt's QArray: kernel/array/qvalue, beside kernel/array/scale
 AQT = "Aqt"  # AqtDotGeneral_0 beside a kernel, AqtEinsum_0 where a module computes with several weights
 
 
@@ -65,6 +67,28 @@ def lost_scales(scales: Collection[str], rule_file: str) -> Iterator[Finding]:
             path=first,
             fix="convert a checkpoint whose weights are multiplied: MaxText does so as it loads this one into a model with weights of another dtype, and can save that",
         )
+
+
+def quantised_weight(names: Collection[str], known: Collection[str], place: str) -> Finding | None:
+    """Report the first weight that is there as whole numbers and their scale alone; None: there is none.
+
+    Args:
+        names: leaves that no rule matches.
+        known: all leaves.
+        place: the checkpoint.
+    """
+    for name in names:
+        above, _, last = name.removesuffix(VALUE).rpartition("/")
+        if last == QVALUE and (f"{above}/scale" in known or f"{above}/scale{VALUE}" in known):
+            return Finding(
+                "leaf-without-rule",
+                f"the weights of {place} are quantised: this leaf holds numbers that a scale multiplies, which no rule does",
+                path=name,
+                expected="weights as floating-point numbers",
+                got=f"{QVALUE} and scale of {above}",
+                fix="dequantise the weights in the framework that quantised them (qwix, aqt), and save them; LoRA pairs beside them can stay",
+            )
+    return None
 
 
 def _module(leaf: str) -> str:

@@ -203,7 +203,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
     findings += class_conflict(rules, match.target, sidecar)
     findings += of_another_model(rules, match.source)
-    findings += contradictions(rules, match.target, sidecar, sizes, settings)
+    findings += contradictions(rules, match.target, sidecar, sizes, settings, solution.of_layers)
     findings += refused_nulls(rules, match.target, sidecar)
     findings += unmet_requirements(rules, match.target, facts, sizes)
     findings += contradicted

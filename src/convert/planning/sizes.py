@@ -26,7 +26,7 @@ class Sizes:
         sizes: axis letters and indices -> size.
         variants: name of a choice -> the variant that fits; those of choices without leaves are missing.
         confirmed: settings that the tree gives, too: without them, it has the same size or fits the same variant only.
-        of_layers: letter that `allowed` compares from layer to layer -> its size in each.
+        of_layers: letter that `allowed`, or a list in the sidecar, is compared with from layer to layer -> its size in each.
     """
 
     sizes: Mapping[str, int]
@@ -92,15 +92,23 @@ class _Solver:
         of_layers: dict[str, tuple[int, ...]] = {}
         if not findings and not conflicts:
             sizes |= dict(self._ends(variants))
-            for letter in {letter for one in self.coverage.rules.allowed.values() for letter in one.varying}:
+            for letter in self._compared_by_layer():
                 of_layers[letter] = tuple(size for _, size in sorted(self._of_layers(letter, variants).items()))
         return Sizes(sizes, variants, self._confirmed(known, chosen), of_layers), [*findings, *conflicts]
 
+    def _compared_by_layer(self) -> set[str]:
+        """Return the letters that `allowed`, or a list in the sidecar, is compared with layer by layer."""
+        rules = self.coverage.rules
+        found = {letter for one in rules.allowed.values() for letter in one.varying}
+        stated = rules.sidecar.sizes if rules.sidecar is not None else ()
+        return found | {one.text for one in stated if one.text in rules.axes and rules.axes[one.text].of_layers}
+
     def _ends(self, variants: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes in the first and the last layer that a `config` or `allowed` refers to: ``H[0]``, ``H[-1]``."""
+        """Yield the sizes in the first and the last layer that a `config`, `allowed` or the sidecar refers to: ``H[0]``, ``H[-1]``."""
         rules = self.coverage.rules
         named = [name for target in rules.targets.values() for name in references(target.config)]
         named += [name for allowed in rules.allowed.values() for name in allowed.names]
+        named += [name for size in (rules.sidecar.sizes if rules.sidecar is not None else ()) for name in size.names]
         for name in dict.fromkeys(named):
             if (found := END.fullmatch(name)) is None:
                 continue

@@ -92,7 +92,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class SidecarConfig:
-    """A JSON file next to the checkpoint that has facts which the tree does not contain.
+    """A JSON file next to the checkpoint, or a gin file, that has facts which the tree does not contain.
 
     Attributes:
         file: name of the file.
@@ -114,6 +114,11 @@ class SidecarConfig:
     at: str
     sizes: tuple[SizeFormula, ...] = ()
     allowed: Mapping[str, Allowed] = field(default_factory=dict)
+
+    @property
+    def is_gin(self) -> bool:
+        """Whether the file is one of gin: its keys are ``Class.parameter``, and nothing of it is copied."""
+        return self.file.endswith(".gin")
 
 
 @dataclass(frozen=True)

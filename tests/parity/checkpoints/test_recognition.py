@@ -117,13 +117,27 @@ def test_a_folder_of_checkpoints_has_a_command_for_each(tmp_path: Path) -> None:
         assert caught.value.code == "checkpoint-unknown-format" and "3 checkpoints" in caught.value.findings[0].got
         return [line.replace(str(folder), "IN").split("    ")[0].strip() for line in caught.value.lines]
 
-    assert lines()[1] == "convert MODEL IN/unet OUT_DIR/unet"
+    assert lines()[2] == "convert MODEL IN/unet OUT_DIR/unet"
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "FlaxStableDiffusionPipeline", **stated}))
     assert lines() == [
+        "mkdir OUT_DIR",
         "convert flax-transformers IN/text_encoder OUT_DIR/text_encoder",
         "convert flax-diffusers IN/unet OUT_DIR/unet",
         "convert flax-diffusers IN/vae OUT_DIR/vae",
     ]
+
+
+def test_the_commands_for_a_folder_of_checkpoints_can_be_pasted(tmp_path: Path) -> None:
+    """Into a shell, with any names of folders; a function stands for `convert`."""
+    folder = tmp_path / "my run"
+    for part in ("unet", "the vae"):
+        (folder / part).mkdir(parents=True)
+        writers.msgpack(folder / part / "flax_model.msgpack", {"w": np.ones(2)})
+    with pytest.raises(CheckpointError) as caught:
+        open_source(folder)
+    script = "\n".join(("set -e", 'convert() { printf "%s\\n" "$3"; mkdir "$3"; }', *caught.value.lines))
+    said = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == ["OUT_DIR/the vae", "OUT_DIR/unet"]
 
 
 def test_what_is_unknown_is_answered_with_what_is_understood(tmp_path: Path) -> None:

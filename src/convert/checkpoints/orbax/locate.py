@@ -46,6 +46,8 @@ _WITHIN = ("checkpoints", "orbax")  # directories of steps beside other files of
 _V1 = "orbax.checkpoint"  # an empty file in the checkpoints of the v1 API
 # The first bytes of a paxml file, which has the name of Orbax's aggregate file: a map of two, and one of its keys.
 _PAX = (b"\x82\xafflattened_state", b"\x82\xb0str_pytree_state")
+NAMES_MISSING = f"{METADATA} is missing, which names the leaves"
+PARTIAL, WITHOUT_NAMES = "not finished", f"arrays without {METADATA}"  # kinds of items, for people
 LISTED = 12  # items that one error names
 _WAIT = "wait for the save to end, or choose another step with --step"
 
@@ -110,8 +112,7 @@ def locate(path: Path, step: int | None = None, item: str | None = None) -> Loca
             raise option_rejected(path, "this is a single tree without items", f"leave out --item {item}")
         return Located(path)
     if _has_arrays(path):
-        problem = f"{METADATA} is missing, which names the leaves"
-        raise incomplete(problem, path, fix="copy the checkpoint again, with all its files")
+        raise incomplete(NAMES_MISSING, path, fix="copy the checkpoint again, with all its files")
     if _is_step(path):
         _check_step_of(path, step)
         return _item(path, item)
@@ -312,13 +313,13 @@ def _items(path: Path) -> list[_Item]:
 def _kind(path: Path, handler: str) -> str:
     """Describe an item, for people. `_CHECKPOINT_METADATA` names the handlers since 0.10."""
     if _UNFINISHED.search(path.name):
-        return "not finished"
+        return PARTIAL
     if handler.endswith("ArrayCheckpointHandler"):  # a `_METADATA` with a single array called `checkpoint`
         return "a single array"
     if _is_tree(path):
         return "tree"
     if _has_arrays(path):
-        return f"arrays without {METADATA}"
+        return WITHOUT_NAMES
     if _is_file(path / "metadata"):
         return "JSON"
     if any(path.glob("jax_random_key*")):
@@ -331,14 +332,20 @@ def _item(path: Path, name: str | None) -> Located:
     shown = _shown(items)
     if name is not None:
         named = [item for item in items if item.path.name == name]
+        if leftovers := _leftovers(path / name) if not named else [item.path for item in named if item.kind == PARTIAL]:
+            raise _unfinished(
+                path / name, f"there is only {leftovers[0].name}, an interrupted save or one that is running"
+            )
         if not named:
             raise _item_not_found(path, f"there is no item {name}", shown)
+        if named[0].kind == WITHOUT_NAMES:
+            raise incomplete(NAMES_MISSING, named[0].path, fix="copy the checkpoint again, with all its files")
         if not _is_tree(named[0].path):
             raise _item_not_found(path, f"the item {name} is not a tree of arrays but {named[0].kind}", shown)
         return Located(named[0].path, (_item_chosen(name, []),))
     trees = [item for item in items if item.is_tree]
     if not trees:
-        partial = [item for item in items if item.kind == "not finished"]
+        partial = [item for item in items if item.kind == PARTIAL]
         if partial:
             raise _unfinished(path, f"it contains {partial[0].path.name}")
         raise _item_not_found(path, "no item is a tree of arrays", shown)

@@ -15,6 +15,7 @@ from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.nnx_names import VALUE
 from convert.planning.adapters.names import BOOKKEEPING, find_pairs, has_word, weights_of_first
+from convert.planning.quantised import quantised_weight
 
 LORA_PAIRS = "; LoRA pairs: "  # in the format of a view, which the header of an output keeps
 
@@ -39,6 +40,8 @@ def joined(base: Source, adapter: Source) -> Source:
     if own := next((name for name in base.leaves if has_word(name)), None):
         raise _refused(base, "the checkpoint of the base model has LoRA pairs itself", f"leaves such as {own}", "give the base model that the pairs were trained on")  # fmt: skip
     placed = _placed(words, base.leaves)
+    if not placed and (quantised := quantised_weight(base.leaves, base.leaves, str(base.display_path))):
+        raise PlanError(quantised)
     if not placed:
         raise _refused(adapter, f"the LoRA pairs belong to no weights of {base.display_path}", f"pairs such as {words[0]}", "give the checkpoint of the base model that the pairs were trained on")  # fmt: skip
     return JoinedSource(

@@ -20,8 +20,8 @@ _WEIGHTS = ("kernel", "w", "weight")  # the names that these libraries' layers g
 _WORD = re.compile(r"(^|_)lora(_|$|[0-9])|^lora|LoRA")  # of a key of the path of a leaf that belongs to an adapter
 # Of adapters that are no sum of low-rank products.
 _OTHERS = re.compile(r"(^|_)(dora|hada|loha|lokr|ia3|vera)(_|$|[0-9])")
-# A layer of openpi: q_einsum, and q_einsum_1 of the action expert.
-_EINSUM = re.compile(r"(^|/)\w*einsum(_\d+)?/lora_a")
+# A layer of openpi: q_einsum, and q_einsum_1 of the action expert; or one with pairs in the feed-forward alone, below the model's own keys.
+_OF_OPENPI = re.compile(r"(^|/)\w*einsum(_\d+)?/lora_a|(^|/)PaliGemma/llm/")
 _FEED_FORWARD = ("gating_einsum_lora_a", "linear_lora_a")  # openpi's; other names with this ending are qwix's
 BOOKKEEPING = ("step", "count")  # of a train state: MaxText saves it beside the pairs
 _WRAPPED = re.compile(r"_LoRA[A-Za-z]*_(?P<of>\w+)")  # module that gemma puts around an einsum
@@ -60,7 +60,7 @@ def find_pairs(leaves: Collection[str]) -> dict[str, NamedPair]:
     """Return the pairs of a tree by the name of their weight."""
     known = set(leaves)
     named = [name for name in leaves if has_word(name)]
-    openpi = any(_EINSUM.search(_stem(name)) for name in named)
+    openpi = any(_OF_OPENPI.search(_stem(name)) for name in named)
     pairs: dict[str, NamedPair] = {}
     for first in named:
         if not _stem(first).endswith(("_a", "/a")):
@@ -157,7 +157,7 @@ def _bases(first: str, openpi: bool) -> Iterator[tuple[str, Writer]]:
     """Yield the weights that a leaf A may belong to.
 
     Args:
-        openpi: whether the tree has openpi's einsum layers, whose feed-forward layers have the names of qwix.
+        openpi: whether the tree is openpi's, whose feed-forward layers have the names of qwix.
     """
     place, _, last = first.rpartition("/")
     above, _, module = place.rpartition("/")

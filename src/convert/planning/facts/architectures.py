@@ -14,7 +14,7 @@ from typing import Any
 
 from convert.checkpoints.source import Source
 from convert.core.findings import Finding
-from convert.planning.facts.sidecar import Sidecar, bytes_beside, folder_of
+from convert.planning.facts.sidecar import Sidecar, bytes_beside_or_above
 from convert.rules.file import DistinguishedBy, RuleFile
 
 KEY = "architectures"
@@ -43,8 +43,8 @@ def unnamed_class(rules: RuleFile, target: str, sidecar: Sidecar, source: Source
     """Note that models of other classes may have this tree, where no file next to the checkpoint tells them apart."""
     same_tree = rules.targets[target].same_tree
     missing = ""
-    if rules.distinguished_by is not None and _telling_file(rules.distinguished_by, source) is None:
-        missing = rules.distinguished_by.file
+    if rules.distinguished_by is not None:
+        missing = "" if _telling_file(rules.distinguished_by, source) else rules.distinguished_by.file
     elif rules.sidecar is not None and not names_class(sidecar):
         missing = f"{rules.sidecar.file} with {KEY}"
     if same_tree and missing:
@@ -75,8 +75,7 @@ def of_another_model(rules: RuleFile, source: Source) -> Iterator[Finding]:
 
 
 def _telling_file(telling: DistinguishedBy, source: Source) -> tuple[Path, str] | None:
-    """Read the file next to the checkpoint, or in the folder above, where a training run keeps it beside its steps."""
-    found = bytes_beside(source, telling.file) or bytes_beside(source, telling.file, folder_of(source).parent)
+    found = bytes_beside_or_above(source, telling.file)
     return None if found is None else (found[0], found[1].decode(errors="replace"))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from convert.checkpoints import Boundary, Source
@@ -14,18 +15,14 @@ from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.system.regular_file import open_regular
+from convert.planning.facts.gin import read_gin
+from convert.planning.facts.left_out import NOT_COPIED, copied_keys, ignored_in_parts
 from convert.planning.facts.settings import expected_fact
 from convert.rules.allowed import Known
 from convert.rules.file import RuleFile, SidecarConfig, parse_reference
 
 MAX_BYTES = 1 << 20  # of a sidecar; real ones have a few kilobytes
 GENERATION = "generation_config.json"
-# Keys about the code that wrote the file; the output has its own.
-NOT_COPIED = (
-    "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "_commit_hash", "_class_name",
-    "quantization_config",  # transformers would quantise the weights when it loads them
-    "split_head_dim", "use_memory_efficient_attention",  # of diffusers' flax classes: how they compute, not what
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,9 @@ class Sidecar:
         config: contents of the file that the rules name; empty when there is none.
         exists: whether there is such a file.
         generation: contents of ``generation_config.json``; empty when there is none.
-        ignored: what the file states, and the source's code does not read; not in `config`.
+        ignored: what the file states, and the source's code does not read; not in `config`, but for keys of parts, ``encoder.is_causal``.
         copied: whether the output's ``config.json`` has the other keys, too.
+        lines: key -> line of the file that states it, where the format has lines.
     """
 
     config: Mapping[str, Any]
@@ -45,11 +43,12 @@ class Sidecar:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     copied: bool = True
     exists: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def for_output(self) -> Mapping[str, Any]:
         """The keys that the output's ``config.json`` has, too: none where the file has the words of other code."""
-        return self.config if self.copied else {}
+        return copied_keys(self.config, self.ignored) if self.copied else {}
 
 
 NO_SIDECAR = Sidecar({}, {})
@@ -63,6 +62,8 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     """
     if rules.sidecar is None:
         return NO_SIDECAR
+    if rules.sidecar.is_gin:
+        return _read_gin(rules.sidecar.file, source)
     found, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
     stated = found or {}
     if below := rules.sidecar.below:
@@ -71,10 +72,26 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION) or {},
-        {key: value for key, value in stated.items() if key in ignored},
+        {**{key: value for key, value in stated.items() if key in ignored}, **dict(ignored_in_parts(stated, ignored))},
         not rules.sidecar.below,
         found is not None,
     )
+
+
+def _read_gin(name: str, source: Source) -> Sidecar:
+    """Read a file of gin, whose words are those of other code: nothing of it is copied."""
+    found = bytes_beside_or_above(source, name)
+    if found is None:
+        return Sidecar({}, {}, copied=False)
+    bindings = read_gin(found[1].decode(errors="replace"))
+    return Sidecar(bindings.values, {}, copied=False, exists=True, lines=bindings.lines)
+
+
+def place_in_sidecar(rules: RuleFile, sidecar: Sidecar, key: str) -> str:
+    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one."""
+    assert rules.sidecar is not None
+    line = f":{sidecar.lines[key]}" if key in sidecar.lines else ""
+    return f"{rules.sidecar.file}{line} of the checkpoint"
 
 
 def folder_of(source: Source) -> Path:
@@ -130,6 +147,15 @@ def bytes_beside(source: Source, name: str, folder: Path | None = None) -> tuple
     return path, content
 
 
+def bytes_beside_or_above(source: Source, name: str) -> tuple[Path, bytes] | None:
+    """Read a file next to the checkpoint, or in the folder above, where a training run keeps it beside its steps; None where there is none.
+
+    Raises:
+        CheckpointError: as `bytes_beside`.
+    """
+    return bytes_beside(source, name) or bytes_beside(source, name, folder_of(source).parent)
+
+
 def _invalid(path: Path, expected: str, got: str) -> CheckpointError:
     fix = "correct the file, or move it elsewhere and use --set"
     return CheckpointError(Finding("sidecar-invalid", path=str(path), expected=expected, got=got, fix=fix))
@@ -159,24 +185,32 @@ def other_settings(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
     for key, value in sidecar_facts(rules, sidecar).items():
         if key in settings and settings[key] != value:
             assert rules.sidecar is not None
-            stated = f"{key} {json.dumps(value)} in the {rules.sidecar.file} of the checkpoint"
+            stated = f"{key} {json.dumps(value)} in the {place_in_sidecar(rules, sidecar, key)}"
             yield f"--set {key}={json.dumps(settings[key])} takes the place of {stated}; leave it out if the file is right"
 
 
 def contradictions(
-    rules: RuleFile, target: str, sidecar: Sidecar, sizes: Mapping[str, int], settings: Mapping[str, Any]
+    rules: RuleFile,
+    target: str,
+    sidecar: Sidecar,
+    sizes: Mapping[str, int],
+    settings: Mapping[str, Any],
+    of_layers: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Iterator[Finding]:
-    """Compare the file with the values that the rules support and with the sizes of the tree."""
+    """Compare the file with the values that the rules support and with the sizes of the tree.
+
+    Args:
+        of_layers: letter that varies -> its size in each layer.
+    """
     if rules.sidecar is None:
         return
-    file = rules.sidecar.file
     for key, supported in rules.sidecar.supported.items():
         if key in sidecar.config and sidecar.config[key] not in supported and key not in settings:
             value = sidecar.config[key]
             near = did_you_mean(value, [str(word) for word in supported]) if isinstance(value, str) else ""
             yield Finding(
                 "config-conflict",
-                f"{key} in the {file} of the checkpoint",
+                f"{key} in the {place_in_sidecar(rules, sidecar, key)}",
                 rule=rules.sidecar.at,
                 expected=f"{' or '.join(json.dumps(word) for word in supported)}",
                 got=f"{json.dumps(value)}{f' ({near})' if near else ''}",
@@ -185,14 +219,28 @@ def contradictions(
     yield from _invalid_facts(rules, sidecar, settings)
     yield from _invalid_keys(rules, sidecar.config, sizes)
     yield from _contradicted_by_the_tree(rules, target, sidecar)
-    for key, formula, size in _sizes_of_the_tree(rules, target, sizes):
-        for text, stated in _stated_sizes(sidecar, key):
-            if stated != size:
-                yield Finding(
-                    "config-conflict",
-                    f"the {file} of the checkpoint has {text}, and the tree has {formula} = {size}",
-                    fix="one of the two is of another checkpoint",
-                )
+    compared = [
+        (key, text, f"{formula} = {size:g}")
+        for key, formula, size in _sizes_of_the_tree(rules, target, sizes)
+        for text, stated in _stated_sizes(sidecar, key)
+        if stated != size
+    ]
+    for key, text, in_tree in (*compared, *_other_layers(rules.sidecar, sidecar, of_layers)):
+        yield Finding(
+            "config-conflict",
+            f"the {place_in_sidecar(rules, sidecar, key)} has {text}, and the tree has {in_tree}",
+            fix="one of the two is of another checkpoint",
+        )
+
+
+def _other_layers(
+    declared: SidecarConfig, sidecar: Sidecar, of_layers: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield key, what the file says and what the tree has, of lists with the sizes of the first layers that are others in the tree."""
+    for one in declared.sizes:
+        stated, found = _stated(sidecar, one.letter), of_layers.get(one.text)
+        if isinstance(stated, list) and found is not None and stated != [*found[: len(stated)]]:
+            yield one.letter, f"{one.letter} = {stated}", f"{one.text} = {', '.join(map(str, found))}, layer by layer"
 
 
 def _sizes_of_the_tree(rules: RuleFile, target: str, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, float]]:
@@ -208,9 +256,21 @@ def _sizes_of_the_tree(rules: RuleFile, target: str, sizes: Mapping[str, int]) -
                 yield one.letter, one.text, one.value(sizes)
 
 
+def _stated(sidecar: Sidecar, key: str) -> Any:
+    """Return the value of a key; ``a.b`` is the key b in the mapping a, where the file has no key of this name."""
+    if key in sidecar.config:
+        return sidecar.config[key]
+    above, _, below = key.partition(".")
+    inner = sidecar.config.get(above)
+    return inner.get(below) if isinstance(inner, dict) else None
+
+
 def _stated_sizes(sidecar: Sidecar, key: str) -> Iterator[tuple[str, float]]:
     """Yield what the file says about a size, as text and number; transformers counts classes by their names, too."""
-    if isinstance(value := sidecar.config.get(key), int | float):
+    value = _stated(sidecar, key)
+    if isinstance(value, list) and len(value) == 1:  # the shape of a vector
+        (value,) = value
+    if isinstance(value, int | float):
         yield f"{key} = {value}", value
     for names in ("id2label", "label2id") if key == "num_labels" else ():
         if isinstance(value := sidecar.config.get(names), dict):
@@ -227,13 +287,13 @@ def _invalid_facts(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any
             continue
         if expected := expected_fact(rules, key, value):
             fix = f"correct the file, or give the value that the source computes with: --set {key}=..."
-            yield _refused(rules.sidecar, key, value, expected, fix)
+            yield _refused(rules.sidecar, key, value, expected, fix, place_in_sidecar(rules, sidecar, key))
 
 
-def _refused(sidecar: SidecarConfig, key: str, value: Any, expected: str, fix: str) -> Finding:
+def _refused(declared: SidecarConfig, key: str, value: Any, expected: str, fix: str, place: str = "") -> Finding:
     """Report the value of a key that no model has."""
-    problem = f"{key} in the {sidecar.file} of the checkpoint"
-    return Finding("config-conflict", problem, rule=sidecar.at, expected=expected, got=json.dumps(value), fix=fix)
+    problem = f"{key} in the {place or f'{declared.file} of the checkpoint'}"
+    return Finding("config-conflict", problem, rule=declared.at, expected=expected, got=json.dumps(value), fix=fix)
 
 
 def _invalid_keys(
@@ -242,7 +302,10 @@ def _invalid_keys(
     """Refuse values that no model can have of keys that are no facts: the class of the output stops at them, or computes something else."""
     assert rules.sidecar is not None
     lengths = {key: len(value) for key, value in config.items() if isinstance(value, list)}  # for formulas
-    known = Known({**config, **lengths, **sizes}, {letter: axis.meaning for letter, axis in rules.axes.items()})
+    absent = {index: 0 for rule in rules.rules if rule.sources for index in rule.path.indices if index not in sizes}
+    known = Known(
+        {**absent, **config, **lengths, **sizes}, {letter: axis.meaning for letter, axis in rules.axes.items()}
+    )
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _invalid_keys(rules, value, sizes, f"{above}{key}.")
@@ -291,13 +354,15 @@ def other_values(rules: RuleFile, target: str, sidecar: Sidecar, known: Mapping[
     if rules.sidecar is None:
         return
     written = dict(_last_parts(rules.targets[target].config, known))
+    reasons = {**rules.sidecar.adapted, **rules.sidecar.ignored}
     stated = {**sidecar.config, **sidecar.ignored}
-    for key, reason in {**rules.sidecar.adapted, **rules.sidecar.ignored}.items():
-        value, own = stated.get(key), written.get(key)
+    for path in dict.fromkeys((*reasons, *sidecar.ignored)):  # those of parts, too
+        value, own = stated.get(path), written.get(path)
         if value is None or (type(value) is not dict and value == own):
             continue
         output = "none" if own is None else json.dumps(own)
-        yield f"{rules.sidecar.file} of the checkpoint has {key} {json.dumps(value)}, and that of the output {output}: {reason}"
+        reason = reasons.get(path) or reasons[path.rpartition(".")[2]]
+        yield f"{rules.sidecar.file} of the checkpoint has {path} {json.dumps(value)}, and that of the output {output}: {reason}"
 
 
 def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -313,4 +378,4 @@ def _last_parts(templates: Mapping[str, Any], known: Mapping[str, Any]) -> Itera
 
 def merge_config(sidecar: Sidecar, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``config.json`` of the output: the keys of the rules, and the keys of the sidecar that the rules do not set."""
-    return {**{key: value for key, value in sidecar.for_output.items() if key not in NOT_COPIED}, **config}
+    return {**sidecar.for_output, **config}

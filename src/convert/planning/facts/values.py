@@ -8,7 +8,7 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.planning.facts.settings import as_declared
-from convert.planning.facts.sidecar import Sidecar, sidecar_facts
+from convert.planning.facts.sidecar import Sidecar, place_in_sidecar, sidecar_facts
 from convert.rules.file import ASK, RuleFile, Version, references
 
 
@@ -182,8 +182,8 @@ def _place_of(rules: RuleFile, names: Sequence[str], sidecar: Sidecar, settings:
     for name in names:
         if name in settings:
             return f"--set {name}={settings[name]}"
-    stated = rules.sidecar is not None and any(sidecar.config.get(name) is not None for name in names)
-    return f"{rules.sidecar.file} of the checkpoint" if rules.sidecar is not None and stated else rules.path
+    stated = next((name for name in names if sidecar.config.get(name) is not None), None)
+    return place_in_sidecar(rules, sidecar, stated) if rules.sidecar is not None and stated else rules.path
 
 
 def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def truncation_note(rules: RuleFile, sizes: Mapping[str, int], settings: Mapping
 
 def missing_sidecar_note(rules: RuleFile, sidecar: Sidecar, settings: Mapping[str, Any]) -> Iterator[str]:
     """Say which facts are assumed because there is no sidecar, or nothing in it."""
-    if rules.sidecar is not None and not sidecar.config:
+    if rules.sidecar is not None and not rules.sidecar.is_gin and not sidecar.config:
         facts = ((key, value) for key, value in rules.facts.items() if value != ASK and key not in settings)
         if assumed := ", ".join(f"{key} {value}" for key, value in facts):
             file = rules.sidecar.file

@@ -113,11 +113,11 @@ def _every(name: Name, patterns: Patterns, counted: Container[Name] = (), at: in
 
 
 def other_values(rules: RuleFile, listed: ModuleList) -> Iterator[Finding]:
-    """Report settings with which the class computes something else than the flax class."""
+    """Report settings with which the class computes something else than the flax class, stops, or cannot be built."""
     for key, (value, because) in listed.refused.items():
         yield Finding(
             "target-requirement",
-            f"{listed.package} `{listed.loads}` computes something else: {because}",
+            f"{listed.package} `{listed.loads}` does not compute as the flax class does: {because}",
             rule=rules.path,
             path=f"{key} of {file_of(rules)}",
             got=json.dumps(value),

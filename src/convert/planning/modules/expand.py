@@ -27,6 +27,7 @@ from convert.planning.modules.differences import (
     other_values,
     other_widths,
 )
+from convert.planning.modules.formulas import states, value_of
 from convert.planning.modules.names import Finder, Found, Patterns
 from convert.planning.modules.table import (
     NUMBER,
@@ -97,7 +98,7 @@ def _without_unread(rules: RuleFile, listed: ModuleList, source: Source) -> Rule
     other = {
         key: f"the flax class does not read it, and computes as with {json.dumps(value)}"
         for key, value in listed.unread.items()
-        if config.get(key, value) != value
+        if states(config, key) and value_of(config, key) != value
     }
     if rules.sidecar is None or not other:
         return rules

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convert.core.findings import Finding
-from convert.planning.facts.sidecar import NOT_COPIED, Sidecar
+from convert.planning.facts.sidecar import Sidecar
 from convert.planning.modules.table import read_table
 from convert.rules.file import RuleFile
 from convert.rules.library import shipped_rules_dir
@@ -22,7 +22,7 @@ def refused_nulls(rules: RuleFile, target: str, sidecar: Sidecar) -> Iterator[Fi
         return
     table, name = TABLES[target]
     written = {**rules.targets[target].config, **rules.facts}
-    copied = {key: value for key, value in sidecar.for_output.items() if key not in NOT_COPIED and key not in written}
+    copied = {key: value for key, value in sidecar.for_output.items() if key not in written}
     of_type = {name: rules.targets[target].config.get(name, sidecar.config.get(name))}
     for key in _nulls({**copied, **of_type}, read_table(shipped_rules_dir() / table)["nulls"], name):
         yield Finding(

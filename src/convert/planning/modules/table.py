@@ -101,7 +101,7 @@ class ModuleList:
         counts: name before a number -> the number of layers there, by each key that states it.
         heads: numbers of heads that no leaf shows.
         refused: key of config.json whose value the class does not compute with -> the value, and why.
-        unread: key of config.json that the source's code does not read -> the value that it computes with.
+        unread: key of config.json, or ``encoder.key`` of a part, that the source's code does not read -> the value that it computes with.
         notes: what the class computes otherwise than the source's code.
     """
 
@@ -147,6 +147,7 @@ class _Gathered:
     counts: dict[Name, list[LayerCount]] = field(default_factory=dict)
     heads: list[Heads] = field(default_factory=list)
     refused: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    unread: dict[str, Any] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=4)
@@ -178,7 +179,7 @@ def module_list(table: Mapping[str, Any], name: str, config: Mapping[str, Any]) 
         found.counts,
         tuple(found.heads),
         found.refused,
-        entry.get("unread", {}),
+        found.unread,
         tuple(entry.get("notes", ())),
     )
 
@@ -210,6 +211,7 @@ def _gather(found: _Gathered, table: Mapping[str, Any], entry: Mapping[str, Any]
         found.prefixes.append((*below, entry["prefix"]))
     if "below" in entry:
         found.below[below] = entry["prefix"]
+    found.unread |= {f"{keys.before}{key}": value for key, value in entry.get("unread", {}).items()}
     before = "".join(f"{key}." for key in below)
     tied = {f"{before}{one}": f"{before}{other}" for one, other in entry["tied"].items()}
     found.tied |= tied

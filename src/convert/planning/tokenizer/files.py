@@ -13,6 +13,7 @@ from typing import Any
 from convert.checkpoints.access import Boundary
 from convert.core.errors import OptionError
 from convert.core.findings import Finding
+from convert.core.option_text import set_option
 from convert.core.system.regular_file import read_regular
 from convert.planning.tokenizer.contents import image_side, last_id
 from convert.stores import located
@@ -188,7 +189,7 @@ def merged_generation(
             path=given.folder,
             expected=f"{json.dumps(value)}, as the rules or the files next to the checkpoint state",
             got=json.dumps(theirs[key]),
-            fix=f"correct one of them; a fact of the rules is set with --set {key}={json.dumps(theirs[key])}",
+            fix=f"correct one of them; a fact of the rules is set with {set_option(key, theirs[key])}",
         )
         for key, value in other.items()
     ]

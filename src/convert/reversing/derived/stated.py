@@ -46,7 +46,7 @@ def stated_settings(rules: RuleFile, target: str, written: Written) -> dict[str,
     if rules.sidecar is not None and written.config is None and _is_of(rules, written):
         stated = written.stated("facts")
         found = {name: value for name, value in stated.items() if name in known and rules.facts.get(name) != value}
-    if rules.sidecar is None:
+    if rules.sidecar is None or rules.sidecar.is_gin:
         sizes = {name for product in rules.products for name in product.names}
         for name, _, value in config_values(rules.targets[target].config, written.config or {}):
             own = rules.facts.get(name)

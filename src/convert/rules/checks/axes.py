@@ -133,7 +133,8 @@ def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[ob
     for formula in rules.formulas:
         yield formula.at, "`formulas`", (formula.letter, *formula.names)
     for size in rules.sidecar.sizes if rules.sidecar is not None else ():
-        yield size.at, "`sizes`", size.names
+        if size.text not in rules.axes:  # a letter alone may be compared with a list of the file, layer by layer
+            yield size.at, "`sizes`", size.names
 
 
 def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:

@@ -144,9 +144,10 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
                     yield _undeclared(one.at, key, name, facts=rules.facts, axes=rules.axes)
             if one.letter not in rules.axes:
                 yield _undeclared(one.at, key, one.letter, axes=rules.axes)
+    ends = {f"{letter}[{end}]" for letter, axis in rules.axes.items() if axis.of_layers for end in (0, -1)}
     for size in rules.sidecar.sizes if rules.sidecar is not None else ():
         for name in size.names:
-            if name not in rules.axes:
+            if name not in rules.axes and name not in ends:
                 yield _undeclared(size.at, "`sizes`", name, axes=rules.axes)
 
 

@@ -15,7 +15,7 @@ from convert.core.errors import OptionError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import TensorSpec
-from convert.planning.facts.sidecar import sidecar_facts
+from convert.planning.facts.sidecar import place_in_sidecar, sidecar_facts
 from convert.planning.plan import Plan
 from convert.references.published import Every, OneOf, Published, published
 from convert.rules.file import references
@@ -201,7 +201,7 @@ def _origin(plan: Plan, stated: Mapping[str, Mapping[str, Any]], name: str) -> s
         origin = next((origin for origin, settings in stated.items() if name in settings), "--set")
         return f"--set {name}={shown(plan.settings[name])}" if origin == "--set" else origin
     if plan.rules.sidecar is not None and name in sidecar_facts(plan.rules, plan.sidecar):
-        return f"{plan.rules.sidecar.file} of the checkpoint"
+        return place_in_sidecar(plan.rules, plan.sidecar, name)
     return origin_in_rules(plan, name)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
+from convert.core.option_text import set_option
 from convert.core.system.regular_file import read_regular
 from convert.core.tensor_spec import is_float
 from convert.planning.facts.settings import settable
@@ -184,7 +185,7 @@ def _correction(plan: Plan, key: str, value: Any) -> str:
         return f"change {GENERATION} next to the checkpoint and convert again"
     name, more = parse_reference(templates[key]) or ("", 0)
     if name in settable(plan.rules) and not more and value is not None:
-        return f"convert with --set {name}={json.dumps(value)}"
+        return f"convert with {set_option(name, value)}"
     return f"correct {key} in `generation` of {plan.rules.path} and convert again"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from convert.checkpoints.digest import PREFIX
 from convert.core.findings import Finding
 from convert.core.ops import Slice
+from convert.core.option_text import set_option
 from convert.planning.plan import Plan
 from convert.writing.provenance import header_metadata
 from convert.writing.written import Written
@@ -132,4 +133,4 @@ def _added(recorded: str, current: str) -> str | None:
         same = all(now[key] == value for key, value in before.items())
     except (ValueError, KeyError, AttributeError):
         return None
-    return ", ".join(f"--set {key}={json.dumps(now[key])}" for key in now if key not in before) if same else None
+    return ", ".join(set_option(key, now[key]) for key in now if key not in before) if same else None

@@ -186,3 +186,31 @@ def test_an_item_that_is_not_finished(steps: Path) -> None:
     finding = refusal(steps / "200")
     assert (finding.code, finding.path) == ("checkpoint-unfinished", "200")
     assert "default.orbax-checkpoint-tmp" in finding.problem
+
+
+@pytest.mark.parametrize("name", ["default", "default.orbax-checkpoint-tmp-3"])
+def test_an_item_that_is_named_and_not_finished(name: str, steps: Path) -> None:
+    """It was said not to be there; so it was where the whole step was interrupted."""
+    (steps / "200" / "default").rename(steps / "200" / "default.orbax-checkpoint-tmp-3")
+    for path, step in ((steps / "200", None), (steps, None), (steps, 200)):
+        finding = refusal(path, item=name, step=step)
+        assert (finding.code, Path(finding.path).name, finding.fix) == ("checkpoint-unfinished", name, WAIT)
+        assert "default.orbax-checkpoint-tmp-3, an interrupted save" in finding.problem
+    finding = refusal(steps / "200", item="other")
+    assert (finding.code, finding.problem) == ("item-not-found", "there is no item other")
+
+
+def test_a_step_that_is_not_finished_has_no_items(steps: Path) -> None:
+    (steps / "200").rename(steps / "200.orbax-checkpoint-tmp-4")
+    for path, step in ((steps / "200.orbax-checkpoint-tmp-4", None), (steps / "200", None), (steps, 200)):
+        assert refusal(path, item="default", step=step).code == "checkpoint-unfinished"
+
+
+def test_an_item_without_its_names_is_incomplete(managed: Path, tmp_path: Path) -> None:
+    shutil.copytree(managed / "two", tmp_path / "two")
+    shutil.rmtree(tmp_path / "two" / "params")
+    (tmp_path / "two" / "params" / "w").mkdir(parents=True)
+    (tmp_path / "two" / "params" / "w" / ".zarray").write_text("{}")
+    finding = refusal(tmp_path / "two", item="params")
+    assert (finding.code, Path(finding.path).name) == ("checkpoint-incomplete", "params")
+    assert "_METADATA is missing" in finding.problem
