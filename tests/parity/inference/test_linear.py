@@ -119,6 +119,43 @@ def test_rows_of_a_fused_matrix_head_by_head():
     )
 
 
+def _without_heads(w: Any, x: Any) -> Any:
+    return _attention(
+        {key: leaf.reshape(-1, N, H) if leaf.ndim > 1 else leaf for key, leaf in w.items()} | _heads(w), x
+    )
+
+
+def _heads(w: Any) -> dict[str, Any]:
+    return {f"b{c}": w[f"b{c}"].reshape(N, H) for c in "qkv"} | {"o": w["o"].reshape(N, H, D)}
+
+
+@pytest.mark.parametrize("heads", [True, False], ids=["leaves have heads", "leaves have none"])
+@pytest.mark.parametrize("taps", [0, 1, 2], ids=["a matrix", "a kernel of one tap", "a kernel of one pixel"])
+def test_a_kernel_of_one_tap_has_its_rows_head_by_head(heads: bool, taps: int) -> None:
+    class OfOneTap(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            if taps:
+                self.a = (torch.nn.Conv1d, torch.nn.Conv2d)[taps - 1](D, 3 * N * H, 1)
+
+        def forward(self, x: Any) -> Any:
+            rows = self.a(x.mT[..., *[None] * (taps - 1)]).flatten(2).mT if taps else self.a(x)
+            q, k, v = rows.unflatten(-1, (N, 3, H)).permute(3, 0, 2, 1, 4)
+            return self.b(functional.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
+
+    flat: dict[str, tuple[int, ...]] = dict.fromkeys("qkvo", SQUARE) | dict.fromkeys(("bq", "bk", "bv", "bo"), (D,))
+    module = OfOneTap()
+    found = derive(_attention if heads else _without_heads, module, _shapes(N) if heads else flat)
+    assert grades(found) == {Grade.DERIVED}
+    stored, made = ("DNH", "NH") if heads else ("D(N H)", "(N H)")
+    of = f"...D,{stored}->...{made}"
+    of = of if heads else f'"{of}"'
+    axes = f'"(N (1 + 1 + 1) H)D{"." * taps}"'
+    assert rules(found, module)[0] == (
+        f'- einsum: {of}\n  from: "{{q,k,v}}"\n  bias: "{{bq,bk,bv}}"\n  linear: {{module: a, axes: {axes}}}'
+    )
+
+
 def test_a_bias_has_the_axes_of_the_result_and_the_rows_another_order():
     """The source's kernel is heads, then queries, keys and values; the target's rows are the other way round."""
 

@@ -6,7 +6,7 @@ No output shows such a weight, unless the scores of other weights or inputs diff
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from convert.inference.forms.sums.masks import SOFTMAX, UNSEEN
 from convert.programs.program import Array, Operation, Program
@@ -21,7 +21,7 @@ def notes(source: Program, target: Program) -> tuple[str, ...]:
     for (side, own), other in zip(sides.items(), reversed(sides.values()), strict=True):
         for operation, weights in own:
             small = weights[(weights > 0) & (weights < UNSEEN)]
-            if small.size and any(x.size == weights.size and (x == 0).sum() >= small.size for _, x in other):
+            if small.size and _is_hidden(weights, [x for _, x in other]):
                 what = f"`{operation.name}` of the {side} at {operation.where or operation.module}"
                 largest[what] = max(float(small.max()), largest.get(what, 0.0))
     return tuple(
@@ -29,6 +29,15 @@ def notes(source: Program, target: Program) -> tuple[str, ...]:
         f"they show where scores differ by {math.log(SHOWN / weight):.0f} more"
         for what, weight in largest.items()
     )
+
+
+def _is_hidden(weights: Array, others: Sequence[Array]) -> bool:
+    """Whether the softmaxes of the other program that show as many weights have more zeros than these.
+
+    Scores that differ much leave small weights, too; both programs then have them.
+    """
+    as_many = [x for x in others if x.size == weights.size and (x >= UNSEEN).sum() == (weights >= UNSEEN).sum()]
+    return bool(as_many) and all((x == 0).sum() > (weights == 0).sum() for x in as_many)
 
 
 def _softmaxes(program: Program) -> Iterator[tuple[Operation, Array]]:

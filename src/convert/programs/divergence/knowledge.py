@@ -11,7 +11,7 @@ import numpy as np
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
-from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers
+from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers, visible
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -85,7 +85,7 @@ class Knowledge:
         repeats = kind_of(operation) == LAYOUT  # elements of a known value, as often as the target wants them
         same = array.size < FEW or bool((array == array.flat[0]).all())  # zeros that a recurrence begins with
         same = same and not self.shared.tells(array)
-        mask = not value.leaves and bool(np.isin(array, (0, 1)).all())  # which the source may have turned over
+        mask = not value.leaves and bool(np.isin(visible(array), (0, 1)).all())  # which the source may have turned over
         if not found and repeats and array.size < FEW and len(operation.data) == 1:  # a time for each of two images
             found = tuple(part for part in self.found.get(operation.data[0], ()) if part.value.array.size == array.size)
         if found or (array.dtype.kind == "f" and not (same or repeats or mask)):

@@ -97,7 +97,7 @@ RULE_FILE = Record(
         ),
         "sidecar": Key(
             SIDECAR,
-            "JSON file next to the checkpoint: facts with the same names are read from it, and its other keys are copied to the output's config.json. Default: no file is read.",
+            "JSON file next to the checkpoint, or T5X's config.gin: facts with the same names are read from it; the other keys of a JSON file are copied to the output's config.json. Default: no file is read.",
         ),
         "distinguished_by": Key(
             DISTINGUISHED_BY,

@@ -121,7 +121,8 @@ def explained(
         said = named(found, source, target, NUMPY_ACTIVATIONS, lacking=lacking, doubtful=doubtful)
         first = found.repairs[0] if found.repairs else None
         at = found.entry
-        if first is not None:  # behind the last operation, where the source goes on
+        if first is not None and (at is None or first.index <= target.operations.index(at)):  # as the words say it
+            # Behind the last operation, where the source goes on.
             at = first.target[-1] if first.target else target.operations[min(first.index, len(target.operations) - 1)]
         if at is not None:
             fixed = ended.shown or hidden or as_they_are

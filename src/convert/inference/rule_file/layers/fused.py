@@ -16,7 +16,9 @@ MAX_BLOCKS = 8  # of a tensor, where a leaf has several
 
 
 def in_turns(tensor: Tensor) -> tuple[int, ...] | None:
-    """Return how many rows each leaf has of each head or group, if the leaves lie in the rows in turns; None if they do not."""
+    """Return how many rows each leaf has of each head or group, if the leaves lie in the rows in turns; None if they do not, or all are one."""
+    if len({part.leaf for part in tensor.parts}) < 2:
+        return None
     row = int(np.prod(tensor.shape[1:]))
     rows = [np.unique(part.elements // row) for part in sorted(tensor.parts, key=lambda part: int(part.elements.min()))]
     if len(rows) < 2 or len(np.unique(rows[0])) == 1 or not (np.diff(rows[0]) > 1).any():

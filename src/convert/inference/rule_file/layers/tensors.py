@@ -165,6 +165,9 @@ def describe_tensors(
             return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
     if len(ways(layer.first)) > 1 and kind in ("linear", "parameter"):
         return _by_parts(replace(module, kind_name=kind), layer, facts, derivation)
+    if kind == "linear" and layer.turns is not None and layer.turns[0] > 1 and len(set(layer.turns)) == 1:
+        groups = layer.first.shape[0] // sum(layer.turns)
+        sources = tuple((key, _of_groups(of, groups)) for key, of in sources)
     keys, target_keys = _keys(kind, module, layer, said, derivation)
     if _writes_constants(kind, group):
         target_keys = (*target_keys, (PARAMETERS, "weight and bias"))

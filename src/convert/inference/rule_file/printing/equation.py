@@ -194,18 +194,22 @@ def in_turns(equation: str, turns: str, layout: Layout, named: Named) -> str:
         NoWordsError: the leaves have other axes.
     """
     widths = [int(width) for width in turns.split()]
+    ones = "." * (len(layout.groups or ()) - 2)  # of a convolution with one tap
     if len(set(widths)) > 1:
-        return _group_by_group(widths, layout, named)
+        return _group_by_group(widths, layout, named) + ones
     count, head = len(widths), widths[0]
     if head == 1 and (alone := re.fullmatch(r"\.\.\.(\w),\w+->\.\.\.(\w)", equation)):
-        return f"({alone[2]} ({' + '.join('1' * count)})){alone[1]}"
-    found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", equation)
+        return f"({alone[2]} ({' + '.join('1' * count)})){alone[1]}{ones}"
+    found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)(\w)", re.sub(r"[() ]", "", equation))
     groups = layout.groups or ()
     if found is None or not groups or not groups[0] or groups[0][-1].size != head:
         raise NoWordsError("its leaves lie in the rows in turns, and not head by head")
+    named.letters.fixed.update(
+        named.of[axis.of, axis.place] for axis in groups[0] if axis.place
+    )  # no other leaf need have it
     x, heads, last = found.groups()
     inward = x if len(x) == 1 else f"({' '.join(x)})"
-    return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}"
+    return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}{ones}"
 
 
 def _group_by_group(widths: Sequence[int], layout: Layout, named: Named) -> str:
