@@ -43,7 +43,7 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         place = difference.site.where or difference.site.module or difference.site.operation
         far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
         if not difference.shown:
-            far = "; it is no difference if both compute the same in two ways, with other weights"
+            far = "; unless other weights make up for it, the programs differ there"
         if difference.made_up_by:
             others = ", ".join(map(str, difference.made_up_by))
             far = f"; other weights make up for it, and no rule is written for them: {others}"

@@ -132,9 +132,11 @@ def write_rules(
                 entries[-1] = _asked(entries[-1])
                 unfinished[len(entries) - 1] = rule
                 doubtful.append(module)
-            if any(value == ASK for _, value in rule.layer.keys):
+            if asked := [key for key, value in rule.layer.keys if value == ASK]:
                 unfinished[len(entries) - 1] = rule
-                unwritten[rule.module] = "a key of its rule is open"
+                unwritten[rule.module] = (
+                    f"`{'` and `'.join(asked)}` of its rule is `ask`: without a proof, the module's number need not be the JAX model's"
+                )
         except NoLetterError:
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
