@@ -75,19 +75,19 @@ def shapes(gates: int, *, joined: bool) -> dict[str, tuple[int, ...]]:
     return {**one, "s": (gates * D,), "b": (gates * D,), "o": (D, D)}
 
 
+def random_inputs(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=(5, D)) for name in "xhc"}
+
+
 def derive(order: str, *, joined: tuple[bool, bool], fault: str = "") -> Derivation:
     """Derive a cell; `joined`: whether JAX, and whether the module, joins input and state."""
-
-    def inputs(seed: int) -> dict[str, Any]:
-        rng = np.random.default_rng(seed)
-        return {name: rng.normal(size=(5, D)) for name in "xhc"}
-
     function = cell(order, fault)
     return infer(
         lambda w, given: {"y": function(w, **given)},
         Cell(len(order), joined[1]).eval(),
         lambda module, given: {"y": module(**given)},
-        inputs,
+        random_inputs,
         shapes(len(order), joined=joined[0]),
     )
 
@@ -153,3 +153,38 @@ def test_a_sequence_that_begins_with_the_same_in_all_rows() -> None:
     vectors = {"s": (4 * D,), "b": (4 * D,), "cs": (D,), "cb": (D,), "kb": (D,)}
     found = derive_of_x(loop, Loop(), {"w": (2 * D, 4 * D), "k": (D, D), **vectors}, inputs)
     assert found.complete and grades(found) == {Grade.DERIVED}, found.differences
+
+
+@pytest.mark.slow
+def test_more_gates_than_the_search_reorders() -> None:
+    found = derive("kfiog", joined=(True, False))
+    assert found.complete and grades(found) == {Grade.DERIVED}, found.differences
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Cell(5), Cell(5)
+
+    def forward(self, x: Any, h: Any, c: Any) -> Any:
+        return self.two(self.one(x, h, c), h, c)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("orders", [("kfiog", "ifgok"), ("kfiog", "gkfio")])
+def test_layers_with_orders_of_their_own_are_no_difference(orders: tuple[str, str]) -> None:
+    """What the search does not reorder is reordered layer by layer, or in all at once; where that is not enough, nothing is said to differ."""
+
+    def function(w: Mapping[str, Any], x: Any, h: Any, c: Any) -> Any:
+        one, two = ({name[1:]: of for name, of in w.items() if name[0] == layer} for layer in "12")
+        return cell(orders[1])(two, cell(orders[0])(one, x, h, c), h, c)
+
+    sizes = {f"{layer}{name}": size for layer in "12" for name, size in shapes(5, joined=True).items()}
+    found = infer(
+        lambda w, given: {"y": function(w, **given)},
+        Two().eval(),
+        lambda module, given: {"y": module(**given)},
+        random_inputs,
+        sizes,
+    )
+    assert found.complete or (orders[1] != "ifgok" and not any(one.shown for one in found.differences))
