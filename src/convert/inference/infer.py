@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
@@ -26,6 +27,7 @@ from convert.inference.grading.differences.explained import (
 )
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
+from convert.inference.grading.differences.other_orders import other_orders, reordered_tensors, reordered_weights
 from convert.inference.grading.differences.other_weights import are_the_same, with_other_weights
 from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
@@ -42,7 +44,10 @@ from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.segment.segments import Solution
 from convert.inference.tested import DRAWS, Tested, further, tested
+from convert.numerics.magnitude import relative_error
+from convert.programs.fingerprint import EXACT
 from convert.programs.program import REFUSALS, Program
+from convert.programs.rerun import can_rerun, rerun
 
 if TYPE_CHECKING:
     import torch
@@ -252,6 +257,9 @@ def _with_the_difference(
         return by_guess, ()
     if by_guess is not None and by_guess.hidden and by_guess.ended is not None:
         seen, ended = by_guess, by_guess.ended
+    by_order = None if seen.hidden else _in_another_order(models, both, search, found, seed)
+    if by_order is not None:
+        return by_order, ()
     by_outputs, note = (None, "") if seen.hidden else _by_outputs(models, both, search, found, seed)
     if by_outputs is not None:
         return by_outputs, ()
@@ -290,6 +298,28 @@ def _as_equal(models: Models, both: Records, search: Search, tensors: Sequence[T
     """Return what fresh weights and inputs show of tensors of a search with which the outputs are equal; None if they are not."""
     whole = of_equal_programs(numbered_as_recorded(tensors, search.in_record), both.source, both.as_run)
     return None if whole is None else tested(models, both, whole, seed)
+
+
+def _in_another_order(
+    models: Models, both: Records, search: Search, tensors: Sequence[Tensor], seed: int
+) -> Tested | None:
+    """Return what fresh weights and inputs show of tensors with the columns that the module splits in another order; None if none is right."""
+    weights = proof.weights(tensors, both.source)
+    given = {name: value.array for name, value in both.source.inputs.items()}
+    if not can_rerun(both.as_run, given) or any(np.isnan(array).any() for array in weights.values()):
+        return None
+    known = {name: weights[name] for name in both.as_run.parameters}
+    for places in other_orders(both.as_run):
+        try:
+            made = rerun(both.as_run, reordered_weights(known, places), given)
+        except ConvertError:  # not a number
+            continue
+        pairs = [(made.outputs[name].array, of.array) for name, of in both.source.outputs.items()]
+        if all(one.shape == two.shape and relative_error(one, two) <= EXACT for one, two in pairs):
+            shown = _as_equal(models, both, search, reordered_tensors(tensors, places), seed)
+            if shown is not None and shown.ended is None:
+                return shown
+    return None
 
 
 def _by_outputs(

@@ -95,7 +95,8 @@ class Search(Walk):
                 last.chosen += 1
                 return True
             ways.pop()
-            again = self.solved(last.begin, LEVELS[1:]) if last.level.strict and loosely else None
+            further = LEVELS[LEVELS.index(last.level) + 1 :]
+            again = self.solved(last.begin, further) if last.level.strict and loosely else None
             if again is not None:
                 ways.append(again)
                 return True
@@ -112,7 +113,7 @@ class Search(Walk):
             if before is not None and before.proposals == level.proposals and not self._hindered:
                 continue  # the same candidates would be refuted again
             before = level
-            if self.patient:
+            if self.patient or level.strict:
                 self._start = self.tried
             segment = self._found(at, level)
             self.ran_out |= self._stuck

@@ -98,10 +98,12 @@ class Candidate:
 
 
 def _in_order(pieces: Sequence[Piece]) -> tuple[bytes, bytes]:
-    """Return the elements of one tensor and their values, in the order of the elements if there are several pieces."""
+    """Return the elements of one tensor and their values, in the order of the elements."""
     elements, values = (np.concatenate([getattr(p, of) for p in pieces]) for of in ("elements", "values"))
-    order = np.argsort(elements, kind="stable") if len(pieces) > 1 else slice(None)
-    return elements[order].tobytes(), values[order].tobytes()
+    if (np.diff(elements) < 0).any():
+        order = np.argsort(elements, kind="stable")
+        elements, values = elements[order], values[order]
+    return elements.tobytes(), values.tobytes()
 
 
 @dataclass(frozen=True, eq=False)

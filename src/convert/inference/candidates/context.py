@@ -25,8 +25,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 TURNS = ("transpose", "permute", "movedim", "t")
 BY_DATA = (Role.PRODUCT, Role.SCALE)  # of two values of data
+STEPS = ("unbind", "select")  # of a sequence
+SUMMED = (Role.PRODUCT, Role.CONVOLUTION)
 SPLITS = ("slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "chunk")
 MAX_DEPTH = 5  # operations between a product and the parts that are taken of its result
+MAX_BEFORE_CUTS = 16  # operations between a product and the parts that are taken of its result, as those of a norm
 MAX_BEFORE_MAP = 16  # operations between a product and the map that is made of its result, as those of a norm
 MAX_BEFORE_CONVOLUTION = 32  # operations on the map
 
@@ -67,6 +70,14 @@ class Context:
         self._names = list(first)
         self._starts = np.array(list(first.values()), int)
 
+    def users(self, value: Value) -> Sequence[Operation]:
+        """Return the operations of the target that take a value."""
+        return self._users.get(value, [])
+
+    def made_by(self, value: Value) -> Operation | None:
+        """Return the operation of the target that gives a value; None for an input."""
+        return self._made_by.get(value)
+
     def met(self, operation: Operation) -> Array:
         """Return the data that a parameter meets in an operation; only what is kept, if the target cuts the result."""
         data = self.replay.value(operation.data[0])
@@ -97,8 +108,8 @@ class Context:
         Args:
             axis: -1 for the last one, also where the others are joined or split.
         """
-        size, bounds, level = value.array.shape[axis], {0}, [value]
-        for _ in range(MAX_DEPTH):
+        size, bounds, level, seen = value.array.shape[axis], {0}, [value], {value}
+        for _ in range(MAX_BEFORE_CUTS):
             users = [(at, user) for at in level for user in self._users.get(at, [])]
             level = []
             for at, user in users:
@@ -106,10 +117,13 @@ class Context:
                     start = (user.settings.get("start") or 0) % size if user.name == "slice" else 0
                     ends = accumulate(result.array.shape[axis] for result in user.results)
                     bounds |= {start, *(start + end for end in ends)}
-                elif (made := user.results[0]).array.shape == at.array.shape or (
-                    user.name in VIEWS and axis == -1 and made.array.shape[-1:] == (size,)
+                elif role_of(user) in SUMMED or (made := user.results[0]) in seen:
+                    continue
+                elif made.array.shape == at.array.shape or (
+                    axis == -1 and user.name in (*VIEWS, *STEPS) and made.array.shape[-1:] == (size,)
                 ):
                     level.append(made)
+                    seen.add(made)
         found = tuple(int(n) for n in np.diff(sorted({*bounds, size})))
         return found if len(found) > 1 else ()
 

@@ -17,6 +17,7 @@ from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Levels = Sequence[Level]
+PAIRS = ("halves", "pairs")  # orders of the features of a layer
 SAME = 1e-9  # relative: two values of the target, added up in different orders
 
 
@@ -50,12 +51,25 @@ def others(search: Search) -> Others:
         solved = stretch[-1].solution.end == len(search.target.operations)
         rest = segment.solutions if not solved else segment.solutions[segment.chosen + 1 :]
         for other in rest:
-            if other is not segment.solution:
+            if other is not segment.solution and not _is_renumbered(segment.solution, other):
                 way = _followed(search, number, other, stretch, last, levels)
                 end = solved or way is None or way[-1].end != stretch[-1].solution.end
                 numbered = ((min(number + k, number + len(stretch) - 1), s) for k, s in enumerate(way or ()))
                 (found.same if end else found.undecided).extend(numbered)
     return found
+
+
+def _is_renumbered(chosen: Solution, other: Solution) -> bool:
+    """Whether another solution has the features of layers in the order of pairs, and nothing else: no run shows how features are numbered."""
+    kinds = [[choice.candidate.kind for choice in of.choices] for of in (chosen, other)]
+    return kinds[0] != kinds[1] and kinds[0] == [_without_pairs(kind) for kind in kinds[1]]
+
+
+def _without_pairs(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    if kind[0] != "product":
+        return kind
+    layouts = ((order[:-1] if order[-1] in PAIRS else order, *rest) for order, *rest in kind[1])
+    return ("product", tuple(layouts))
 
 
 def _last_uses(search: Search) -> dict[Value, int]:

@@ -20,7 +20,7 @@ from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
 from convert.inference.meetings.columns import Pairing, pair
 from convert.inference.meetings.sites import Meeting, Product, products
-from convert.inference.proposals import low_rank, side_by_side
+from convert.inference.proposals import in_one_sum, low_rank, side_by_side
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -185,6 +185,11 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     def read(part: slice | Array) -> Array:
         return _weight(context, operation, side, group).reshape(size, out)[:, part]
 
+    if context.level > 0:
+        same_order = list(_beside_another(context, operation, atoms, numbers, read))
+        if same_order:
+            yield from same_order
+            return
     for atom in atoms:
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
@@ -203,6 +208,25 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     )
     if context.level > 0:
         yield from low_rank.propose(context, target)
+
+
+def _beside_another(
+    context: Context, operation: Operation, atoms: Sequence[_Atom], numbers: Sequence[Array], read: Any
+) -> Iterator[Candidate]:
+    """Yield the matrices with the columns of the one whose product the target adds, where the sum is a value of the source."""
+    other = in_one_sum.other_term(context, operation)
+    if other is None:
+        return
+    out = numbers[0].shape[1]
+    for columns in in_one_sum.columns(context, other):
+        for atom in {id(atom.meeting): atom for atom in atoms}.values() if len(columns) == out else ():
+            size = atom.product.value[0].size
+            if columns.max() >= size or not context.free(atom.product.numbers[0].reshape(-1, size)[:, columns]):
+                continue
+            aligned = replace(atom, order=("beside another",), columns=columns, rope="")
+            for candidate in _candidate(context, [(aligned, slice(0, out))], numbers, read):
+                if in_one_sum.gives_value(context, operation, other, candidate):
+                    yield candidate
 
 
 def of_parts(

@@ -20,7 +20,8 @@ class Level(NamedTuple):
         proposals: `Context.level`.
         attention: whether the products of attention must be values of the source.
         strict: whether what a scale or bias gives must be one even where it meets none. Where two layers meet the same data, the
-            wrong one is refuted at the norm behind it, and not by every parameter that the norm may have.
+            wrong one is refuted at the norm behind it, and not by every parameter that the norm may have; so is one whose gates stand in
+            another order, at the function of a gate.
     """
 
     proposals: int
@@ -28,7 +29,14 @@ class Level(NamedTuple):
     strict: bool = False
 
 
-LEVELS = (Level(0, True, strict=True), Level(0, True), Level(0, False), Level(1, True), Level(2, False))
+LEVELS = (
+    Level(0, True, strict=True),
+    Level(0, True),
+    Level(0, False),
+    Level(1, True, strict=True),
+    Level(1, True),
+    Level(2, False),
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -340,11 +340,15 @@ class Walk(Assigned):
         """Whether the source has the result of a function, or each of its rows.
 
         The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
+        Of several gates at once, the source may compute it of each.
         """
         if operation.name not in FUNCTIONS or len(operation.data) != 1 or np.isnan(result).any():
             return True
         tolerance = self.context.tolerance
-        return self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance)
+        if self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance):
+            return True
+        ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
+        return len(ends) > 0 and all(self.source.has(x, tolerance) for x in np.split(result, ends, -1))
 
     def _is_added(self, result: Array) -> bool:
         """Whether the source has what the gates of an expert make of its results, or adds it up in one product of all experts."""
@@ -450,7 +454,7 @@ class Walk(Assigned):
                 self._refute(at, "the numbers of its buffers give no value of the source")
             if self._wanted and len(good) + len(rest) + len(factors) == len(wanted):
                 break
-        if self.context.level == 0 and role in (Role.SCALE, Role.SHIFT):
+        if (self.context.level == 0 or self._strict) and role in (Role.SCALE, Role.SHIFT):
             rest = list(self._of_fused(operation, rest))
         chosen = factors + (good if good and role is not Role.PRODUCT else good + rest)
         self._refuted[at] = self._refuted.get(at, 0) + len(factors) + len(good) + len(rest) - len(chosen)

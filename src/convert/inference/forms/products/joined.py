@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,11 @@ def of_each_value(program: Program) -> Iterator[OfOne]:
     for index, operation in enumerate(program.operations):
         side = 0 if operation.operands and not operation.operands[0].data else 1
         parts = list(_products(operation, side, made_by))
-        rows = parts if role_of(operation) is Role.CONVOLUTION else map(partial(_of_distinct_rows, side), parts)
-        for part in rows:
+        for part in parts:
             yield OfOne(index, part, side, None, part.results[0].array)
+            distinct = part if role_of(operation) is Role.CONVOLUTION else _of_distinct_rows(side, part)
+            if distinct is not part:
+                yield OfOne(index, distinct, side, None, distinct.results[0].array)
         operations += [*parts, *_added(operation, parts)] if parts else [operation]
     if len(operations) > len(program.operations):
         for term in terms(replace(program, operations=tuple(operations))):

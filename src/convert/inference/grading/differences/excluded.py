@@ -19,13 +19,14 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
+from convert.inference.grading.differences.other_orders import other_orders, reordered_weights
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.search import Divergence
 from convert.programs.divergence.shared_values import confirms
-from convert.programs.fingerprint import EXACT
+from convert.programs.fingerprint import EXACT, ValueTable
 from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
 from convert.programs.rerun import can_rerun, rerun
 
@@ -59,7 +60,7 @@ def is_only_explanation(
         return False
     if _are_columns_of_a_layer(found.repairs[0], target) or _is_in_a_layer(found.repairs[0], target):
         return False
-    if are_split_in_another_order(found.repairs[0], target):
+    if are_split_in_another_order(found.repairs[0], target) or _is_better_in_another_order(source, target):
         return False
     unshown = _unshown(found, target, output, {t.name for t in tensors if t.grade is Grade.OPEN}, error)
     doubtful = [t for t in tensors if t.name in unshown and t.grade is not Grade.IN_FRONT]
@@ -84,6 +85,33 @@ def is_only_explanation(
         if error(again.outputs[output].array) <= EXACT:
             return False
     return True
+
+
+def _is_better_in_another_order(source: Program, target: Program) -> bool:
+    """Whether more values of the target are the source's if the columns of a layer that it splits, as gates, stand in another order."""
+    given = {name: of.array for name, of in source.inputs.items()}
+    weights = {name: of.array for name, of in target.parameters.items()}
+    if not can_rerun(target, given):
+        return False
+    table: ValueTable[int] = ValueTable(EXACT)
+    for k, operation in enumerate(source.operations):
+        for value in operation.results:
+            if value.data:
+                table.add(value.array, k)
+
+    def shared(program: Program) -> int:
+        values = (value for operation in program.operations for value in operation.results if value.data)
+        return sum(bool(table.find(value.array)) for value in values)
+
+    own: int | None = None
+    for places in other_orders(target):
+        own = shared(target) if own is None else own
+        try:
+            if shared(rerun(target, reordered_weights(weights, places), given)) > own:
+                return True
+        except ConvertError:  # not a number
+            continue
+    return False
 
 
 def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:

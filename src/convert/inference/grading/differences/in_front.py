@@ -19,6 +19,7 @@ from convert.inference.candidates.source import Source
 from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.differences.given import give, moving
+from convert.inference.grading.differences.other_orders import other_orders, reordered_weights
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import told_apart
 from convert.inference.meetings.added_up import weighs_rows
@@ -100,9 +101,44 @@ def graded_up_to_the_difference(
         for other in _made_of(search, rival, name) - shown:  # it was found as the others of these leaves
             leaves.setdefault(other, set())
     made = tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
+    doubtful = _in_a_worse_order(search, made, states, draws, given, allowed)
+    made = tuple(replace(t, grade=Grade.OPEN, guessed=True) if t.name in doubtful else t for t in made)
     if draws and any(tensor.grade is Grade.TIED for tensor in made):
         return _told_apart(search, made, draws, given, allowed)
     return made
+
+
+def _in_a_worse_order(
+    search: Search,
+    tensors: Sequence[Tensor],
+    states: Sequence[dict[str, Array]],
+    draws: Sequence[_Draw],
+    given: set[Value],
+    allowed: float,
+) -> set[str]:
+    """Return the tensors in front of the difference of which another order of the columns gives more values of the source.
+
+    In front of what splits the columns, each order gives as many.
+    """
+    claimed = {tensor.name for tensor in tensors if tensor.grade is Grade.IN_FRONT}
+    found: set[str] = set()
+    if not draws or not claimed:
+        return found
+    draw = draws[0]
+
+    def shared(values: dict[Value, Array]) -> int:
+        one = replace(draw, values=values)
+        return sum(one.shares(value, allowed) for value in values if value not in given)
+
+    own: int | None = None
+    for places in other_orders(search.target):
+        names = claimed.intersection(places)
+        if names - found:
+            own = shared(draw.values) if own is None else own
+            values = _values(search, reordered_weights(states[0], places), draw.source.program)
+            if shared(values) > own:
+                found |= names
+    return found
 
 
 def _told_apart(
