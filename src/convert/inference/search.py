@@ -112,6 +112,8 @@ class Search(Walk):
         for level in levels:
             if before is not None and before.proposals == level.proposals and not self._hindered:
                 continue  # the same candidates would be refuted again
+            if level.proposals and level.strict and not self._takes_parts(at):
+                continue
             before = level
             if self.patient or level.strict:
                 self._start = self.tried
@@ -132,6 +134,11 @@ class Search(Walk):
                 break  # what is tried in front of it does not help
         self.context.near = self._near
         return None
+
+    def _takes_parts(self, at: int) -> bool:
+        """Whether the target splits what the next parameter gives, as gates: where they stand in another order, their functions tell."""
+        first = self._first_meeting(at)
+        return first < len(self._order) and bool(self.context.cuts(self._order[first].results[0], -1))
 
     def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions that one like it has in another layer or for another expert."""
