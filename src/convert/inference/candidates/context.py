@@ -87,20 +87,20 @@ class Context:
             return data
         return np.asarray(users[0].again([data])[0])
 
-    def widths(self, value: Value) -> list[int]:
-        """Return the widths of the target's values that stand side by side along the last axis of a value; none if it is one."""
-        size = value.array.shape[-1:]
-        while (made := self._made_by.get(value)) is not None and made.name in VIEWS:
+    def widths(self, value: Value, axis: int = -1) -> list[int]:
+        """Return the widths of the target's values that stand side by side along an axis of a value, the last one or channels; none if it is one."""
+        size = value.array.shape[axis]
+        while axis == -1 and (made := self._made_by.get(value)) is not None and made.name in VIEWS:
             value = made.operands[0]
-        last = value.array.ndim - 1
+        made = self._made_by.get(value)
         if (
             made is None
             or made.name != "cat"
-            or value.array.shape[-1:] != size
-            or made.settings.get("dim", 0) not in (-1, last)
+            or value.array.shape[axis] != size
+            or made.settings.get("dim", 0) % value.array.ndim != axis % value.array.ndim
         ):
             return []
-        return [x.array.shape[-1] for x in made.operands]
+        return [x.array.shape[axis] for x in made.operands]
 
     def cuts(self, value: Value, axis: int) -> tuple[int, ...]:
         """Return the lengths of the parts in which the target takes an axis of a value, or of what it makes of each element; none for one.

@@ -204,7 +204,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         yield from _candidate(context, chosen, numbers, read)
     data = operation.operands[1 - side]
     yield from side_by_side.propose(
-        context, data, target, lambda rows: _weight(context, operation, side, group).reshape(size, out)[rows]
+        context, operation, data, target, lambda rows: _weight(context, operation, side, group).reshape(size, out)[rows]
     )
     if context.level > 0:
         yield from low_rank.propose(context, target)

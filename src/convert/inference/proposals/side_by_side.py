@@ -10,32 +10,37 @@ import numpy as np
 
 from convert.inference.candidates.candidate import Candidate, Piece
 from convert.inference.candidates.context import Context
+from convert.inference.derivation import Role
 from convert.inference.meetings.columns import columns_of_rows, pair
-from convert.inference.meetings.sites import Meeting, Product
+from convert.inference.meetings.sites import Meeting, Product, role_of
 from convert.inference.proposals.low_rank import is_value
-from convert.programs.program import Value
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_WAYS = 200
 _Way = tuple[Product, Meeting, Array]  # with its rows in the order of the target's columns
 
 
-def values_of(context: Context, data: Value) -> list[slice]:
-    """Return where along the last axis each of the values is that stand side by side; none if it is one value."""
-    ends = np.cumsum(context.widths(data))
+def values_of(context: Context, operation: Operation, data: Value) -> list[slice]:
+    """Return where each of the values is that stand side by side along the axis that a product or a convolution sums over; none if it is one value."""
+    ends = np.cumsum(context.widths(data, 1 if role_of(operation) is Role.CONVOLUTION else -1))
     return [slice(start, end) for start, end in itertools.pairwise([0, *map(int, ends)])]
 
 
-def propose(context: Context, data: Value, target: Product, read: Callable[[slice], Array]) -> Iterator[Candidate]:
+def propose(
+    context: Context, operation: Operation, data: Value, target: Product, read: Callable[[slice], Array]
+) -> Iterator[Candidate]:
     """Yield a matrix of the source for each value, such that the sum of the products is a value of the source.
 
     Args:
+        operation: of the target.
+        data: what it is applied to.
         read: returns rows of the target's matrix, [I, O].
     """
     if len(target.numbers) != 1:
         return
     numbers = target.numbers[0].reshape(len(target.numbers[0]), -1)
-    places = values_of(context, data)
+    places = values_of(context, operation, data)
     if not places or places[-1].stop != len(numbers):
         return
     rows = np.concatenate(target.rows)

@@ -326,14 +326,22 @@ class Walk(Assigned):
         array = self.replay.value(operation.data[0])
         if not array.any() or self.source.has(array, self.context.tolerance):
             return True
-        if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
-            return bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
-        if role_of(operation) is not Role.PRODUCT:
+        role, axis = role_of(operation), -1
+        if role is Role.CONVOLUTION:  # of channels side by side
+            if self.source.same_data(role, array, self.context.tolerance):
+                return True
+            axis = 1
+            if any(size > 1 for size in operation.operands[1].array.shape[2:]):
+                return False
+        elif role is not Role.PRODUCT:
             return False
         batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
-        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
+        rows = np.moveaxis(array, axis, -1)
+        if axis == -1 and (
+            batch or self.source.has_rows(rows, self.context.tolerance)
+        ):  # for each expert, or some rows
             return True
-        parts = [array[..., place] for place in values_of(self.context, operation.data[0])]
+        parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 
     def _computes(self, operation: Operation, result: Array) -> bool:
