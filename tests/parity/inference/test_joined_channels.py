@@ -22,7 +22,7 @@ def function(w: Mapping[str, Any], x: Any) -> Any:
     x = jax.nn.relu(x @ w["w"])
     mean, deviation = x.mean(1), jnp.sqrt(jnp.maximum(x.var(1, ddof=1), 1e-4))
     e = x @ w["frame"] + w["b"] + (mean @ w["mean"] + deviation @ w["deviation"])[:, None]
-    e = (jax.nn.relu(e) - w["m"]) * jax.lax.rsqrt(jnp.square(w["v"]) + 1e-5) * w["s"] + w["o"]
+    e = (jax.nn.relu(e) - w["m"]) * jax.lax.rsqrt(w["v"] + 1e-5) * w["s"] + w["o"]
     return (jax.nn.softmax(jnp.tanh(e) @ w["out"], 1) * x).sum(1)
 
 
@@ -32,16 +32,14 @@ class Pooled(torch.nn.Module):
     def __init__(self, order: tuple[int, ...] = (0, 1, 2), unbiased: bool = True) -> None:
         super().__init__()
         self.c, self.a = torch.nn.Conv1d(D, D, 1, bias=False), torch.nn.Conv1d(3 * D, D, 1)
-        self.s, self.o = torch.nn.Parameter(torch.ones(D, 1)), torch.nn.Parameter(torch.zeros(D, 1))
-        self.m, self.v = torch.nn.Parameter(torch.zeros(D, 1)), torch.nn.Parameter(torch.ones(D, 1))
-        self.out, self.order, self.unbiased = torch.nn.Conv1d(D, D, 1, bias=False), order, unbiased
+        self.n, self.out = torch.nn.BatchNorm1d(D), torch.nn.Conv1d(D, D, 1, bias=False)
+        self.order, self.unbiased = order, unbiased
 
     def forward(self, x: Any) -> Any:
         x = torch.relu(self.c(x.mT))
         deviation = torch.sqrt(x.var(2, keepdim=True, correction=int(self.unbiased)).clamp(min=1e-4))
         values = [x, *(y.repeat(1, 1, x.shape[-1]) for y in (x.mean(2, keepdim=True), deviation))]
-        e = torch.relu(self.a(torch.cat([values[k] for k in self.order], 1)))
-        e = (e - self.m) * torch.rsqrt(self.v**2 + 1e-5) * self.s + self.o
+        e = self.n(torch.relu(self.a(torch.cat([values[k] for k in self.order], 1))))
         return (self.out(torch.tanh(e)).softmax(2) * x).sum(2)
 
 
