@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import transformers
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
@@ -362,6 +363,20 @@ def test_every_target_of_images_or_sound_has_its_processor() -> None:
     stated |= {one for rules in shipped if rules.sidecar for one in rules.sidecar.supported.get("model_type", ())}
     assert {model: name for model in stated if (name := of(model))} == PROCESSORS
     assert MAX_BYTES <= MAX_JSON  # `convert verify` reads what was copied
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "processor"),
+    [
+        ("siglip", "SiglipForImageClassification", "SiglipImageProcessor"),
+        ("siglip", "SiglipModel", "SiglipProcessor"),
+        ("vit", "ViTForImageClassification", "ViTImageProcessor"),
+    ],
+)
+def test_a_class_without_texts_needs_the_images_alone(model: str, head: str, processor: str) -> None:
+    said = str(missing_processor({"model_type": model, "architectures": [head]}, None))
+    assert f"transformers' {processor}, " in said
+    assert hasattr(transformers, processor)
 
 
 def test_targets_of_other_packages_name_theirs() -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import convert
+from support import maxtext
 from support.goldens import SpecsOnly
 
 Specs = dict[str, tuple[tuple[int, ...], str]]
@@ -45,6 +46,14 @@ def olmo(i: int = 32, d: int = 4096, n: int = 32, h: int = 128, f: int = 11008, 
         shapes |= {f"{layer}/{side}_layer_norm/scale": (d,) for side in ("post_mlp", "post_self_attention")}
         shapes |= {f"{layer}/attention/out/kernel": (n, h, d), f"{layer}/mlp/wo/kernel": (f, d)}
     return specs(shapes, d, rows)
+
+
+def test_the_scale_of_deepseek_s_experts_is_that_of_the_run() -> None:
+    """base_moe's routed_scaling_factor: no leaf holds it; configs/models give it to the published size."""
+    source, said = maxtext.checkpoint("deepseek3"), maxtext.settings("deepseek3")
+    for settings, factor in ((said, 2.5), (said | {"routed_scaling_factor": 1.25}, 1.25)):
+        plan = convert.plan_conversion(maxtext.rules("deepseek3"), source, settings=settings)
+        assert plan.config is not None and plan.config["routed_scaling_factor"] == factor
 
 
 @pytest.mark.parametrize(

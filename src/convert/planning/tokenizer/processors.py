@@ -65,6 +65,8 @@ def missing_processor(config: Mapping[str, Any], given: TokenizerFiles | None) -
     name = next((PROCESSORS[of] for part in parts if (of := str(part.get("model_type"))) in PROCESSORS), None)
     if name is None or (given is not None and given.has_processor):
         return None
+    if any(str(of).endswith("ForImageClassification") for of in config.get("architectures") or ()):  # without texts
+        name = name if _ALONE.search(name) else f"{name.removesuffix('Processor')}ImageProcessor"
     missing = (
         "--tokenizer has no processor_config.json or preprocessor_config.json"
         if given
