@@ -237,6 +237,28 @@ def test_the_inputs_of_a_cell(name: str) -> None:
     assert len(written) == 1 and "inputs: " in written[0] and written[0].count("concatenated: {") == 2, written
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["fiog", "ofig", "igfo"])
+def test_the_gates_of_a_cell_that_lie_in_another_order(order: str) -> None:
+    """Two of the gates of ``fiog`` lie in turns with the other two in torch's order."""
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.o = torch.nn.LSTMCell(C, C), torch.nn.Linear(C, C, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.o(self.cell(x[0], (x[1], x[2]))[0])
+
+    def step(w: Mapping[str, Any], x: Any) -> Any:
+        gates = dict(zip(order, jnp.split(jnp.concatenate([x[0], x[1]], -1) @ w["m"] + w["b"], 4, -1), strict=True))
+        c = jax.nn.sigmoid(gates["f"]) * x[2] + jax.nn.sigmoid(gates["i"]) * jnp.tanh(gates["g"])
+        return (jax.nn.sigmoid(gates["o"]) * jnp.tanh(c)) @ w["o"]
+
+    found = derive(step, Step(), {"m": (2 * C, 4 * C), "b": (4 * C,), "o": (C, C)}, floats(3, 5, C))
+    assert [rule for rule in rules(found, Step()) if rule.startswith("- from: b\n") and "cell.bias_hh" in rule]
+
+
 class Glu(torch.nn.Module):
     """Value and gate in one matrix, the value first."""
 
