@@ -209,7 +209,7 @@ RATE = "a number of at least 0 and at most 1 or null"
         *((case, "pad_token_id", 10**6, "the id of a token below V = ") for case in ("bert", "gpt2", "llama")),
         *(("roberta.RobertaForSequenceClassification", key, 5, RATE) for key in ("hidden_dropout_prob", "classifier_dropout")),
         ("roberta.RobertaForSequenceClassification", "layer_norm_eps", 5, "a number above 0 and at most 0.1"),
-        ("roberta.RobertaForSequenceClassification", "pad_token_id", 10**6, "the id of a token below vocab_size = "),
+        ("electra.ElectraForSequenceClassification", "pad_token_id", 10**6, "the id of a token below vocab_size = "),
     ],
 )  # fmt: skip
 def test_a_key_of_config_json_at_which_the_class_stops_is_refused(

@@ -178,4 +178,4 @@ def test_elements_that_nothing_in_front_of_the_difference_tells_apart_are_tied()
     found = of_fields(lambda e, y: (e**2).sum((1, 2))[:, None] + y, lambda e, y: (e**2).sum((1, 2))[:, None] + y)
     assert found.tensor("number").grade is Grade.TIED
     (said,) = [line for line in summary(found, {}) if line.startswith("tied: number")]
-    assert said.endswith("nothing in front of the difference tells them apart")
+    assert "nothing in front of the difference tells them apart; larger inputs may" in said

@@ -129,18 +129,18 @@ MODELS: dict[str, tuple[Published, ...]] = {
     ),
     "maxtext-deepseek3.2": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3.2-671b.yml"),
-        Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tokens_attended": 2048}, f"{_MAXTEXT}/deepseek3.2-671b.yml"),
+        Published({"experts_per_token": 8, "shared_experts": 1, "routed_scaling_factor": 2.5, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "tokens_attended": 2048}, f"{_MAXTEXT}/deepseek3.2-671b.yml"),
         Published({"indexer_epsilon": 1e-6}, "flax nnx.LayerNorm, of which layers/attention_mla.py gives no epsilon"),
         Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
     ),
     "maxtext-deepseek3": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 1.0, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek3-671b.yml"),
-        Published({"experts_per_token": 8, "shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek3-671b.yml"),
+        Published({"experts_per_token": 8, "shared_experts": 1, "routed_scaling_factor": 2.5, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek3-671b.yml"),
         Published({"eos_token_id": 1, "bos_token_id": 0}, _EXPORTER, binding=False),
     ),
     "maxtext-deepseek2": (
         Published({"epsilon": 1e-6, "rope_theta": 1e4, "rope_factor": 40.0, "rope_mscale": 0.707, "rope_original_length": 4096, "context_length": 163840}, f"{_MAXTEXT}/deepseek2-16b.yml"),
-        Published({"experts_per_token": 6, "shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek2-16b.yml"),
+        Published({"experts_per_token": 6, "shared_experts": 2, "routed_scaling_factor": 1.0, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}, f"{_MAXTEXT}/deepseek2-16b.yml"),
         Published({"eos_token_id": 100001, "bos_token_id": 100000}, _EXPORTER, binding=False),
     ),
     "maxtext-olmo3": (
