@@ -93,7 +93,9 @@ def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
             tie = first.ties[0]
             columns = output.count(len(tie.columns), "column")
             said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
-            yield f"tied: {name}: {said if tie.told_by else f'the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)'}"
+            if not tie.told_by:
+                said = f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"
+            yield f"tied: {name}: {said}"
         elif grade == "open":
             candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
             yield f"open: {name}: {f'may be made of {candidates}' if candidates else first.lack}"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.core.errors import ConvertError
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
@@ -27,7 +26,7 @@ from convert.inference.grading.differences.explained import (
 )
 from convert.inference.grading.differences.guessed import of_equal_programs
 from convert.inference.grading.differences.in_front import graded_up_to_the_difference
-from convert.inference.grading.differences.other_orders import other_orders, reordered_tensors, reordered_weights
+from convert.inference.grading.differences.other_orders import reordered_tensors, runs_in_other_orders
 from convert.inference.grading.differences.other_weights import are_the_same, with_other_weights
 from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
@@ -47,7 +46,6 @@ from convert.inference.tested import DRAWS, Tested, further, tested
 from convert.numerics.magnitude import relative_error
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import REFUSALS, Program
-from convert.programs.rerun import can_rerun, rerun
 
 if TYPE_CHECKING:
     import torch
@@ -306,14 +304,10 @@ def _in_another_order(
     """Return what fresh weights and inputs show of tensors with the columns that the module splits in another order; None if none is right."""
     weights = proof.weights(tensors, both.source)
     given = {name: value.array for name, value in both.source.inputs.items()}
-    if not can_rerun(both.as_run, given) or any(np.isnan(array).any() for array in weights.values()):
+    if any(np.isnan(array).any() for array in weights.values()):
         return None
     known = {name: weights[name] for name in both.as_run.parameters}
-    for places in other_orders(both.as_run):
-        try:
-            made = rerun(both.as_run, reordered_weights(known, places), given)
-        except ConvertError:  # not a number
-            continue
+    for places, made in runs_in_other_orders(both.as_run, known, given):
         pairs = [(made.outputs[name].array, of.array) for name, of in both.source.outputs.items()]
         if all(one.shape == two.shape and relative_error(one, two) <= EXACT for one, two in pairs):
             shown = _as_equal(models, both, search, reordered_tensors(tensors, places), seed)

@@ -145,9 +145,8 @@ class Plan:
         """Remarks on facts of ``config.json`` that no tree holds, and on what the output's directory lacks."""
         target = self.rules.targets[self.target]
         used = {*references(target.config), *references(target.generation), *target.requires}
-        needs_confirmation = dict(self.rules.needs_confirmation)
-        for version in self.rules.versions:
-            needs_confirmation |= version.needs_confirmation if version.name == self.version else {}
+        of_version = next((one.needs_confirmation for one in self.rules.versions if one.name == self.version), {})
+        needs_confirmation = {**self.rules.needs_confirmation, **of_version}
         notes = [text for fact, text in needs_confirmation.items() if fact in used and fact not in self.settings]
         stated = {**self.sidecar.config, **target.config}
         missing = missing_processor(stated, self.tokenizer)

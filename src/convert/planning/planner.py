@@ -63,10 +63,11 @@ def plan_match(match: RuleMatch) -> Plan:
         raise PlanError(adapter_alone(match.source))
     if isinstance(match.source, JoinedSource) and (error := match.source.several_places(converted)) is not None:
         raise error
-    claimed = converted.union(drop.leaf for drop in match.coverage.dropped)
-    unknown = [name for name in match.source.leaves if name not in claimed]
-    if quantised := quantised_weight(unknown, match.source.leaves, str(match.source.display_path)):
-        raise PlanError(quantised)
+    if match.coverage.claimed < match.coverage.total:
+        known = converted.union(drop.leaf for drop in match.coverage.dropped)
+        unknown = [name for name in match.source.leaves if name not in known]
+        if quantised := quantised_weight(unknown, match.source.leaves, str(match.source.display_path)):
+            raise PlanError(quantised)
     check_options(match)
     if match.refused:
         raise misfit_error(match, match.refused)

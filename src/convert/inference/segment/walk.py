@@ -326,21 +326,19 @@ class Walk(Assigned):
         array = self.replay.value(operation.data[0])
         if not array.any() or self.source.has(array, self.context.tolerance):
             return True
-        role, axis = role_of(operation), -1
-        if role is Role.CONVOLUTION:  # of channels side by side
-            if self.source.same_data(role, array, self.context.tolerance):
-                return True
-            axis = 1
-            if any(size > 1 for size in operation.operands[1].array.shape[2:]):
-                return False
-        elif role is not Role.PRODUCT:
+        if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
+            taps = operation.operands[1].array.shape[2:]
+            same = bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
+            return same or (max(taps, default=1) == 1 and self._joins(operation, np.moveaxis(array, 1, -1)))
+        if role_of(operation) is not Role.PRODUCT:
             return False
         batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
-        rows = np.moveaxis(array, axis, -1)
-        if axis == -1 and (
-            batch or self.source.has_rows(rows, self.context.tolerance)
-        ):  # for each expert, or some rows
+        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
             return True
+        return self._joins(operation, array)
+
+    def _joins(self, operation: Operation, rows: Array) -> bool:
+        """Whether the rows that an operation meets are values that stand side by side, and the source multiplies the rows of each."""
         parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 

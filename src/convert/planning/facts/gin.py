@@ -155,7 +155,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return a value that is no word of transformers, as gin writes it: the rules refuse it with their own words."""
+    """Return a value for which transformers has no word, as gin writes it; `allowed` of the rules refuses it."""
     return str(tuple(value)) if isinstance(value, list) else str(value)
 
 

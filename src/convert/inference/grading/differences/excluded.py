@@ -19,7 +19,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
-from convert.inference.grading.differences.other_orders import other_orders, reordered_weights
+from convert.inference.grading.differences.other_orders import runs_in_other_orders
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
@@ -91,8 +91,6 @@ def _is_better_in_another_order(source: Program, target: Program) -> bool:
     """Whether more values of the target are the source's if the columns of a layer that it splits, as gates, stand in another order."""
     given = {name: of.array for name, of in source.inputs.items()}
     weights = {name: of.array for name, of in target.parameters.items()}
-    if not can_rerun(target, given):
-        return False
     table: ValueTable[int] = ValueTable(EXACT)
     for k, operation in enumerate(source.operations):
         for value in operation.results:
@@ -104,13 +102,10 @@ def _is_better_in_another_order(source: Program, target: Program) -> bool:
         return sum(bool(table.find(value.array)) for value in values)
 
     own: int | None = None
-    for places in other_orders(target):
+    for _, run in runs_in_other_orders(target, weights, given):
         own = shared(target) if own is None else own
-        try:
-            if shared(rerun(target, reordered_weights(weights, places), given)) > own:
-                return True
-        except ConvertError:  # not a number
-            continue
+        if shared(run) > own:
+            return True
     return False
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import factorial
 from typing import Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.inference.candidates.context import SPLITS
 from convert.inference.derivation import Grade, Part, Role, Tensor
 from convert.inference.meetings.sites import parameter_operands, products, role_of
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Places = Mapping[str, Array]  # parameter -> for each element, which one it has the number of
@@ -51,6 +54,15 @@ def other_orders(target: Program) -> Iterator[Places]:
             places = _by_parameter(target, every)
             if places:
                 yield places
+
+
+def runs_in_other_orders(
+    target: Program, weights: Mapping[str, Array], given: Mapping[str, Array]
+) -> Iterator[tuple[Places, Program]]:
+    """Yield these orders with the run of the program in each, but those that give no numbers; none if it cannot be run again."""
+    for places in other_orders(target) if can_rerun(target, given) else ():
+        with suppress(ConvertError):  # not a number
+            yield places, rerun(target, reordered_weights(weights, places), given)
 
 
 def reordered_weights(weights: Mapping[str, Array], places: Places) -> dict[str, Array]:

@@ -80,8 +80,7 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
         rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
     made = f"{split}{rows}" if rows != "..." else f"{rows}{split}"
-    for axis in (axis for axis in layout.axes if axis.place and axis.order):  # a head's features, which the code splits
-        named.letters.fixed.add(named.of[axis.of, axis.place])
+    named.fix(axis for axis in layout.axes if axis.order)  # a head's features, which the code splits
     wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
     as_linear = is_map or [tuple(group) for group in groups] == wanted
     return Equation(
@@ -108,8 +107,7 @@ def _axes_of_target(rule: PatternRule, named: Named) -> str:
                 "in the rule language they follow each other along an axis of the outputs"
             )
         axes = one_after_another(axes, len(rule.layer.main))
-    for axis in (axis for axis in source.layout.axes if axis.place):  # no other leaf need have it
-        named.letters.fixed.add(named.of[axis.of, axis.place])
+    named.fix(source.layout.axes)
     return axes
 
 
@@ -204,9 +202,7 @@ def in_turns(equation: str, turns: str, layout: Layout, named: Named) -> str:
     groups = layout.groups or ()
     if found is None or not groups or not groups[0] or groups[0][-1].size != head:
         raise NoWordsError("its leaves lie in the rows in turns, and not head by head")
-    named.letters.fixed.update(
-        named.of[axis.of, axis.place] for axis in groups[0] if axis.place
-    )  # no other leaf need have it
+    named.fix(groups[0])
     x, heads, last = found.groups()
     inward = x if len(x) == 1 else f"({' '.join(x)})"
     return f"({' '.join(heads)} ({' + '.join('1' * count)}) {last}){inward}{ones}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from convert.drafting.axis_letters import Letters
 from convert.inference.rule_file.joining.patterns import Taken
@@ -80,6 +80,10 @@ class Named:
     def name_one(self, axis: Axis, role: str = "width") -> None:
         """Name an axis."""
         self.of[axis.of, axis.place] = self.given.get((axis.of, axis.place)) or self.take(role, axis.size)
+
+    def fix(self, axes: Iterable[Axis]) -> None:
+        """Give the letters of axes their sizes in the file, where an axis of the leaf is made of them: no other leaf need have them."""
+        self.letters.fixed.update(self.of[axis.of, axis.place] for axis in axes if axis.place)
 
     def divided(
         self, layout: Layout, taken: Sequence[Taken], stacked: Collection[int], taps: Collection[Axis] = ()
