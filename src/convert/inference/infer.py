@@ -192,6 +192,10 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         shown = None if solved else both.search_what_shows(search, masks=masks)
         if shown is not None and shown.solve():
             search, solved = shown, True
+    late = None if solved else both.search_used_late(search)
+    if late is not None:
+        solved = late.solve()
+        search = late if solved or late.known >= search.known else search
     if not solved and search.ran_out:
         patient = both.search()
         patient.patient = True

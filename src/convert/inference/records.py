@@ -9,6 +9,7 @@ from convert.inference.candidates.source import Source
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.forms.hidden.shown import hidden_elements, shown_alone, without_idle_operations
 from convert.inference.forms.sums.masks import visible_sums_first
+from convert.inference.forms.used_late import used_late
 from convert.inference.search import Search
 from convert.programs.program import Program
 
@@ -34,6 +35,20 @@ class Records:
     def search(self) -> Search:
         """Return the search for the target's parameters."""
         return search_of(self.source, self.target, repeated=bool(self.learned))
+
+    def search_used_late(self, ended: Search) -> Search | None:
+        """Return the search in which each operation of the target stands directly in front of its first use.
+
+        Args:
+            ended: the search in the record's order; None is returned if where it ended lies between the same operations in both orders.
+        """
+        late = used_late(ended.target)
+        before, after = ended.target.operations, late.operations
+        begin, end = ended.segments[-1].solution.end if ended.segments else 0, ended.failure.index + 1
+        first, last = after.index(before[begin]), after.index(before[min(end, len(before)) - 1])
+        if set(before[begin:end]) == set(after[first : last + 1]):
+            return None
+        return Search(ended.source, late, _places_in(self.target, late))
 
     def search_what_shows(self, ended: Search, *, masks: bool) -> Search | None:
         """Return the search in which only those elements of the values count that an output takes.

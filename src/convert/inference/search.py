@@ -41,6 +41,11 @@ class Search(Walk):
         self.returns = RETURNS
         self._ways: dict[Any, list[Ways]] = {}
 
+    @property
+    def known(self) -> int:
+        """How many operations of the target have their parameters, on the way."""
+        return _choices(self.segments)
+
     def solve(self) -> bool:
         """Find a way from the end of `segments` to the outputs; True if there is one. Otherwise the deepest goes on from there."""
         known = self.segments

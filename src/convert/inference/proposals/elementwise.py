@@ -21,7 +21,6 @@ from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
-PACKED = (3, 4)  # gates that a leaf may have
 MAX_FACTORS = 4  # of a value that several parameters make
 BEHIND_PRODUCT = ("behind a product",)
 MAX_GATES = 4  # a recurrent layer has at most so many
@@ -339,7 +338,6 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
                 if gates <= MAX_GATES and not rest and context.free(numbers) and not known:
                     blocks.append((numbers, meeting))
     blocks.sort(key=lambda block: abs(block[1].index - context.near))
-    whole = [block for block in blocks if len(block[0]) == len(names)]
     width = len(blocks[0][0]) if blocks else len(names)
     blocks = [block for block in blocks if len(block[0]) == width][:MAX_GATES]
     count = len(names) // width
@@ -358,10 +356,3 @@ def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Can
                 numbers, meeting = blocks[k]
                 pieces += context.pieces(here, numbers, context.source.theta[numbers], Arithmetic.SAME, meeting)
         yield Candidate(pieces, "added to zeros in the first step", ("zeros", chosen))
-    for numbers, meeting in whole[:1] if context.level > 0 else ():  # its gates in another order
-        for gates in PACKED:
-            parts = np.split(numbers, gates) if len(numbers) % gates == 0 else []
-            for order in itertools.permutations(range(len(parts))):
-                ids = np.concatenate([parts[k] for k in order]) if parts else numbers
-                pieces = context.pieces(names, ids, context.source.theta[ids], Arithmetic.SAME, meeting)
-                yield Candidate(pieces, "added to zeros in the first step", ("zeros", order))

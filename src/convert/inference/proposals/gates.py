@@ -56,6 +56,21 @@ class Cells:
         return gates(self._source)
 
     @cached_property
+    def _target_gates(self) -> list[Gate]:
+        return gates(self._target)
+
+    @cached_property
+    def _with_bias_at_zeros(self) -> list[Gate]:
+        """The source's gates of zeros with one bias each, at the first step of each cell."""
+        found: dict[bytes, Gate] = {}
+        operations = self._source.operations
+        for gate in self._source_gates:
+            zeros = not any(operations[factor.operation].data[0].array.any() for factor in gate.factors)
+            if zeros and len(gate.biases) == 1:
+                found.setdefault(gate.biases[0].numbers.tobytes(), gate)
+        return list(found.values())
+
+    @cached_property
     def _residual(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The weights of products whose data the source, and the target, add to what they give; at the first step that may be zeros."""
         of_target = {gate for found in self._of_target.values() for gate in found}
@@ -76,7 +91,7 @@ class Cells:
     def _of_target(self) -> dict[int, list[Gate]]:
         """The target's gates by their products."""
         found: dict[int, list[Gate]] = {}
-        for gate in gates(self._target):
+        for gate in self._target_gates:
             for factor in gate.factors:
                 found.setdefault(factor.operation, []).append(gate)
         return found
@@ -128,6 +143,30 @@ class Cells:
         for candidate in self._for(found, at):
             if any(piece.factor < 0 or piece.arithmetic in OTHERS for piece in candidate.pieces):
                 yield candidate
+
+    def of_bias(self, at: int) -> Iterator[Candidate]:
+        """Yield proposals for a bias that a cell adds to zeros, as in its first step: the source's biases of the same functions, in every order.
+
+        The number that the source adds to a gate is part of them: what is zero in that step may not show it.
+        """
+        own = [(gate, bias.numbers) for gate in self._target_gates for bias in gate.biases if bias.operation == at]
+        near = sorted(self._with_bias_at_zeros, key=lambda gate: abs(gate.biases[0].operation - self._context.near))
+        for order in itertools.permutations(near[: len(own)]) if own else ():
+            made = [self._bias_of(gate, numbers, other) for (gate, numbers), other in zip(own, order, strict=False)]
+            if len(order) == len(own) and all(made):
+                pieces = tuple(piece for found in made for piece in found)
+                yield Candidate(pieces, "added to zeros in the first step", KIND)
+
+    def _bias_of(self, gate: Gate, target: Array, other: Gate) -> list[Piece]:
+        """Return what the one bias of a gate of the source makes of a bias of the target; nothing if they are gates of other kinds."""
+        (bias,) = other.biases
+        way = OFFSETS.get(other.number - gate.number)
+        same = (gate.enters, gate.rest, len(target)) == (other.enters, other.rest, len(bias.numbers))
+        if way is None or not same or not self._context.free(bias.numbers, target):
+            return []
+        meeting = Meeting(bias.operation, (self._source.operations[bias.operation],), bias.side, Role.SHIFT)
+        values = COMPUTE[way](self._context.source.theta[bias.numbers])
+        return list(self._context.pieces(target, bias.numbers, values, way, meeting))
 
     def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
         options = [list(self._same(gate, self._met(gate, at))) for gate in cell]

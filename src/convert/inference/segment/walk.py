@@ -425,6 +425,8 @@ class Walk(Assigned):
             yield from PROPOSE[role_of(operation)](self.context, operation, side)
             if role_of(operation) is Role.PRODUCT:
                 yield from self._cells.of_one_product(at)
+            elif role_of(operation) is Role.SHIFT and self.context.level > 0:
+                yield from self._cells.of_bias(at)
             yield from computed.propose(self.context, operation, side)
             if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
                 yield from with_vectors.propose(self.context, operation, side, PROPOSE[role_of(operation)])

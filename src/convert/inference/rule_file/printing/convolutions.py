@@ -55,12 +55,12 @@ def _is_of_forward_convolution(layer: LayerRule) -> bool:
     Raises:
         NoWordsError: the kernel is flipped where it may not be.
     """
-    layout = layer.main[0].layout
+    spatial = (layer.main[0].layout.groups or ())[2:]  # channels in the reversed order are parts in another order
+    flipped = {axis.order == REVERSED for group in spatial for axis in group}
     if layer.kind_name != TRANSPOSED:
-        if any(axis.order == REVERSED for axis in layout.axes):
+        if True in flipped:
             raise NoWordsError("the kernel is flipped, and its convolution is not transposed")
         return False
-    flipped = {axis.order == REVERSED for group in (layout.groups or ())[2:] for axis in group}
     if len(flipped) > 1:
         raise NoWordsError("the kernel is flipped along some of its axes, and not along the others")
     return flipped == {False}

@@ -75,8 +75,7 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     if not rule.module:
         raise NoWordsError("it is a parameter of the model itself, and the rule needs the name of a module")
     rule = _with_numbers(rule)
-    if rule.layer.kind_name not in CONVOLUTIONS:
-        rule = replace(rule, layer=_in_parts(rule.layer))
+    rule = replace(rule, layer=_in_parts(rule.layer))
     layer, named = rule.layer, Named(letters)
     words = _words(rule, named)
     main = layer.main[0].layout
@@ -213,10 +212,15 @@ def _linear(rule: PatternRule, named: Named, names: Keys) -> _Words:
 
 
 def _in_parts(layer: LayerRule) -> LayerRule:
-    """Return the layer with the elements of a short axis that is reversed as parts of it."""
+    """Return the layer with the elements of a short axis that is reversed as parts of it; a kernel is flipped in space."""
     (key, of), *others = layer.sources
-    moved = tuple(replace(s, layout=replace(s.layout, axes=tuple(a.in_parts for a in s.layout.axes))) for s in of)
-    return replace(layer, sources=((key, moved), *others))
+    space = slice(2, None) if layer.kind_name in CONVOLUTIONS else slice(0, 0)
+
+    def moved(layout: Layout) -> Layout:
+        flipped = {axis.of for group in (layout.groups or ())[space] for axis in group}
+        return replace(layout, axes=tuple(a if a.of in flipped else a.in_parts for a in layout.axes))
+
+    return replace(layer, sources=((key, tuple(replace(s, layout=moved(s.layout)) for s in of)), *others))
 
 
 def _with_numbers(rule: PatternRule) -> PatternRule:

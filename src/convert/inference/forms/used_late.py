@@ -1,0 +1,45 @@
+"""The order of operations in which each stands directly in front of what first uses it.
+
+A model may compute a value long before it uses it, such as a residual. What lies between is no part of the way from the one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from convert.inference.meetings.sites import parameter_operands
+from convert.programs.program import Operation, Program, Value, producers_of
+
+
+def used_late(program: Program) -> Program:
+    """Return the program in this order; of what an operation is given, what takes most layers comes first."""
+    made_by = producers_of(program.operations)
+    place = {operation: k for k, operation in enumerate(program.operations)}
+    ordered: dict[Operation, None] = {}
+    used = {x for operation in program.operations for x in operation.operands}
+    for last in program.operations:
+        waiting = [] if used.intersection(last.results) else [last]
+        while waiting:
+            operation = waiting[-1]
+            before = {made_by[x] for x in operation.operands if x in made_by} - ordered.keys()
+            if operation in ordered or not before:
+                ordered[operation] = None
+                waiting.pop()
+            elif len(before) == 1:
+                waiting += before
+            else:
+                layers = {one: _layers(one, ordered, made_by) for one in before}
+                waiting += sorted(before, key=lambda one: (layers[one], -place[one]))  # the last one is next
+    return replace(program, operations=tuple(ordered))
+
+
+def _layers(operation: Operation, ordered: Collection[Operation], made_by: Mapping[Value, Operation]) -> int:
+    """Return in how many operations that are not ordered yet parameters meet data, up to one."""
+    found, waiting = set[Operation](), [operation]
+    while waiting:
+        one = waiting.pop()
+        if one not in ordered and one not in found:
+            found.add(one)
+            waiting += [made_by[x] for x in one.operands if x in made_by]
+    return sum(bool(parameter_operands(one)) for one in found)
