@@ -139,6 +139,21 @@ class DistinguishedBy:
 
 
 @dataclass(frozen=True)
+class Multiple:
+    """A size that a target's code takes only as a multiple of another one.
+
+    Attributes:
+        of: the letter whose size divides it.
+        because: the reason, in words.
+        at: position of the declaration.
+    """
+
+    of: str
+    because: str
+    at: Position
+
+
+@dataclass(frozen=True)
 class Requirement:
     """The only value of a fact that a target's code supports.
 
@@ -169,6 +184,7 @@ class Target:
         generation: contents of ``generation_config.json``, in the same way.
         rename_prefixes: prefix of module names in the rules -> prefix in this target.
         requires: fact -> the only value that this target's code supports.
+        multiples: letter -> what its size must be a multiple of.
         format: layout of the output, one of `FORMATS`.
         same_tree: classes of other models that may have the same tree, which ``config.json`` or `distinguished_by` tells apart.
         files: name of the files of weights in a directory, without number and ending; one of `STEMS`.
@@ -186,6 +202,7 @@ class Target:
     same_tree: tuple[str, ...] = ()
     files: str = "model"
     differs: tuple[str, ...] = ()
+    multiples: Mapping[str, Multiple] = field(default_factory=dict)
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rename(self, path: Pattern) -> Pattern:

@@ -542,6 +542,15 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
         assert error.value.code == "rule-unknown-name" and error.value.findings[0].fix == "did you mean 'theta'?"
 
 
+def test_a_size_is_a_multiple_of_a_letter_that_is_declared() -> None:
+    head = "model: m\ntitle: M\naxes: {D: {is: width}, N: {is: heads}}\ntargets: {torch: {loads: T, multiples: {D: {of: N, because: it is cut}}}}\n"
+    assert rule_file("- from: w\n  axes: DN\n  parameter: w", head).targets["torch"].multiples["D"].of == "N"
+    for old, new in (("multiples: {D", "multiples: {E"), ("of: N", "of: M")):
+        with pytest.raises(RuleError) as error:
+            rule_file("- from: w\n  axes: DN\n  parameter: w", head.replace(old, new))
+        assert error.value.code == "rule-unknown-name" and "`multiples` of torch" in str(error.value)
+
+
 def test_a_version_says_what_another_model_of_its_sizes_has() -> None:
     head = """model: m
 title: M

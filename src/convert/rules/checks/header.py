@@ -133,6 +133,10 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
     known = {**known, "layer_types": rules.layer_types}
     for name, target in header["targets"].items():
         used += [(f"`requires` of {name}", target.value["requires"], known)] if "requires" in target.value else []
+    for name, target in rules.targets.items():
+        for letter, multiple in target.multiples.items():
+            for undeclared in {letter, multiple.of}.difference(rules.axes):
+                yield _undeclared(multiple.at, f"`multiples` of {name}", undeclared, axes=rules.axes)
     for key, node, names in used:
         for fact in node.value:
             if not any(fact in declared for declared in names.values()):

@@ -22,7 +22,7 @@ from convert.core.fields import (
 from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
-from convert.layers.shared_keys import PATTERN, parse_fact
+from convert.layers.shared_keys import PATTERN, parse_fact, parse_letter
 from convert.rules.allowed import ALLOWED
 from convert.rules.file import FORMATS, STEMS
 from convert.rules.formula import parse_formula
@@ -142,6 +142,13 @@ _REQUIREMENT = Record(
     },
     "a requirement of a target",
 )
+_MULTIPLE = Record(
+    {
+        "of": Key(Scalar(str, "the letter of an axis", parse_letter), "Letter whose size divides it.", required=True),
+        "because": Key(TEXT, "Reason, in words.", required=True),
+    },
+    "a multiple of a target",
+)
 LOADS = "my_package.Model"
 TARGET = Record(
     {
@@ -165,6 +172,10 @@ TARGET = Record(
         "requires": Key(
             MapOf(_REQUIREMENT),
             "Mapping of a fact, or of a list in `layer_types`, to the only value that this target's code supports, with the reason. Default: any value.",
+        ),
+        "multiples": Key(
+            MapOf(_MULTIPLE),
+            "Mapping of a letter to another one: this target's code takes no size of the first that is no multiple of the second, with the reason. Default: any size.",
         ),
         "shared": Key(
             MapOf(ListOf(Scalar(str, "the name of a module or tensor"))),
