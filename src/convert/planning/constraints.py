@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from convert.core.findings import Finding
@@ -57,6 +57,16 @@ class SumConstraint:
 
 
 Statement = Constraint | SumConstraint
+
+
+def of_layers_before(statements: Iterable[Statement], axes: Mapping[str, Axis]) -> Iterator[Constraint]:
+    """Yield what the sizes of axes that are `behind` others, such as the rows of a layer, say of those in front of them."""
+    for one in statements:
+        if isinstance(one, SumConstraint) or "[" not in one.letter:
+            continue
+        letter, _, layer = one.letter.removesuffix("]").partition("[")
+        if front := axes[letter].in_front(int(layer)):
+            yield replace(one, letter=front)
 
 
 def bind(constraints: Iterable[Statement], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:

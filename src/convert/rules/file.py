@@ -29,6 +29,7 @@ class Axis:
         at: position of the declaration.
         varies: whether its size may differ from layer to layer.
         of_layers: indices of the layers in each of which it has one size, in all rules; empty: the leaves of one rule agree.
+        behind: the letter whose size it has in the first layer, and the one whose size of the layer before it has in each other.
     """
 
     meaning: str
@@ -36,6 +37,11 @@ class Axis:
     at: Position
     varies: bool = False
     of_layers: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+
+    def in_front(self, layer: int) -> str:
+        """Return the letter, with the number of its layer, whose size the axis has in a layer; empty if it is `behind` nothing."""
+        return (f"{self.behind[1]}[{layer - 1}]" if layer else self.behind[0]) if self.behind else ""
 
 
 @dataclass(frozen=True)

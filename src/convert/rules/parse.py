@@ -104,6 +104,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
                 header["axes"].value[name].at,
                 any(varies := axis.get("varies", ())),
                 tuple(index for index in varies if isinstance(index, str)),
+                tuple(axis.get("behind", ())),
             )
             for name, axis in values.get("axes", {}).items()
         },

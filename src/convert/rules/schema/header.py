@@ -78,6 +78,10 @@ AXIS = Record(
             ListOf(Scalar((bool, str), "true, or the index of the layers", parse_varying), or_one=True),
             "Whether the size may differ from layer to layer, as the channels of a ResNet do; the leaves of one rule agree in a layer. With the index of the layers such as i, or a list of such, those of all rules agree. Default: false, and the letter is one size in the whole file.",
         ),
+        "behind": Key(
+            ListOf(Scalar(str, "the letter of an axis", parse_letter)),
+            "Two letters, for rows that follow one another: the first layer has the size of the one, and each other layer that of the other in the layer before. Default: any size.",
+        ),
     },
     "an axis",
 )
