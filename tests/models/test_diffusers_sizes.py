@@ -58,6 +58,31 @@ def test_each_size_is_compared_with_the_tree(case: str, tmp_path: Path) -> None:
     assert wrong == []
 
 
+def plus(value: Any, more: float) -> Any:
+    """Return the value with something added to its integers, which makes them numbers with a decimal point."""
+    if isinstance(value, list):
+        return [plus(one, more) for one in value]
+    return value + more if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("more", [0.0, 0.5])
+@pytest.mark.parametrize("case", ["unet.sdxl", "vae", "controlnet"])
+def test_no_size_is_a_fraction(case: str, more: float, tmp_path: Path) -> None:
+    """Copied into config.json, 32.0 stops the class as it makes its layers."""
+    stated = diffusers_cases.ALL.config(case)
+    wrong = {
+        key: plus(value, more) for key, value in stated.items() if json.dumps(plus(value, more)) != json.dumps(value)
+    }
+    assert len(wrong) > 6
+    with pytest.raises(convert.PlanError) as error:
+        convert.plan_conversion(FAMILY, specs(case, tmp_path, **wrong))
+    found = {one.problem.partition(" in the config.json")[0]: one for one in error.value.findings}
+    assert found.keys() == wrong.keys()
+    assert all(
+        "integer" in one.expected and one.got == json.dumps(wrong[key]) and one.fix for key, one in found.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("case", "keys", "says"),
     [

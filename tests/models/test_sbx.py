@@ -51,13 +51,24 @@ def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
     assert assert_mistakes_are_named(out, source) >= 8
 
 
+CRITIC = "{qf,qf_target}/params/VmapContinuousCritic_0"
+
+
+def swapped(bias: str, module: str, model: str, sizes: str, second: str) -> tuple[str, str]:
+    """Return the text between the biases of the first two layers, and the same with each other's bias."""
+    stacked = "  stacked: {k: 0}\n" if "{k}" in module else ""
+    between = f'"\n{stacked}  linear: "{module}"\n\n- only_models: {model}\n  einsum: ...{sizes[0]},{sizes}->...{sizes[1]}\n  from: "{second}/kernel"\n  bias: "'
+    first, then = (bias.replace("{}", str(k)) for k in range(2))
+    return f'{first}{between}{then}"', f'{then}{between}{first}"'
+
+
 SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it
     ("ppo", "axes: A\n  parameter: log_std", "axes: A\n  prescaled_by: 2.0\n  parameter: log_std", "multiplied by a number"),
-    ("ppo", "actor/params/{Dense_0,Dense_1}/bias", "actor/params/{Dense_1,Dense_0}/bias", "of another layer"),
+    ("ppo", *swapped("actor/params/Dense_{}/bias", "mlp_extractor.policy_net.0", "sbx-ppo-2", "BC", "actor/params/Dense_1"), "of another tensor"),
     ("sac", "actor.{mu,log_std}", "actor.{log_std,mu}", "of another tensor"),
     ("sac", "actor/params/{Dense_2,Dense_3}/bias", "actor/params/{Dense_3,Dense_2}/bias", "of another tensor"),
     ("sac", "{critic,critic_target}.qf{k}", "{critic_target,critic}.qf{k}", "of another tensor"),
-    ("sac", "VmapContinuousCritic_0/{Dense_0,Dense_1,Dense_2}/bias", "VmapContinuousCritic_0/{Dense_1,Dense_0,Dense_2}/bias", "of another layer"),
+    ("sac", *swapped(f"{CRITIC}/Dense_{{}}/bias", "{critic,critic_target}.qf{k}.0", "sbx-sac-2", "EF", f"{CRITIC}/Dense_1"), "of another tensor"),
 )  # fmt: skip
 
 
@@ -71,9 +82,9 @@ def test_slips_in_the_rules_are_named(case: str, old: str, new: str, name: str, 
 @pytest.mark.parametrize(
     ("case", "old", "new", "code"),
     [
-        ("ppo", "...I,IO->...O", "...O,IO->...I", "shape-mismatch"),
-        ("ppo", "value_net.{0,2}", "policy_net.{0,2}", "tensor-made-twice"),
-        ("ppo", "vf/params/{Dense_0,Dense_1}/bias", "actor/params/{Dense_0,Dense_1}/bias", "leaf-claimed-twice"),
+        ("ppo", "...S,SB->...B", "...B,SB->...S", "size-conflict"),
+        ("ppo", "value_net.2", "policy_net.2", "tensor-made-twice"),
+        ("ppo", "vf/params/Dense_1/bias", "actor/params/Dense_1/bias", "leaf-claimed-twice"),
         ("sac", "stacked: {k: 0}", "stacked: {k: 1}", "size-conflict"),
     ],
 )

@@ -137,7 +137,7 @@ def test_published_sizes_need_no_setting(made: object, size: str) -> None:
     from transformers import AutoConfig, AutoModel
 
     if (made, size) == (lvt, "giant"):
-        with pytest.raises(PlanError, match=r"F = N\*G .*: is 5632, but .* makes it 6144"):
+        with pytest.raises(PlanError, match=r"F = N\*G .*: expected 5632, as .* got 6144"):
             convert.plan_conversion("videoprism", specs(lvt(size)))
         return
     plan = convert.plan_conversion("videoprism", specs(made(size)))  # type: ignore[operator]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from convert.core.findings import Finding
 from convert.rules.file import Axis
@@ -57,6 +57,16 @@ class SumConstraint:
 
 
 Statement = Constraint | SumConstraint
+
+
+def of_layers_before(statements: Iterable[Statement], axes: Mapping[str, Axis]) -> Iterator[Constraint]:
+    """Yield what the sizes of axes that are `behind` others, such as the rows of a layer, say of those in front of them."""
+    for one in statements:
+        if isinstance(one, SumConstraint) or "[" not in one.letter:
+            continue
+        letter, _, layer = one.letter.removesuffix("]").partition("[")
+        if front := axes[letter].in_front(int(layer)):
+            yield replace(one, letter=front)
 
 
 def bind(constraints: Iterable[Statement], axes: Mapping[str, Axis]) -> tuple[dict[str, int], list[Finding]]:
@@ -178,8 +188,7 @@ def _solve_products(sizes: dict[str, int], bound: Mapping[str, Constraint], axes
             if not unknown:
                 progress, _ = True, unsolved.pop(name)
                 if sizes.setdefault(name, known) != known:
-                    reason = str(bound.get(name, "another product"))
-                    findings.append(_broken_product(name, axis, f"is {known}, but {reason} makes it {sizes[name]}"))
+                    findings.append(_unequal_product(name, axis, known, sizes, bound))
             elif len(set(unknown)) == 1 and name in sizes:
                 progress, _ = True, unsolved.pop(name)
                 reason = f" ({bound[name]} makes it {sizes[name]})" if name in bound else ""
@@ -196,12 +205,32 @@ def _solve_products(sizes: dict[str, int], bound: Mapping[str, Constraint], axes
     return findings
 
 
+def _unequal_product(
+    name: str, axis: Axis, product: int, sizes: Mapping[str, int], bound: Mapping[str, Constraint]
+) -> Finding:
+    """Report a product of known sizes that is not the size of its letter."""
+    factors = {factor: sizes[factor] for factor in axis.equals if isinstance(factor, str)}
+    stated = [bound[letter] for letter in factors if letter in bound]
+    expected = f"{product}, as {', '.join(f'{letter} = {size}' for letter, size in factors.items())}"
+    found = _broken_product(name, axis, "the sizes disagree")
+    both = [*stated, *([bound[name]] if name in bound else [])]
+    setting = next((one.setting for one in both if one.setting), "")
+    return replace(
+        found,
+        path=next((one.leaf for one in both if one.leaf), ""),
+        expected=(expected if factors else str(product)) + (f" by {stated[0].place}" if stated else ""),
+        got=f"{sizes[name]}, by {bound.get(name, 'another product')}",
+        fix=f"leave out {setting}" if setting else found.fix,
+        data={"letter": name, "sizes": [sizes[name], product]},
+    )
+
+
 def _broken_product(name: str, axis: Axis, problem: str) -> Finding:
     return Finding(
         "size-conflict",
         f"{name} = {'*'.join(map(str, axis.equals))} ({axis.meaning}): {problem}",
         rule=axis.at.line_only,
-        fix="correct the product, or the equation that names the letter",
+        fix="convert a tree whose leaves fit one another, or correct the product or the equation in rules of your own",
     )
 
 

@@ -26,6 +26,7 @@ from convert.planning.facts.values import (
     published_version,
     solve_products,
     stated_places,
+    unfit_sizes,
     unmet_requirements,
 )
 from convert.planning.matching.match import Coverage, cover, layers_with, matching_root
@@ -206,6 +207,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     findings += contradictions(rules, match.target, sidecar, sizes, settings, solution.of_layers)
     findings += refused_nulls(rules, match.target, sidecar)
     findings += unmet_requirements(rules, match.target, facts, sizes)
+    findings += unfit_sizes(rules, match.target, sizes)
     findings += contradicted
     places = stated_places(rules, facts, sidecar, settings)
     findings += contradicted_formulas(rules, sizes, facts, places)

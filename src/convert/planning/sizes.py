@@ -12,7 +12,7 @@ from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
 from convert.layers.leaves import MisfitError
 from convert.planning.compile.named_leaf import constraints, sizes_of_layers
-from convert.planning.constraints import Constraint, Statement, SumConstraint, bind
+from convert.planning.constraints import Constraint, Statement, SumConstraint, bind, of_layers_before
 from convert.planning.matching.match import Coverage
 from convert.rules.file import references
 from convert.rules.formula import END
@@ -190,7 +190,8 @@ class _Solver:
         """Add the constraints of a rule to `known`; return the leaves that contradict the rule on their own."""
         try:
             varying = {letter: axis.of_layers for letter, axis in self.coverage.rules.axes.items() if axis.varies}
-            known.extend(constraints(matched, self.source, variant, self.every_leaf, varying))
+            found = list(constraints(matched, self.source, variant, self.every_leaf, varying))
+            known.extend([*found, *of_layers_before(found, self.coverage.rules.axes)])
         except MisfitError as misfit:
             return [misfit.finding]
         return []

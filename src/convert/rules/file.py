@@ -29,6 +29,7 @@ class Axis:
         at: position of the declaration.
         varies: whether its size may differ from layer to layer.
         of_layers: indices of the layers in each of which it has one size, in all rules; empty: the leaves of one rule agree.
+        behind: the letter whose size it has in the first layer, and the one whose size of the layer before it has in each other.
     """
 
     meaning: str
@@ -36,6 +37,11 @@ class Axis:
     at: Position
     varies: bool = False
     of_layers: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+
+    def in_front(self, layer: int) -> str:
+        """Return the letter, with the number of its layer, whose size the axis has in a layer; empty if it is `behind` nothing."""
+        return (f"{self.behind[1]}[{layer - 1}]" if layer else self.behind[0]) if self.behind else ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,21 @@ class DistinguishedBy:
 
 
 @dataclass(frozen=True)
+class Multiple:
+    """A size that a target's code takes only as a multiple of another one.
+
+    Attributes:
+        of: the letter whose size divides it.
+        because: the reason, in words.
+        at: position of the declaration.
+    """
+
+    of: str
+    because: str
+    at: Position
+
+
+@dataclass(frozen=True)
 class Requirement:
     """The only value of a fact that a target's code supports.
 
@@ -169,6 +190,7 @@ class Target:
         generation: contents of ``generation_config.json``, in the same way.
         rename_prefixes: prefix of module names in the rules -> prefix in this target.
         requires: fact -> the only value that this target's code supports.
+        multiples: letter -> what its size must be a multiple of.
         format: layout of the output, one of `FORMATS`.
         same_tree: classes of other models that may have the same tree, which ``config.json`` or `distinguished_by` tells apart.
         files: name of the files of weights in a directory, without number and ending; one of `STEMS`.
@@ -186,6 +208,7 @@ class Target:
     same_tree: tuple[str, ...] = ()
     files: str = "model"
     differs: tuple[str, ...] = ()
+    multiples: Mapping[str, Multiple] = field(default_factory=dict)
     shared: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def rename(self, path: Pattern) -> Pattern:

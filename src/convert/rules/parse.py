@@ -31,6 +31,7 @@ from convert.rules.file import (
     LayerTypes,
     Layout,
     ModulesOfClass,
+    Multiple,
     Requirement,
     RuleFile,
     SidecarConfig,
@@ -103,6 +104,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
                 header["axes"].value[name].at,
                 any(varies := axis.get("varies", ())),
                 tuple(index for index in varies if isinstance(index, str)),
+                tuple(axis.get("behind", ())),
             )
             for name, axis in values.get("axes", {}).items()
         },
@@ -193,6 +195,10 @@ def _target(name: str, values: Mapping[str, Any], node: YamlNode) -> Target:
         tuple(values.get("same_tree", ())),
         values.get("files", STEMS[0]),
         differs=tuple(values.get("differs", ())),
+        multiples={
+            letter: Multiple(stated["of"], stated["because"], node.value["multiples"].value[letter].at)
+            for letter, stated in values.get("multiples", {}).items()
+        },
         shared={name: tuple(others) for name, others in values.get("shared", {}).items()},
     )
 

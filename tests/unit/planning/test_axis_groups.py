@@ -385,7 +385,7 @@ def test_both_sides_of_a_square_are_one_unknown() -> None:
             head(N=5, H=2),
             (
                 "size-conflict",
-                "one name for each element of N in {q,k,v} (another axis is named as in {H:a,b}) makes it 3",
+                "one name for each element of N in {q,k,v} (another axis is named as in {H:a,b})",
             ),
         ),
         (

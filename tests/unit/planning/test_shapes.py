@@ -98,13 +98,13 @@ def test_an_axis_that_does_not_divide(shape: tuple[int, ...], rule: str, problem
 
 def test_a_product_that_contradicts() -> None:
     tree = zeros(w=(8, 20))
-    for rules, leaves, sizes in (
-        (IO + "\n- from: p\n  axes: P\n  parameter: p", {**tree, **zeros(p=(5,))}, {}),
-        (IO, tree, {"P": 5}),
-    ):
-        assert places(rules, leaves, PRODUCTS, settings=sizes) == [("size-conflict", "r.yaml:5", "")]
+    for rules, leaves, sizes, leaf, stated, fix in (
+        (IO + "\n- from: p\n  axes: P\n  parameter: p", {**tree, **zeros(p=(5,))}, {}, "p", "r.yaml:14", "convert a tree whose"),
+        (IO, tree, {"P": 5}, "w", "--set P=5", "leave out --set P=5"),
+    ):  # fmt: skip
+        assert places(rules, leaves, PRODUCTS, settings=sizes) == [("size-conflict", "r.yaml:5", leaf)]
         (text,) = findings(rules, leaves, PRODUCTS, settings=sizes)
-        assert "is 10, but r.yaml:11: w: float32[8,20] as I O makes it 8" in text
+        assert f"expected 10, as P = 5 by {stated}, got 8, by r.yaml:11: w: float32[8,20] as I O; {fix}" in text
     assert places(IO, tree, PRODUCTS, settings={"T": 3}) == [("size-conflict", "r.yaml:7", "")]
     assert places(IO, tree, PRODUCTS, settings={"I": 6}) == [("size-conflict", "r.yaml:11", "w")]
     assert findings(IO, tree, PRODUCTS, settings={"I": 6})[0].endswith("leave out --set I=6")

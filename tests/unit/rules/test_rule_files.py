@@ -542,6 +542,44 @@ def test_needs_and_what_is_untold_speak_of_facts() -> None:
         assert error.value.code == "rule-unknown-name" and error.value.findings[0].fix == "did you mean 'theta'?"
 
 
+def test_a_size_is_a_multiple_of_a_letter_that_is_declared() -> None:
+    head = "model: m\ntitle: M\naxes: {D: {is: width}, N: {is: heads}}\ntargets: {torch: {loads: T, multiples: {D: {of: N, because: it is cut}}}}\n"
+    assert rule_file("- from: w\n  axes: DN\n  parameter: w", head).targets["torch"].multiples["D"].of == "N"
+    for old, new in (("multiples: {D", "multiples: {E"), ("of: N", "of: M")):
+        with pytest.raises(RuleError) as error:
+            rule_file("- from: w\n  axes: DN\n  parameter: w", head.replace(old, new))
+        assert error.value.code == "rule-unknown-name" and "`multiples` of torch" in str(error.value)
+
+
+def test_rows_are_behind_columns_of_the_same_layers() -> None:
+    head = "model: m\ntitle: M\naxes: {P: {is: first}, I: {is: rows, varies: i, behind: [P, O]}, O: {is: columns, varies: i}}\ntargets: {torch: {loads: T}}\n"
+    rules = "- einsum: ...I,IO->...O\n  from: w_{i}\n  linear: m.{i}"
+    sizes = {"w_0": (2, 3), "w_1": (3, 5), "w_2": (5, 1)}
+
+    def planned(**other: tuple[int, ...]) -> object:
+        tree = {name: np.ones(shape, np.float32) for name, shape in {**sizes, **other}.items()}
+        return make_plan(rule_file(rules, head), MemorySource(tree))
+
+    assert rule_file(rules, head).axes["I"].behind == ("P", "O") and planned()
+    for other, said in (
+        ({"w_2": (4, 1)}, "makes O[1] = 4"),
+        ({"w_1": (3, 4)}, "makes O[1] = 5"),
+        ({"w_1": (4, 5)}, "makes O[0] = 4"),
+    ):
+        with pytest.raises(ConvertError) as refused:
+            planned(**other)
+        assert [one.code for one in refused.value.findings] == ["size-conflict"] and said in str(refused.value)
+    for old, new, code in (
+        ("[P, O]", "[P, U]", "rule-unknown-name"),
+        ("[P, O]", "[P]", "rule-layer-conflict"),
+        ("varies: i, behind", "varies: true, behind", "rule-layer-conflict"),
+        ("columns, varies: i", "columns, varies: true", "rule-layer-conflict"),
+    ):
+        with pytest.raises(RuleError) as error:
+            rule_file(rules, head.replace(old, new))
+        assert error.value.code == code and "`behind` of I" in str(error.value)
+
+
 def test_a_version_says_what_another_model_of_its_sizes_has() -> None:
     head = """model: m
 title: M

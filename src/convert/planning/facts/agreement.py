@@ -38,7 +38,9 @@ def contradicted_formulas(
                 expected=f"{formula.text} to be {size}",
                 got=("" if found is None else f"{found:g} with ")
                 + "; ".join(f"{k} = {v!r}" for k, v in values.items()),
-                fix=f"give the {' and '.join(of_facts)} of the model that was trained",
+                fix=f"give the {' and '.join(of_facts)} of the model that was trained"
+                if of_facts
+                else "convert a tree whose leaves fit one another",
             )
 
 

@@ -56,6 +56,24 @@ def unmet_requirements(
             )
 
 
+def unfit_sizes(rules: RuleFile, target: str, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Find sizes that the target's code does not take, as they are no multiple of another one."""
+    code = rules.targets[target]
+    for letter, need in code.multiples.items():
+        if letter not in sizes or need.of not in sizes or sizes[letter] % sizes[need.of] == 0:
+            continue
+        others = [other for other in rules.targets if other != target]
+        yield Finding(
+            "target-requirement",
+            f"{code.loads} does not take these sizes ({need.because})",
+            rule=need.at.line_only,
+            expected=f"{letter} ({rules.axes[letter].meaning}) to be a multiple of {need.of} = {sizes[need.of]} "
+            f"({rules.axes[need.of].meaning})",
+            got=f"{letter} = {sizes[letter]}",
+            fix=f"choose another target: --to {' or '.join(others)}" if others else "use other code to load the model",
+        )
+
+
 def unknown_requirements(rules: RuleFile, target: str, facts: Mapping[str, Any]) -> Iterator[str]:
     """Name facts that the target's code requires and that are unknown."""
     code = rules.targets[target]

@@ -133,6 +133,10 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
     known = {**known, "layer_types": rules.layer_types}
     for name, target in header["targets"].items():
         used += [(f"`requires` of {name}", target.value["requires"], known)] if "requires" in target.value else []
+    for name, target in rules.targets.items():
+        for letter, multiple in target.multiples.items():
+            for undeclared in {letter, multiple.of}.difference(rules.axes):
+                yield _undeclared(multiple.at, f"`multiples` of {name}", undeclared, axes=rules.axes)
     for key, node, names in used:
         for fact in node.value:
             if not any(fact in declared for declared in names.values()):
@@ -214,6 +218,25 @@ def _axes_vary_by_an_index(rules: RuleFile) -> Iterator[Finding]:
         for index in axis.of_layers:
             if index not in indices:
                 yield _undeclared(axis.at, f"`varies` of {name}", index, indices=indices)
+
+
+def _rows_are_behind_two_letters(rules: RuleFile) -> Iterator[Finding]:
+    for name, axis in rules.axes.items():
+        for letter in axis.behind:
+            if letter not in rules.axes:
+                yield _undeclared(axis.at, f"`behind` of {name}", letter, axes=rules.axes)
+        known = [rules.axes[letter] for letter in axis.behind if letter in rules.axes]
+        if axis.behind and (
+            len(axis.behind) != 2 or not axis.of_layers or (len(known) == 2 and known[1].of_layers != axis.of_layers)
+        ):
+            yield Finding(
+                "rule-layer-conflict",
+                f"`behind` of {name}",
+                rule=str(axis.at),
+                expected=f"two letters, and `varies: i` with the same index of both {name} and the second",
+                got=", ".join(axis.behind),
+                fix="name what the first layer follows, then the axis behind each layer",
+            )
 
 
 def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
@@ -298,6 +321,7 @@ HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _path_variants_count_by_one_index,
     _letters_are_not_indices,
     _axes_vary_by_an_index,
+    _rows_are_behind_two_letters,
     _axes_that_vary_have_no_size,
     _strides_are_declared,
     _choices_have_the_same_variants,

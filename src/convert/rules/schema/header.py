@@ -22,7 +22,7 @@ from convert.core.fields import (
 from convert.core.findings import Finding
 from convert.core.path_pattern import parse_pattern
 from convert.core.yaml_nodes import YamlNode
-from convert.layers.shared_keys import PATTERN, parse_fact
+from convert.layers.shared_keys import PATTERN, parse_fact, parse_letter
 from convert.rules.allowed import ALLOWED
 from convert.rules.file import FORMATS, STEMS
 from convert.rules.formula import parse_formula
@@ -77,6 +77,10 @@ AXIS = Record(
         "varies": Key(
             ListOf(Scalar((bool, str), "true, or the index of the layers", parse_varying), or_one=True),
             "Whether the size may differ from layer to layer, as the channels of a ResNet do; the leaves of one rule agree in a layer. With the index of the layers such as i, or a list of such, those of all rules agree. Default: false, and the letter is one size in the whole file.",
+        ),
+        "behind": Key(
+            ListOf(Scalar(str, "the letter of an axis", parse_letter)),
+            "Two letters, for rows that follow one another: the first layer has the size of the one, and each other layer that of the other in the layer before. Default: any size.",
         ),
     },
     "an axis",
@@ -142,6 +146,13 @@ _REQUIREMENT = Record(
     },
     "a requirement of a target",
 )
+_MULTIPLE = Record(
+    {
+        "of": Key(Scalar(str, "the letter of an axis", parse_letter), "Letter whose size divides it.", required=True),
+        "because": Key(TEXT, "Reason, in words.", required=True),
+    },
+    "a multiple of a target",
+)
 LOADS = "my_package.Model"
 TARGET = Record(
     {
@@ -165,6 +176,10 @@ TARGET = Record(
         "requires": Key(
             MapOf(_REQUIREMENT),
             "Mapping of a fact, or of a list in `layer_types`, to the only value that this target's code supports, with the reason. Default: any value.",
+        ),
+        "multiples": Key(
+            MapOf(_MULTIPLE),
+            "Mapping of a letter to another one: this target's code takes no size of the first that is no multiple of the second, with the reason. Default: any size.",
         ),
         "shared": Key(
             MapOf(ListOf(Scalar(str, "the name of a module or tensor"))),

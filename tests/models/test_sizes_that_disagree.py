@@ -1,0 +1,134 @@
+"""Sizes of one tree that contradict one another, or that the class of the target does not take, are refused before data is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from support import gemma_drawn, gemma_towers, maxtext, t5gemma
+from support.drawn_cases import DrawnCases
+from support.goldens import SpecsOnly
+from support.paths import GOLDEN
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes_of(case: str) -> Shapes:
+    """Return the leaves of a golden."""
+    folder, _, name = case.partition("/")
+    if (folder.startswith("gemma") and name == "ckpt") or folder == "maxtext":
+        path = maxtext.checkpoint(name) if folder == "maxtext" else GOLDEN / case
+        return {leaf: x.spec.shape for leaf, x in convert.open_source(path).leaves.items()}
+    if name == "ckpt":
+        with np.load(GOLDEN / f"{case}.npz") as stored:
+            return {leaf: stored[leaf].shape for leaf in stored.files}
+    return DrawnCases(GOLDEN / folder).shapes(name)
+
+
+def planned(family: str, shapes: Shapes, said: dict[str, object], to: str | None = None) -> convert.Plan:
+    specs = {leaf: (shape, "float32") for leaf, shape in shapes.items()}
+    return convert.plan_conversion(family, SpecsOnly(specs), settings=said, to=to)
+
+
+def resized(shapes: Shapes, where: str, old: int, new: int) -> Shapes:
+    """Give each axis of this size, in the leaves that `where` finds, another one."""
+    return {
+        leaf: tuple(new if size == old else size for size in shape) if re.search(where, leaf) else shape
+        for leaf, shape in shapes.items()
+    }
+
+
+QWEN = {"key_heads": 2, "key_head_width": 6}
+CASES = [
+    ("siglip", "siglip/ckpt", {}, "txt/.*Attention", 2, 4, "48, as N = 4, H = 12 by", "24, by"),
+    ("siglip", "siglip/ckpt", {}, "img/.*Attention", 8, 16, "48, as A = 3, B = 16 by", "24, by"),
+    ("owl-vit", "scenic/owlv2", {"image_size": 20}, "clip/text/.*attn", 4, 8, "40, as N = 5, H = 8 by", "20, by"),
+    ("gemma", "paligemma1/ckpt", {"vocab_size": 101}, "img/.*Attention", 8, 16, "48, as A = 3, B = 16 by", "24, by"),
+    ("openpi", "openpi/pi0", {}, "img/.*Attention", 8, 16, "32, as A = 2, B = 16 by", "16, by"),
+    ("tips", "tips/text", {}, "Attention", 6, 12, "36, as N = 3, H = 12 by", "18, by"),
+    ("tips", "tips/image", {}, "Attention", 6, 12, "36, as N = 3, H = 12 by", "18, by"),
+    ("videoprism", "videoprism/encoder", {}, "self_attention", 7, 14, "42, as N = 3, H = 14 by", "21, by"),
+    ("vivit", "scenic/vivit", {}, "Attention", 5, 10, "30, as N = 3, H = 10 by", "15, by"),
+    ("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), "fflayer", 96, 192, "96, as U = 24 by", "192, by"),
+    ("maxtext", "maxtext/qwen3.5", QWEN, "conv1d", 64, 128, "2*key_heads*key_head_width + Z to be 128", "64 with"),
+    ("maxtext", "maxtext/qwen3-next", QWEN, "qkvz", 104, 208, "2*key_heads*key_head_width + 2*Z to be 208", "104 with"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "case", "said", "where", "old", "new", "expected", "got"), CASES)
+def test_sizes_that_contradict_one_another_are_refused(
+    family: str, case: str, said: dict[str, object], where: str, old: int, new: int, expected: str, got: str
+) -> None:
+    shapes = shapes_of(case)
+    model = planned(family, shapes, said).rules.model
+    with pytest.raises(convert.PlanError) as refused:
+        planned(model, resized(shapes, where, old, new), said)
+    found = [one for one in refused.value.findings if one.code == "size-conflict"]
+    assert any(one.expected.startswith(expected) and one.got.startswith(got) for one in found), found
+    assert all(one.rule and one.fix for one in found)
+
+
+GEMMA2 = {"vocab_size": 256, "sliding_window": 8, "query_pre_attn_scalar": 12}
+GEMMA3 = {**GEMMA2, "rope_factor_global": 1.0, "context_length": 1024}
+
+
+@pytest.mark.parametrize(("case", "said"), [("gemma2-2b/ckpt", GEMMA2), ("gemma3/ckpt", GEMMA3)])
+def test_a_width_that_is_no_multiple_of_the_heads_is_refused_for_the_class_that_refuses_it(
+    case: str, said: dict[str, object]
+) -> None:
+    shapes = resized(shapes_of(case), "attn/(q_einsum|attn_vec_einsum)", 4, 5)
+    with pytest.raises(convert.PlanError) as refused:
+        planned("gemma", shapes, said)
+    (finding,) = refused.value.findings
+    assert finding.code == "target-requirement" and "--to gemma_pytorch" in finding.fix
+    assert finding.expected == "D (model width) to be a multiple of N = 5 (attention heads)" and finding.got == "D = 48"
+    assert planned("gemma", shapes, said, to="gemma_pytorch").sizes["N"] == 5
+
+
+def one_wider(config: dict[str, Any]) -> dict[str, Any]:
+    """Add one to each width of the configuration of a language model."""
+    return {
+        key: one_wider(value)
+        if isinstance(value, dict) and key != "vision_config"
+        else value + 1
+        if key == "hidden_size"
+        else value
+        for key, value in config.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "case", "said"),
+    [
+        ("gemma", "gemma1-mha/ckpt", {"vocab_size": 256, "context_length": 1024}),
+        ("gemma", "gemma2-2b/ckpt", GEMMA2),
+        ("gemma", "gemma3/ckpt", GEMMA3),
+        ("gemma", "paligemma2/ckpt", {"vocab_size": 101, "sliding_window": 4, "query_pre_attn_scalar": 8}),
+        *(("gemma", f"gemma4/{case}", gemma_drawn.settings(case)) for case in ("gemma3n", "gemma4-31b")),
+        ("gemma", "t5gemma/t5gemma-s-s", t5gemma.settings("t5gemma-s-s")),
+        ("tunix-gemma3", "tunix/gemma3", {name: x for name, x in GEMMA3.items() if name != "vocab_size"}),
+        *(
+            (maxtext.rules(case), f"maxtext/{case}", maxtext.settings(case))
+            for case in ("deepseek2", "deepseek3", "gemma2", "gemma3", "gemma3-vision", "llama3.1", "mistral", "qwen2.5", "qwen3")
+        ),
+    ],
+)  # fmt: skip
+def test_no_other_class_refuses_such_a_width(family: str, case: str, said: dict[str, object]) -> None:
+    """The rules name the classes of the installed transformers that do, and none beside them."""
+    import transformers
+
+    plan = planned(family, shapes_of(case), said)
+    config = plan.config
+    assert config is not None and transformers.AutoConfig.for_model(**config)
+    try:
+        transformers.AutoConfig.for_model(**one_wider(config))
+    except Exception as refused:  # noqa: BLE001  # of huggingface_hub, which is no part of transformers
+        assert "not a multiple of the number of attention heads" in str(refused)
+        assert plan.rules.targets["transformers"].multiples
+    else:
+        assert not plan.rules.targets["transformers"].multiples
