@@ -195,7 +195,7 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
     late = None if solved else both.search_used_late(search)
     if late is not None:
         solved = late.solve()
-        search = late if solved or late.known >= search.known else search
+        search = late if solved or late.led_further(search) else search  # what lies between is no part of the way
     if not solved and search.ran_out:
         patient = both.search()
         patient.patient = True

@@ -41,10 +41,11 @@ class Search(Walk):
         self.returns = RETURNS
         self._ways: dict[Any, list[Ways]] = {}
 
-    @property
-    def known(self) -> int:
-        """How many operations of the target have their parameters, on the way."""
-        return _choices(self.segments)
+    def led_further(self, other: Search) -> bool:
+        """Whether another search of the same operations ended with fewer parameters; or with as many, at the same operation."""
+        ended = [one.target.operations[one.failure.index : one.failure.index + 1] for one in (self, other)]
+        ours, theirs = _choices(self.segments), _choices(other.segments)
+        return ours > theirs or (ours == theirs and ended[0] == ended[1])
 
     def solve(self) -> bool:
         """Find a way from the end of `segments` to the outputs; True if there is one. Otherwise the deepest goes on from there."""

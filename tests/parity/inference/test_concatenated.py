@@ -174,6 +174,29 @@ def test_channels_of_a_convolution_and_of_the_norm_in_front_of_it() -> None:
         assert "concatenated: {" in rule.split(target)[0] and "concatenated: {" in rule.split(target)[1], rule
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_channels_of_one_value_each_in_the_reversed_order(count: int) -> None:
+    """This is no kernel that is flipped."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, w["k"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+
+    class Reversed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv1d(count, F, 5, padding=2, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.conv(x.flip(-1).mT).mT
+
+    found = derive(function, Reversed(), {"k": (5, count, F)}, floats(3, 7, count))
+    assert found.complete
+    letters = "EFG"[:count]
+    (rule,) = rules(found, Reversed())
+    assert f"concatenated: {{D: {' + '.join(letters)}}}" in rule
+    assert f"concatenated: {{D: {' + '.join(reversed(letters))}}}" in rule
+
+
 class ConvolvedHeads(nn.Module):
     """A convolution whose result is split."""
 

@@ -11,7 +11,7 @@ WORDS: dict[str, dict[str, str]] = {
     "block": {
         "epsilon": "adds 1e-05 .*adds 1e-06",
         "bias": "of what m.4 gives, the JAX model adds ib" + MISSING,
-        "queries": "of the input x, the JAX model .*" + _NORM,
+        "queries": "the target uses the input x, and the JAX model the sum",
         "values": "and what m.1 gives, the target takes the matrix product",
         "heads": "takes the matrix product .*the elements are in another order",
         "scale": "JAX model divides by 2" + MISSING,

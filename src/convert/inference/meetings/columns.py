@@ -18,6 +18,7 @@ from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAME = 1e-12  # relative: two rows that were computed in one way
+FEW = 3  # equal columns that are tried in every order
 MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
@@ -65,6 +66,25 @@ def columns_of(array: Array, numbers: Array) -> Columns:
 def columns_along(array: Array, axis: int) -> Columns:
     """Return what stands at each place along an axis of an array, such as its channels."""
     return columns_of(array, np.arange(array.shape[axis]).reshape([-1 if k == axis else 1 for k in range(array.ndim)]))
+
+
+def in_other_orders(pairing: Pairing, target: Columns) -> list[Pairing]:
+    """Return the pairings with a few columns of the target that are equal in every other order, as two that are zero in a first step.
+
+    Where more than a few are equal, or others are, there are none.
+    """
+    tied = pairing.tied
+    if not 1 < len(tied) <= FEW:
+        return []
+    one = Columns(target.numbers[tied], target.sums[:, tied], target.scales[:, tied])
+    if len(matches(one, one)[0]) != len(tied) ** 2:
+        return []
+    found = []
+    for order in list(itertools.permutations(tied))[1:]:
+        numbers = pairing.numbers.copy()
+        numbers[tied] = pairing.numbers[list(order)]
+        found.append(Pairing(numbers, tied))
+    return found
 
 
 def _distinct(rows: Array) -> Array:

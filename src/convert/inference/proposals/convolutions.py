@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from convert.inference.candidates.candidate import Candidate
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
-from convert.inference.meetings.columns import columns_along, pair
+from convert.inference.meetings.columns import columns_along, in_other_orders, pair
 from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import others, products, taps
 from convert.inference.proposals.elementwise import anywhere
@@ -56,28 +56,29 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             pairing = pair(columns_along(_as_channels(x, whole), 1), columns_along(data, 1), context.tolerance)
             if pairing is None or len(pairing.tied):  # of the tied ones, some are along another axis of the kernel
                 continue
-        order = pairing.numbers
         shape = _as_channels(weight.array, whole).shape
-        for how, cut in _kernels(stack, order, groups, transposed):
-            value, places, *numbers = cut
-            tied = tuple(pairing.tied.tolist())
-            if groups == 1 and numbers and not whole and value.shape[2:] == shape[2:]:
-                places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
-                kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
-            if value.shape != shape or not numbers or not context.free(numbers[0]):
-                continue
-            for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
-                value, places, *numbers = of
-                found = context.fitted(
-                    [_as_channels(a, whole) for a in elements],
-                    numbers,
-                    value,
-                    partial(_replayed, context, weight, whole),
-                    meeting,
-                    places,
-                )
-                if found is not None:
-                    yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
+        further = () if context.strict or whole else in_other_orders(pairing, channels)
+        for paired in (pairing, *further):
+            for how, cut in _kernels(stack, paired.numbers, groups, transposed):
+                value, places, *numbers = cut
+                tied = tuple(pairing.tied.tolist())
+                if groups == 1 and numbers and not whole and value.shape[2:] == shape[2:]:
+                    places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
+                    kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
+                if value.shape != shape or not numbers or not context.free(numbers[0]):
+                    continue
+                for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
+                    value, places, *numbers = of
+                    found = context.fitted(
+                        [_as_channels(a, whole) for a in elements],
+                        numbers,
+                        value,
+                        partial(_replayed, context, weight, whole),
+                        meeting,
+                        places,
+                    )
+                    if found is not None:
+                        yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
     if kernels and elements:
         yield from products.of_parts(
             context,

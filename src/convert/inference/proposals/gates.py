@@ -29,6 +29,7 @@ from convert.programs.program import Operation, Program, Value, producers_of, us
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
 KIND = ("gates",)  # of the candidates
+AT_ZEROS = ("zeros", "gates")  # of those for a bias alone
 OTHERS = (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
 OFFSETS = {0.0: Arithmetic.SAME, 1.0: Arithmetic.ONE_PLUS, -1.0: Arithmetic.MINUS_ONE}
 
@@ -155,7 +156,7 @@ class Cells:
             made = [self._bias_of(gate, numbers, other) for (gate, numbers), other in zip(own, order, strict=False)]
             if len(order) == len(own) and all(made):
                 pieces = tuple(piece for found in made for piece in found)
-                yield Candidate(pieces, "added to zeros in the first step", KIND)
+                yield Candidate(pieces, "added to zeros in the first step", AT_ZEROS)
 
     def _bias_of(self, gate: Gate, target: Array, other: Gate) -> list[Piece]:
         """Return what the one bias of a gate of the source makes of a bias of the target; nothing if they are gates of other kinds."""

@@ -18,7 +18,7 @@ import numpy as np
 from convert.inference.candidates.candidate import Candidate, Piece, siblings
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
-from convert.inference.meetings.columns import Pairing, pair
+from convert.inference.meetings.columns import Pairing, in_other_orders, pair
 from convert.inference.meetings.sites import Meeting, Product, products
 from convert.inference.proposals import in_one_sum, low_rank, side_by_side
 from convert.programs.program import Operation, Value
@@ -332,6 +332,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         pairing = pair(target.columns, product.columns, context.tolerance)
         if pairing is not None and product.numbers:
             paired.append((product, meeting, pairing))
+            others = () if context.strict else in_other_orders(pairing, target.columns)
+            paired += [(product, meeting, other) for other in others]
     last, same = context.of_siblings.get(siblings(operation), (operation, None))
     if last is operation:  # what was tried for it before, and refuted
         same = None

@@ -93,7 +93,7 @@ def compare_rules(
 def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> None:
     """Replace the two biases of a recurrent layer by their sum, where torch computes with no more than that."""
     for name in list(pairs):
-        other = name.replace("bias_ih_l", "bias_hh_l")
+        other = re.sub(r"\bbias_ih(?=_l|$)", "bias_hh", name)  # a cell names no layer
         if other != name and other in pairs and kinds[name] in KINDS:
             ours, theirs = (sums(kinds[name], {"bias_ih": pairs[name][k], "bias_hh": pairs[other][k]}) for k in (0, 1))
             pairs[name], pairs[other] = ((ours[role], theirs[role]) for role in ("bias_ih", "bias_hh"))

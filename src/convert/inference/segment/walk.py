@@ -18,6 +18,7 @@ from convert.inference.candidates.replay import OtherPathError
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.added_up import weighs_rows
+from convert.inference.meetings.columns import FEW
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
 from convert.inference.proposals import (
     computed,
@@ -29,7 +30,7 @@ from convert.inference.proposals import (
     products,
     with_vectors,
 )
-from convert.inference.proposals.gates import Cells
+from convert.inference.proposals.gates import AT_ZEROS, Cells
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
 from convert.inference.segment.segments import Failure, Level, Solution
@@ -273,7 +274,7 @@ class Walk(Assigned):
         if operation.name == VISIBLE_SUM and not self.source.same_data(Role.SHIFT, met, self.context.tolerance):
             return True  # the programs hide other positions; the sum itself follows
         self.met_nothing |= not met.size
-        return not met.size or (role_of(operation) is Role.PRODUCT and not met.any())
+        return not met.size or (role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION) and not met.any())
 
     def _is_zero(self, value: Value) -> bool:
         """Whether a value is zero with any parameters, as what is multiplied by a time of 0."""
@@ -447,7 +448,7 @@ class Walk(Assigned):
         factors: list[Choice] = []  # what follows at this operation decides
         for choice in self._choices(at, operation, side, before, wanted):
             candidate = choice.candidate
-            if candidate.kind[:2] == own.FACTOR or candidate.kind == elementwise.BEHIND_PRODUCT:
+            if candidate.kind[:2] == own.FACTOR or candidate.kind in (elementwise.BEHIND_PRODUCT, AT_ZEROS):
                 factors.append(choice)
             elif (out := self._result(operation, candidate)) is None:
                 self._refute(at, "it does not run")
@@ -483,7 +484,8 @@ class Walk(Assigned):
                 self._hindered |= self._strict and self._stuck  # what comes next may try as many again
                 self._cuts += 1
                 return
-            self._hindered |= self._strict and candidate.kind[0] == products.TOGETHER  # single experts come next
+            further = candidate.kind[0] == products.TOGETHER or 1 < len(candidate.tied) <= FEW
+            self._hindered |= self._strict and further  # single experts come next, and other orders of equal columns
             if candidate.key in seen:
                 continue
             seen.add(candidate.key)

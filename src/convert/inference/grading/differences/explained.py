@@ -52,7 +52,8 @@ class GuessedRun:
 def where_it_ended(search: Search) -> Difference:
     """Return the operation of the target at which every candidate was refuted."""
     at, operations = search.failure.index, search.target.operations
-    site = site_of("target", at, operations[min(at, len(operations) - 1)])
+    in_record = search.in_record[at] if at < len(search.in_record) else at
+    site = site_of("target", in_record, operations[min(at, len(operations) - 1)])
     return Difference(site, search.failure.problem, shown=False)
 
 

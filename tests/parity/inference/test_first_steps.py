@@ -1,0 +1,131 @@
+"""The first step of a recurrent decoder meets zeros, and shows its parameters in part: Tacotron 2 (Shen et al. 2018) begins so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+from convert.inference.derivation import Arithmetic, Grade
+from support.inferred import WIDTH, derive, floats, grades
+
+D, STEPS = WIDTH, 3
+PROVEN = {Grade.DERIVED, Grade.INTERCHANGEABLE}
+
+
+def stepped(w: Mapping[str, Any], x: Any, state: tuple[Any, Any], number: float) -> tuple[Any, Any]:
+    i, g, f, o = jnp.split(jnp.concatenate([x, state[0]], -1) @ w["w"] + w["b"], 4, -1)
+    cell = jax.nn.sigmoid(f + number) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
+
+
+class Started(nn.Module):
+    """A cell that begins with a step of zeros; ``swapped``: the gates of the input and of what is forgotten."""
+
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__()
+        self.rnn, self.out, self.swapped = nn.LSTMCell(D, D), nn.Linear(D, D, bias=False), swapped
+
+    def forward(self, x: Any) -> Any:
+        x = torch.cat([torch.zeros_like(x[:, :1]), x], 1)
+        h = c = torch.zeros_like(x[:, 0])
+        made = []
+        for k in range(STEPS):
+            h, c = self.rnn(x[:, k], (h, -c if self.swapped else c))
+            made.append(self.out(h))
+        return torch.stack(made, 1)
+
+
+def started(number: float) -> Any:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        x = jnp.concatenate([jnp.zeros_like(x[:, :1]), x], 1)
+        state = (jnp.zeros_like(x[:, 0]),) * 2
+        made = []
+        for k in range(STEPS):
+            state = stepped(w, x[:, k], state, number)
+            made.append(state[0] @ w["out"])
+        return jnp.stack(made, 1)
+
+    return function
+
+
+SHAPES = {"w": (2 * D, 4 * D), "b": (4 * D,), "out": (D, D)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0.0, 1.0])
+def test_a_number_that_is_added_to_a_gate_is_found_where_the_first_step_does_not_show_it(number: float) -> None:
+    found = derive(started(number), Started(), SHAPES, floats(3, STEPS, D))
+    assert found.complete and grades(found) <= PROVEN
+    biases = [found.tensor(f"rnn.bias_{kind}") for kind in ("ih", "hh")]
+    arithmetic = {part.arithmetic for tensor in biases for part in tensor.parts}
+    assert (Arithmetic.ONE_PLUS in arithmetic) is bool(number)
+
+
+@pytest.mark.slow
+def test_another_sign_of_the_state_is_not_derived() -> None:
+    found = derive(started(1.0), Started(swapped=True), SHAPES, floats(3, STEPS, D))
+    assert not found.complete and found.differences
+
+
+def located(w: Mapping[str, Any], memory: Any) -> Any:
+    """Attention by where it was: the weights of the last step, and of all steps, are zero at first and equal in the second step."""
+    last = every = jnp.zeros_like(memory[..., 0])
+    context, made = jnp.zeros_like(memory[:, 0]), []
+    state = (context,) * 2
+    for _ in range(STEPS):
+        state = stepped(w, context, state, 1.0)
+        place = jnp.stack([every, last], -1)
+        place = jax.lax.conv_general_dilated(place, w["place"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        last = jax.nn.softmax(jnp.tanh((state[0] @ w["query"])[:, None] + place + memory @ w["key"]) @ w["score"], -1)
+        every = every + last
+        context = jnp.einsum("nt,ntd->nd", last, memory)
+        made.append(context @ w["out"])
+    return jnp.stack(made, 1)
+
+
+class Located(nn.Module):
+    """``all_steps``: whether the weights of all steps are added up."""
+
+    def __init__(self, all_steps: bool = True) -> None:
+        super().__init__()
+        self.place, self.all_steps = nn.Conv1d(2, D, 5, padding=2, bias=False), all_steps
+        self.rnn = nn.LSTMCell(D, D)
+        self.query, self.key, self.out = (nn.Linear(D, D, bias=False) for _ in range(3))
+        self.score = nn.Linear(D, 1, bias=False)
+
+    def forward(self, memory: Any) -> Any:
+        last = every = torch.zeros_like(memory[..., 0])
+        context, made = torch.zeros_like(memory[:, 0]), []
+        state = (context, context)
+        for _ in range(STEPS):
+            state = self.rnn(context, state)
+            place = self.place(torch.stack([last, every], 1)).mT
+            energy = self.score(torch.tanh(self.query(state[0])[:, None] + place + self.key(memory)))
+            last = energy[..., 0].softmax(-1)
+            every = every + last if self.all_steps else last
+            context = (last[:, None] @ memory)[:, 0]
+            made.append(self.out(context))
+        return torch.stack(made, 1)
+
+
+OF_PLACES = {**SHAPES, "place": (5, 2, D), "score": (D,), **dict.fromkeys(("query", "key"), (D, D))}
+
+
+@pytest.mark.slow
+def test_channels_that_are_equal_at_first_are_told_apart_by_later_steps() -> None:
+    found = derive(located, Located(), OF_PLACES, floats(3, 7, D))
+    assert found.complete and grades(found) <= PROVEN
+    (part,) = found.tensor("place.weight").parts
+    assert part.positions[0] == D  # the second channel of the leaf comes first
+
+
+@pytest.mark.slow
+def test_weights_of_the_last_step_alone_are_not_derived() -> None:
+    found = derive(located, Located(all_steps=False), OF_PLACES, floats(3, 7, D))
+    assert not found.complete and found.differences
