@@ -134,6 +134,37 @@ def test_a_table_that_is_used_twice_keeps_its_sign() -> None:
     assert any("from: l\n" in rule and "prescaled_by: -1" in rule for rule in rules(found, net))
 
 
+class Bags(nn.Module):
+    """Tables, each the mean of its rows, joined with a layer's result; their products are used, too, as by DLRM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l, self.e = nn.Linear(D, D), nn.ModuleList(nn.EmbeddingBag(11, D, mode="mean") for _ in range(2))
+        self.h = nn.Linear(3 * D + 9, OUT)
+
+    def forward(self, x: Any) -> Any:
+        ids = (x[:, D:].unflatten(1, (2, 3)).abs() * 4).long().clamp(max=10)
+        bags = [e(ids[:, k]) for k, e in enumerate(self.e)]
+        y = torch.cat([torch.relu(self.l(x[:, :D])), *bags], 1).view(len(x), 3, D)
+        return self.h(torch.cat([y.flatten(1), (y @ y.mT).flatten(1)], 1))
+
+
+BAGS = {"l": (D, D), "b": (D,), "e": (2, 11, D), "h": (3 * D + 9, OUT), "c": (OUT,)}
+
+
+def bags(w: Leaves, x: Any) -> Any:
+    ids = jnp.clip((jnp.abs(x[:, D:].reshape(-1, 2, 3)) * 4).astype(int), 0, 10)
+    picked = jnp.stack([w["e"][k][ids[:, k]].sum(1) for k in range(2)], 1)
+    y = jnp.concatenate([jax.nn.relu(x[:, :D] @ w["l"] + w["b"])[:, None], picked], 1)
+    return jnp.concatenate([y.reshape(len(x), -1), (y @ y.mT).reshape(len(x), -1)], 1) @ w["h"] + w["c"]
+
+
+def test_weights_of_each_value_that_is_joined() -> None:
+    (difference,) = derive(bags, Bags(), BAGS, floats(ROWS, D + 6)).differences
+    assert not difference.shown and "takes the mean" in difference.problem and "sums" in difference.problem
+    assert ", ".join(map(str, difference.made_up_by)) == "e.0.weight times 3, e.1.weight times 3"
+
+
 @pytest.mark.slow
 def test_several_layers_and_a_padded_convolution() -> None:
     deep = nn.Sequential(*(one for _ in range(3) for one in (nn.Linear(D, D), nn.Tanh())))

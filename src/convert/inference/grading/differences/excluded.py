@@ -21,6 +21,7 @@ from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
 from convert.inference.grading.differences.other_orders import runs_in_other_orders
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
+from convert.inference.meetings.columns import FEW
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import Change, Rerun
@@ -286,7 +287,10 @@ def _in_front(
 
 
 def _options(tensor: Tensor, source: Program, free: Collection[str]) -> Iterator[_Option]:
-    """Yield what a tensor may be made of: a leaf in each order of its axes. None where it may be made of several leaves, or of parts of one."""
+    """Yield what a tensor may be made of: a leaf in each order of its axes, and of the places along a short one, as channels that are joined.
+
+    None where it may be made of several leaves, or of parts of one.
+    """
     size = prod(tensor.shape)
     if any(not _is_whole(part, source, size) for part in tensor.parts):
         return
@@ -301,10 +305,17 @@ def _options(tensor: Tensor, source: Program, free: Collection[str]) -> Iterator
             continue
         seen: set[bytes] = set()
         for order in itertools.permutations([k for k, n in enumerate(array.shape) if n > 1]):
-            made = array.squeeze().transpose(np.argsort(np.argsort(order))).reshape(tensor.shape)
-            if made.tobytes() not in seen:
-                seen.add(made.tobytes())
-                yield from ((leaf, factor * COMPUTE[kind](made)) for kind in kinds)
+            whole = array.squeeze().transpose(np.argsort(np.argsort(order))).reshape(tensor.shape)
+            for made in (whole, *_short_axes_reordered(whole)):
+                if made.tobytes() not in seen:
+                    seen.add(made.tobytes())
+                    yield from ((leaf, factor * COMPUTE[kind](made)) for kind in kinds)
+
+
+def _short_axes_reordered(array: Array) -> Iterator[Array]:
+    for axis, size in enumerate(array.shape):
+        if 1 < size <= FEW:
+            yield from (np.take(array, order, axis) for order in list(itertools.permutations(range(size)))[1:])
 
 
 def _is_whole(part: Part, source: Program, size: int) -> bool:

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import OtherWeight, Role, Tensor
-from convert.inference.forms.elements import JOINS, MOVES
+from convert.inference.forms.elements import COPIES, JOINS, MOVES
 from convert.inference.grading.differences.fitted import Fit, fitted, plain
 from convert.inference.meetings.sites import role_of
 from convert.numerics.magnitude import relative_error
@@ -153,7 +153,7 @@ def other_weights(found: Divergence, source: Program, target: Program, output: s
     if not found.proven or len(found.repairs) > MOST_REPAIRS:
         return ()
     program = _Graph(target)
-    places = [place for repair in found.repairs if (place := program.place(repair)) is not None]
+    places = [place for repair in found.repairs for place in program.places(repair)]
     for first, behind in itertools.product(range(min(len(places), MOST_STARTS)), (False, True)):
         rerun, changes = Rerun(target), _Changes()
         fits = all(program.make_up(place, rerun, changes, behind) is not False for place in places[first:])
@@ -215,7 +215,35 @@ class _Graph:
         self.work = 0
         self._slices: dict[tuple[Value, ...], list[Operation]] = {}
 
-    def place(self, repair: Repair) -> _Place | None:
+    def places(self, repair: Repair) -> list[_Place]:
+        """Return the values that a repair replaces: of one that joins others, those that it replaces by others."""
+        whole = self._place(repair)
+        if whole is None or whole.users:
+            return [] if whole is None else [whole]
+        found, todo = list[_Place](), [whole]
+        while todo:
+            place = todo.pop()
+            parts = self._joined_in(place)
+            todo += reversed([one for one in parts if relative_error(one.value.array, one.want) > EXACT])
+            found += [] if parts else [place]
+        return found
+
+    def _joined_in(self, place: _Place) -> list[_Place]:
+        """Return the values that are joined in one, or the one that it is a view of; none where it is no such value."""
+        made = self.made_by.get(place.value)
+        if made is None or made.name not in (JOINS.keys() | COPIES):
+            return []
+        if made.name in JOINS:
+            axis = int(made.settings.get(JOINS[made.name], 0))
+            ends = np.cumsum([x.array.shape[axis] for x in made.operands])[:-1]
+            parts = zip(made.operands, np.split(place.want, ends, axis), strict=True)
+        elif np.array_equal(made.operands[0].array.ravel(), place.value.array.ravel()):
+            parts = zip(made.operands[:1], [place.want.reshape(made.operands[0].array.shape)], strict=True)
+        else:
+            return []
+        return [_Place(value, want, ()) for value, want in parts]
+
+    def _place(self, repair: Repair) -> _Place | None:
         """Return the value that a repair replaces; None where it is no such repair."""
         change = repair.change
         if change.earlier or change.computed or len(change.values) + len(change.operands) > 1:

@@ -279,7 +279,7 @@ def _other_axes(both: Both) -> str:
     )
     if not one_layout and not any(same_numbers(x, y.array) for x in repair.given for y in repair.source_operands):
         return ""
-    found, lengths = [], []
+    found, lengths, kinds = [], [], set()
     for operations in (repair.target, repair.source):
         one = next((one for one in operations if kind_of(one) in ("sum", "mean", "largest", "softmax", "var")), None)
         given = (
@@ -289,12 +289,13 @@ def _other_axes(both: Both) -> str:
         )
         if one is None or given is None:
             return ""
+        kinds.add(kind_of(one))
         rank = one.operands[0].array.ndim
         found.append(sorted(k % rank for k in (given if isinstance(given, list | tuple) else [given])))
         lengths.append(prod(one.operands[0].array.shape[k] for k in found[-1]))
     if not one_layout and lengths[0] != lengths[1] and both.same_kinds:
         return f"the target reduces {lengths[0]} elements to each number, and the JAX model {lengths[1]}"
-    if not one_layout or found[0] == found[1]:
+    if not one_layout or found[0] == found[1] or len(kinds) > 1:
         return ""
     said = [", ".join(map(str, x)) for x in found]
     return f"the target reduces axis {said[0]}, and the JAX model axis {said[1]}"
