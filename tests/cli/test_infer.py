@@ -31,6 +31,10 @@ def shapes():
     return {"one": {"w": np.zeros((D, 2, 3))}, "norm": {"g": np.zeros(D)}, "two": {"w": np.zeros((2, 3, D)), "b": np.zeros(D)}, "step": np.zeros(())}
 
 
+def sizes():
+    return {"one/w": (D, 2, 3), "norm/g": (D,), "two/w": [2, 3, D], "two/b": (D,), "step": ()}
+
+
 def forward(p, inputs):
     x = inputs["x"]
     y = jnp.tanh(jnp.einsum("td,dnh->tnh", x, p["one/w"]))
@@ -425,11 +429,14 @@ def test_models_that_differ_are_never_derived(run: Run, folder: Path) -> None:
     """The planted fault: the target has another activation between its two layers."""
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts("other"), code=2)
     assert "differs: " in said and "proven" not in said
-    assert Path("mine.yaml").exists()
+    _, said = run("plan", "mine.yaml", "ckpt.npz", code=2)
+    lines = said.splitlines()
+    assert "the two programs differ at " in lines[1] and "is open" in lines[2], said
 
 
-def test_json_says_what_the_summary_says(run: Run, folder: Path) -> None:
-    out, _ = run("infer", "mine.yaml", "--shapes", "pair_of_models:shapes", *parts(), "--json")
+@pytest.mark.parametrize("shapes", ["shapes", "sizes"])
+def test_json_says_what_the_summary_says(run: Run, folder: Path, shapes: str) -> None:
+    out, _ = run("infer", "mine.yaml", "--shapes", f"pair_of_models:{shapes}", *parts(), "--json")
     found = json.loads(out)
     assert found["complete"] and found["open"] == {} and found["file"] == "mine.yaml"
     assert {tensor["name"] for tensor in found["tensors"]} == {

@@ -85,7 +85,7 @@ def infer(
         typer.Option(
             "--shapes",
             metavar="MODULE:FUNCTION",
-            help="Function that returns the tree of shapes (jax.eval_shape), where there is no checkpoint.",
+            help="Function that returns the tree of shapes (jax.eval_shape) or sizes by name, where there is no checkpoint.",
             rich_help_panel=o.INPUT,
         ),
     ] = None,

@@ -81,9 +81,14 @@ def shapes_by_name(shapes: Any) -> dict[str, tuple[int, ...]]:
     Raises:
         ConvertError: they are neither.
     """
-    if isinstance(shapes, Mapping) and all(_is_shape(shape) for shape in shapes.values()):
+    if are_sizes(shapes):
         return {name: tuple(shape) for name, shape in shapes.items()}
     return {name: tuple(leaf.shape) for name, leaf in leaves_by_name(shapes, "shapes").items()}
+
+
+def are_sizes(shapes: Any) -> bool:
+    """Whether shapes are tuples of sizes by name, and no tree of arrays."""
+    return isinstance(shapes, Mapping) and bool(shapes) and all(_is_shape(shape) for shape in shapes.values())
 
 
 def _is_shape(value: Any) -> bool:

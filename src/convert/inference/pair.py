@@ -16,7 +16,7 @@ from convert.core.findings import Finding
 from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
-from convert.inference.by_name import leaves_by_name, outputs_by_name, require_outputs_by_name
+from convert.inference.by_name import are_sizes, leaves_by_name, outputs_by_name, require_outputs_by_name
 from convert.inference.requirements import packages_named
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
@@ -224,6 +224,8 @@ def pair_of_parts(jax: str, net: str, inputs: str) -> Pair:
 def specs_of_function(factory: str) -> dict[str, TensorSpec]:
     """Return the shapes and dtypes of the leaves of a pytree that a function returns, such as ``jax.eval_shape(model.init, ...)``.
 
+    It may return tuples of sizes by name instead; these leaves are float32.
+
     Raises:
         ConvertError: there is no such function, or it returns no tree of arrays.
         UserCodeError: its code raised an error.
@@ -231,6 +233,8 @@ def specs_of_function(factory: str) -> dict[str, TensorSpec]:
     make = find_factory(factory, SHAPES_OPTION)
     with user_code_errors(factory, SHAPES_OPTION):
         tree = make()
+    if are_sizes(tree):
+        return {name: TensorSpec(tuple(sizes), "float32") for name, sizes in tree.items()}
     leaves = leaves_by_name(tree, SHAPES_OPTION + factory)
     return {name: TensorSpec(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items()}
 

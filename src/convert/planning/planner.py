@@ -92,6 +92,11 @@ def plan_match(match: RuleMatch) -> Plan:
     other_sizes, assumed = compare_sizes(match.coverage.rules, match.source, compiled.steps)
     findings = findings or other_sizes
     questions = [question.finding for question in match.coverage.rules.questions]
+    if questions:  # what `infer` found in the code comes before what it therefore left open
+        questions = [
+            *(Finding("rule-unfinished", text) for text in match.rules.targets[match.target].differs),
+            *questions,
+        ]
     if not findings and not questions and match.options.like is not None:
         findings = tuple(compare_with_state_dict(translation.steps, match.options.like))
     if findings or questions:
