@@ -56,7 +56,9 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         yield from _listed(grade.value, of_grade, follows)
     if behind := sum(tensor.not_reached for tensor in derivation.tensors):
         yield f"not reached: {output.count(behind, 'tensor')} behind the difference; correct it first"
-    for name, why in [item for item in unwritten.items() if item[1] != NOT_REACHED][:LISTED]:
+    said = {tensor.name: tensor.lack for tensor in derivation.tensors if tensor.grade is Grade.OPEN}
+    lacking = [(name, why) for name, why in unwritten.items() if why not in (NOT_REACHED, said.get(name))]
+    for name, why in lacking[:LISTED]:
         yield f"no rule: {name}: {why}"
     for note in derivation.notes:
         yield f"note: {note}"

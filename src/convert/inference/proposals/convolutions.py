@@ -19,7 +19,7 @@ from convert.inference.candidates.context import Context
 from convert.inference.derivation import Role
 from convert.inference.meetings.columns import columns_along, in_other_orders, pair
 from convert.inference.meetings.sites import Meeting, Product
-from convert.inference.proposals import others, products, taps
+from convert.inference.proposals import column_orders, others, products, taps
 from convert.inference.proposals.elementwise import anywhere
 from convert.programs.program import Operation, Value
 
@@ -131,7 +131,7 @@ def _rows_in_parts(
     """Yield the kernels with the channels of the result in the order in which the target takes parts of it."""
     if context.level > 0 and groups == 1:
         axis = 1 if transposed else 0
-        for order, rows in products.orders_of_parts(stack[0].shape[axis], context.cuts(operation.results[0], 1)):
+        for order, rows in column_orders.orders_of_parts(stack[0].shape[axis], context.cuts(operation.results[0], 1)):
             yield order, [np.take(a, rows, axis) for a in stack]
 
 
