@@ -295,7 +295,7 @@ def _other_axes(both: Both) -> str:
         lengths.append(prod(one.operands[0].array.shape[k] for k in found[-1]))
     if not one_layout and lengths[0] != lengths[1] and both.same_kinds:
         return f"the target reduces {lengths[0]} elements to each number, and the JAX model {lengths[1]}"
-    if not one_layout or found[0] == found[1] or len(kinds) > 1:
+    if not one_layout or found[0] == found[1] or kinds == {"sum", "mean"}:
         return ""
     said = [", ".join(map(str, x)) for x in found]
     return f"the target reduces axis {said[0]}, and the JAX model axis {said[1]}"
