@@ -18,7 +18,7 @@ from convert.inference.forms.products.commuted import run_with
 from convert.inference.meetings.sites import Meeting, parameter_operands, plain, role_of
 from convert.inference.search import Search
 from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS, torch_activation
-from convert.programs.fingerprint import TINY
+from convert.programs.fingerprint import TINY, ValueTable
 from convert.programs.program import REFUSALS, Operation, Program, Value, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -195,8 +195,15 @@ def _functions() -> Mapping[str, Callable[[Array], Array]]:
 
 
 def _activations(search: Search, products: Mapping[int, Choice], producers: _Producers) -> Iterator[Fact]:
-    """Yield the activation behind each product: the function of its result that is a value of the source."""
+    """Yield the activation behind each product: the function of its result that is a value of the source, and of the target where its run has ended.
+
+    A PReLU may be computed by a ReLU in one of them.
+    """
     functions, users = _functions(), users_of(search.target.operations)
+    ended = all(value in search.replay.values for value in search.target.outputs.values())
+    target: ValueTable[int] = ValueTable()
+    for k, array in enumerate(search.replay.values.values()):
+        target.add(array, k)
     biases = {
         choice.index: choice
         for segment in search.segments
@@ -228,7 +235,7 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
         if len(fitting) > 1:  # of large numbers, relu and silu are equal
             behind_it = list(behind_moves(made, users))
             fitting = [name for name in fitting if any(_computes(user, functions[name]) for user in behind_it)]
-        if len(fitting) == 1:
+        if len(fitting) == 1 and (not ended or target.find(functions[fitting[0]](y))):
             yield Fact("activation", fitting[0], tensors, leaves)
 
 

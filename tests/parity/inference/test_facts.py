@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -159,3 +160,16 @@ def test_a_scale_behind_moments_over_time_is_no_norm_of_the_features() -> None:
         lambda w, x: x / jnp.sqrt(x.var(1, keepdims=True) + 1e-5) * w["s"] @ w["m"], module, {"s": (D,), "m": (D, D)}
     )
     assert "- from: s\n  parameter: revin.weight" in rules(found, module)
+
+
+def test_a_relu_inside_of_another_function_is_no_activation() -> None:
+    """Only one of the two computes a PReLU from it."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        y = x @ w["w"] + w["b"]
+        return (jnp.maximum(y, 0) + w["slope"] * jnp.minimum(y, 0)) @ w["v"]
+
+    net = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.PReLU(D), torch.nn.Linear(D, D, bias=False))
+    shapes = {"w": (D, D), "b": (D,), "slope": (D,), "v": (D, D)}
+    found = derive(function, net, shapes, floats(7, D))
+    assert found.complete and not [fact for fact in found.facts if fact.name == "activation"]
