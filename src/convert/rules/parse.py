@@ -212,7 +212,7 @@ def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
         supported,
         ignored,
         adapted,
-        values.get("below", ""),
+        tuple(values.get("below", ())),
         node.at.line_only,
         sizes,
         values.get("allowed", {}),
