@@ -9,6 +9,7 @@ import pytest
 
 import convert
 from support import keras_hub
+from support.goldens import SpecsOnly
 
 
 def with_class(case: str, name: str, folder: Path) -> Path:
@@ -42,3 +43,28 @@ def test_the_other_name_of_llama_is_taken(tmp_path: Path) -> None:
     preset = with_class("llama", "Llama3Backbone", tmp_path)
     plan = convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings("llama"))
     assert plan.rules.model == "keras-llama"
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_the_width_of_a_head_of_mistral_is_that_of_the_tree(width: int, tmp_path: Path) -> None:
+    """keras-hub's convert_mistral.py copies `head_dim`, which is the width of the model / heads, 4, or another one."""
+    preset = keras_hub.checkpoint("mistral", tmp_path)
+    shapes = {name: leaf.spec.shape for name, leaf in convert.open_source(preset).leaves.items()}
+    for name, shape in shapes.items():
+        if "_self_attention_layer/" in name:
+            place = 1 if "_output_dense" in name else 2
+            shapes[name] = (*shape[:place], width, *shape[place + 1 :])
+    specs = SpecsOnly({name: (shape, "float32") for name, shape in shapes.items()})
+    specs.path = preset
+
+    def planned(stated: int | None) -> convert.Plan:
+        config = json.loads((preset / "config.json").read_text())
+        config["config"]["head_dim"] = stated
+        (preset / "config.json").write_text(json.dumps(config))
+        return convert.plan_conversion("keras-hub", specs, settings=keras_hub.settings("mistral"))
+
+    for right in (width, None):
+        plan = planned(right)
+        assert plan.rules.model == "keras-mistral" and plan.config is not None and plan.config["head_dim"] == width
+    with pytest.raises(convert.PlanError, match=rf"has head_dim = 6, and the tree has H = {width}"):
+        planned(6)
