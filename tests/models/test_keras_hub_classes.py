@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import convert
+from convert.rules.library import shipped_rules_dir
+from convert.rules.parse import parse_models
 from support import keras_hub
 from support.goldens import SpecsOnly
 
@@ -68,3 +71,29 @@ def test_the_width_of_a_head_of_mistral_is_that_of_the_tree(width: int, tmp_path
         assert plan.rules.model == "keras-mistral" and plan.config is not None and plan.config["head_dim"] == width
     with pytest.raises(convert.PlanError, match=rf"has head_dim = 6, and the tree has H = {width}"):
         planned(6)
+
+
+def layer_name(name: str) -> str:
+    """Return the name that Keras gives the layer of a class (keras/src/utils/naming.py, to_snake_case)."""
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
+
+
+def test_a_task_of_each_class_is_read() -> None:
+    """A task holds its backbone below the name of its class; the rules of ViT, whose head lies beside it, name it."""
+    for file in shipped_rules_dir().glob("keras-hub*.yaml"):
+        for rules in parse_models(file.read_text(), file.name):
+            assert rules.sidecar is not None
+            for name in rules.sidecar.supported["class_name"]:
+                below = f"layers/{layer_name(name)}"
+                named = any(str(rule.path).startswith(f"{below}/") for rule in rules.rules)
+                assert below in rules.root or named, (rules.model, name)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3"])
+def test_weights_of_a_task_of_llama_are_read(name: str, tmp_path: Path) -> None:
+    preset = keras_hub.checkpoint("llama", tmp_path)
+    leaves = convert.open_source(preset).leaves
+    specs = SpecsOnly({f"layers/{name}_backbone/{path}": (leaf.spec.shape, leaf.spec.dtype) for path, leaf in leaves.items()})  # fmt: skip
+    plan = convert.plan_conversion("keras-llama", specs, settings=keras_hub.settings("llama"))
+    alone = convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings("llama"))
+    assert {step.name: step.spec for step in plan.steps} == {step.name: step.spec for step in alone.steps}
