@@ -97,3 +97,36 @@ def test_weights_of_a_task_of_llama_are_read(name: str, tmp_path: Path) -> None:
     plan = convert.plan_conversion("keras-llama", specs, settings=keras_hub.settings("llama"))
     alone = convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings("llama"))
     assert {step.name: step.spec for step in plan.steps} == {step.name: step.spec for step in alone.steps}
+
+
+# Keys that came in the same release.
+WITH = {"rope_frequency_adjustment_factor": ("rope_low_freq_factor", "rope_high_freq_factor", "rope_pretraining_sequence_length", "rope_position_scaling_factor")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "model"),
+    [
+        ("llama", "rope_frequency_adjustment_factor", "keras-llama"),
+        ("llama3.1-tied", "rope_frequency_adjustment_factor", "keras-llama-tied"),
+        ("gemma", "use_sliding_window_attention", "keras-gemma"),
+        ("gemma", "attention_logit_soft_cap", "keras-gemma"),
+        ("gemma2", "use_sliding_window_attention", ""),
+        ("gemma2", "attention_logit_soft_cap", ""),
+        ("gemma2", "final_logit_soft_cap", ""),
+    ],
+)
+def test_a_key_that_the_configuration_lacks_has_the_default_of_the_class(
+    case: str, key: str, model: str, tmp_path: Path
+) -> None:
+    """Releases before the key wrote none, and its default computes as they did; `model` is empty where no rules compute so."""
+    preset = keras_hub.checkpoint(case, tmp_path)
+    config = json.loads((preset / "config.json").read_text())
+    config["config"] = {name: value for name, value in config["config"].items() if name not in (key, *WITH.get(key, ()))}
+    (preset / "config.json").write_text(json.dumps(config))
+    if model:
+        plan = convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings(case))
+        assert plan.rules.model == model and not any(key in note for note in plan.notes)
+        return
+    with pytest.raises(convert.PlanError, match=f"{key} in the config.json of the checkpoint, which leaves it out: ") as refused:
+        convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings(case))
+    assert refused.value.code == "config-conflict"

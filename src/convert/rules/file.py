@@ -109,6 +109,7 @@ class SidecarConfig:
             nothing of it is copied. Empty: the file has the target's keys.
         at: ``file:line`` of the declaration.
         sizes: numbers of the file as formulas of letters; the letter of each is the key.
+        defaults: key -> the value with which the source's code computes where the file lacks the key.
         allowed: the values that a key may have that is no fact. It holds at the top of the file and in each mapping inside it.
     """
 
@@ -120,6 +121,7 @@ class SidecarConfig:
     at: str
     sizes: tuple[SizeFormula, ...] = ()
     allowed: Mapping[str, Allowed] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_gin(self) -> bool:

@@ -216,6 +216,7 @@ def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
         node.at.line_only,
         sizes,
         values.get("allowed", {}),
+        values.get("defaults", {}),
     )
 
 

@@ -37,6 +37,7 @@ class Sidecar:
         ignored: what the file states, and the source's code does not read; not in `config`, but for keys of parts, ``encoder.is_causal``.
         copied: whether the output's ``config.json`` has the other keys, too.
         lines: key -> line of the file that states it, where the format has lines.
+        left_out: keys that the file lacks, and that have the default of the source's code.
     """
 
     config: Mapping[str, Any]
@@ -45,6 +46,7 @@ class Sidecar:
     copied: bool = True
     exists: bool = False
     lines: Mapping[str, int] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
 
     @property
     def for_output(self) -> Mapping[str, Any]:
@@ -67,12 +69,15 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
         return _read_gin(rules.sidecar.file, source)
     found, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
     stated = _opened_up(found or {}, rules.sidecar.below)
+    defaults = {key: value for key, value in rules.sidecar.defaults.items() if stated and key not in stated}
+    stated = {**stated, **defaults}
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION) or {},
         {**{key: value for key, value in stated.items() if key in ignored}, **dict(ignored_in_parts(stated, ignored))},
         not rules.sidecar.below,
         found is not None,
+        left_out=frozenset(defaults),
     )
 
 
@@ -99,10 +104,10 @@ def _read_gin(name: str, source: Source) -> Sidecar:
 
 
 def place_in_sidecar(rules: RuleFile, sidecar: Sidecar, key: str) -> str:
-    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one."""
+    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one, or that it does not."""
     assert rules.sidecar is not None
     line = f":{sidecar.lines[key]}" if key in sidecar.lines else ""
-    return f"{rules.sidecar.file}{line} of the checkpoint"
+    return f"{rules.sidecar.file}{line} of the checkpoint{', which leaves it out' if key in sidecar.left_out else ''}"
 
 
 def folder_of(source: Source) -> Path:

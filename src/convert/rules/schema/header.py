@@ -257,6 +257,10 @@ SIDECAR = Record(
             MapOf(TEXT),
             "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",
         ),
+        "defaults": Key(
+            MapOf(Anything()),
+            "Mapping of a key to the value with which the source's code computes where the file lacks the key. Default: the file then says nothing.",
+        ),
         "allowed": Key(
             MapOf(ALLOWED, "a mapping of keys to the values that they may have"),
             "Mapping of a key that is no fact to the values that it may have, as in `allowed` of the header; names in a bound are other keys, or letters. It also holds in the configurations inside the file. Default: any value.",
