@@ -15,6 +15,8 @@ import h5py
 import pytest
 
 import convert
+from convert.verify.report.report import Verdict
+from convert.verify.run import check
 from support import keras_hub
 
 TASKS = {
@@ -146,3 +148,17 @@ def test_a_damaged_configuration_is_refused(tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes().replace(b"final_logit_soft_cap", b"final_logit_soft_cup"))
     with pytest.raises(convert.CheckpointError, match="checksum is wrong"):
         planned("gemma", archive)
+
+
+@pytest.mark.slow
+def test_a_window_that_the_archive_contradicts_is_found_in_the_output(tmp_path: Path) -> None:
+    archive = written(contents("mistral", tmp_path, task=True), tmp_path / "model.keras")
+    convert.convert("keras-hub", archive, tmp_path / "out", settings=keras_hub.settings("mistral"))
+    config = tmp_path / "out" / "config.json"
+    for window, verdict in (
+        (4, Verdict.PASSED),
+        (512, Verdict.FAILED),
+    ):  # 512 is what the rules assume of weights alone
+        config.write_text(json.dumps({**json.loads(config.read_text()), "sliding_window": window}))
+        (layers,) = check(tmp_path / "out", archive, levels=["layers"]).levels
+        assert layers.verdict is verdict and ("sliding_window" in str(layers.findings)) == (window == 512)

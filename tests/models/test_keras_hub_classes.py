@@ -121,12 +121,16 @@ def test_a_key_that_the_configuration_lacks_has_the_default_of_the_class(
     """Releases before the key wrote none, and its default computes as they did; `model` is empty where no rules compute so."""
     preset = keras_hub.checkpoint(case, tmp_path)
     config = json.loads((preset / "config.json").read_text())
-    config["config"] = {name: value for name, value in config["config"].items() if name not in (key, *WITH.get(key, ()))}
+    config["config"] = {
+        name: value for name, value in config["config"].items() if name not in (key, *WITH.get(key, ()))
+    }
     (preset / "config.json").write_text(json.dumps(config))
     if model:
         plan = convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings(case))
         assert plan.rules.model == model and not any(key in note for note in plan.notes)
         return
-    with pytest.raises(convert.PlanError, match=f"{key} in the config.json of the checkpoint, which leaves it out: ") as refused:
+    with pytest.raises(
+        convert.PlanError, match=f"{key} in the config.json of the checkpoint, which leaves it out: "
+    ) as refused:
         convert.plan_conversion("keras-hub", preset, settings=keras_hub.settings(case))
     assert refused.value.code == "config-conflict"
