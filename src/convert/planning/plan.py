@@ -147,7 +147,8 @@ class Plan:
         used = {*references(target.config), *references(target.generation), *target.requires}
         of_version = next((one.needs_confirmation for one in self.rules.versions if one.name == self.version), {})
         needs_confirmation = {**self.rules.needs_confirmation, **of_version}
-        notes = [text for fact, text in needs_confirmation.items() if fact in used and fact not in self.settings]
+        known = self.settings.keys() | {key for key, value in self.sidecar.config.items() if value is not None}
+        notes = [text for fact, text in needs_confirmation.items() if fact in used and fact not in known]
         stated = {**self.sidecar.config, **target.config}
         missing = missing_processor(stated, self.tokenizer)
         beside = [] if self.tokenizer is None else misfits(self.config or stated, self.tokenizer)

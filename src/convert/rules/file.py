@@ -105,10 +105,11 @@ class SidecarConfig:
         supported: key -> the values that the rules support.
         ignored: key that the source's code does not read -> why.
         adapted: key that the source's code reads in another way than the target's -> why.
-        below: key below which the file holds the facts of code with a configuration of its own, a few beside it; nothing of it is copied.
-            Empty: the file has the target's keys.
+        below: keys, one below the other, below which the file holds the facts of code with a configuration of its own, a few beside them;
+            nothing of it is copied. Empty: the file has the target's keys.
         at: ``file:line`` of the declaration.
         sizes: numbers of the file as formulas of letters; the letter of each is the key.
+        defaults: key -> the value with which the source's code computes where the file lacks the key.
         allowed: the values that a key may have that is no fact. It holds at the top of the file and in each mapping inside it.
     """
 
@@ -116,10 +117,11 @@ class SidecarConfig:
     supported: Mapping[str, tuple[Any, ...]]
     ignored: Mapping[str, str]
     adapted: Mapping[str, str]
-    below: str
+    below: tuple[str, ...]
     at: str
     sizes: tuple[SizeFormula, ...] = ()
     allowed: Mapping[str, Allowed] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_gin(self) -> bool:

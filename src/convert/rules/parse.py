@@ -212,10 +212,11 @@ def _sidecar(values: Mapping[str, Any], node: YamlNode) -> SidecarConfig:
         supported,
         ignored,
         adapted,
-        values.get("below", ""),
+        tuple(values.get("below", ())),
         node.at.line_only,
         sizes,
         values.get("allowed", {}),
+        values.get("defaults", {}),
     )
 
 

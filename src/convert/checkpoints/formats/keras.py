@@ -41,6 +41,7 @@ from convert.core.tensor_spec import TensorSpec, dtype_name, numpy_dtype
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _WEIGHTS = "model.weights.h5"  # in a .keras archive; saving_lib.py, _VARS_FNAME_H5
+_CONFIG = "config.json"  # beside it; saving_lib.py, _CONFIG_FILENAME
 _SHARDS = ".weights.json"
 _MOST_DEPTH = 64
 _MOST_OBJECTS = 1_000_000
@@ -282,6 +283,30 @@ def is_keras(path: Path) -> bool:
     """Whether the file is HDF5, or a zip archive with weights of Keras."""
     start = head(path)
     return start.startswith(_HDF5) or (start.startswith(ZIP) and _WEIGHTS in member_names(path))
+
+
+def config_in_archive(path: Path, name: str, most: int) -> bytes | None:
+    """Return the file `name` of a ``.keras`` archive if it is the ``config.json`` that Keras writes there; None where `path` or `name` is another.
+
+    Args:
+        most: the bytes that it may have.
+
+    Raises:
+        CheckpointError: the archive has no ``config.json``, or one that is damaged or too large.
+    """
+    if name != _CONFIG or not head(path).startswith(ZIP) or not is_keras(path):
+        return None
+    member = members(path).get(_CONFIG)
+    if member is None:
+        raise incomplete(f"the archive has no {_CONFIG}", path, fix="save the model again as .keras")
+    if member.size > most:
+        raise corrupt("the file is too large", path, _CONFIG, expected=f"at most {most} bytes", got=f"{member.size} bytes")  # fmt: skip
+    try:
+        return b"".join(member.stream())
+    except CheckpointError as error:
+        raise located(error, path, _CONFIG) from None
+    except OSError as error:
+        raise unreadable(path, error, _CONFIG) from None
 
 
 def _is_index(path: Path) -> bool:

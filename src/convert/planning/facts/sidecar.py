@@ -1,4 +1,4 @@
-"""Read the sidecar of a checkpoint: the ``config.json`` next to it, which holds facts that no leaf holds."""
+"""Read the sidecar of a checkpoint: the ``config.json`` next to it, or in its archive, which holds facts that no leaf holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from convert.checkpoints import Boundary, Source
+from convert.checkpoints.formats.keras import config_in_archive
 from convert.core.errors import CheckpointError
 from convert.core.findings import Finding
 from convert.core.similarity import did_you_mean
@@ -36,6 +37,7 @@ class Sidecar:
         ignored: what the file states, and the source's code does not read; not in `config`, but for keys of parts, ``encoder.is_causal``.
         copied: whether the output's ``config.json`` has the other keys, too.
         lines: key -> line of the file that states it, where the format has lines.
+        left_out: keys that the file lacks, and that have the default of the source's code.
     """
 
     config: Mapping[str, Any]
@@ -44,6 +46,7 @@ class Sidecar:
     copied: bool = True
     exists: bool = False
     lines: Mapping[str, int] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
 
     @property
     def for_output(self) -> Mapping[str, Any]:
@@ -65,17 +68,30 @@ def read_sidecar(rules: RuleFile, source: Source) -> Sidecar:
     if rules.sidecar.is_gin:
         return _read_gin(rules.sidecar.file, source)
     found, ignored = read_beside(source, rules.sidecar.file), rules.sidecar.ignored
-    stated = found or {}
-    if below := rules.sidecar.below:
-        inner = stated.get(below)
-        stated = {**stated, **inner} if isinstance(inner, dict) else {}
+    stated = _opened_up(found or {}, rules.sidecar.below)
+    defaults = {key: value for key, value in rules.sidecar.defaults.items() if stated and key not in stated}
+    stated = {**stated, **defaults}
     return Sidecar(
         {key: value for key, value in stated.items() if key not in ignored},
         read_beside(source, GENERATION) or {},
         {**{key: value for key, value in stated.items() if key in ignored}, **dict(ignored_in_parts(stated, ignored))},
         not rules.sidecar.below,
         found is not None,
+        left_out=frozenset(defaults),
     )
+
+
+def _opened_up(content: Mapping[str, Any], below: Sequence[str]) -> Mapping[str, Any]:
+    """Return the keys of a file with those below the keys `below`, one in the other; the inner value of a key counts."""
+    stated, inner = dict(content), content
+    for depth, key in enumerate(below):
+        found = inner.get(key)
+        if isinstance(found, dict):
+            inner = found
+            stated |= inner
+        elif depth == 0:
+            return {}  # of another code
+    return stated
 
 
 def _read_gin(name: str, source: Source) -> Sidecar:
@@ -88,10 +104,10 @@ def _read_gin(name: str, source: Source) -> Sidecar:
 
 
 def place_in_sidecar(rules: RuleFile, sidecar: Sidecar, key: str) -> str:
-    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one."""
+    """Return where the file states a key: ``config.json of the checkpoint``, with the line where there is one, or that it does not."""
     assert rules.sidecar is not None
     line = f":{sidecar.lines[key]}" if key in sidecar.lines else ""
-    return f"{rules.sidecar.file}{line} of the checkpoint"
+    return f"{rules.sidecar.file}{line} of the checkpoint{', which leaves it out' if key in sidecar.left_out else ''}"
 
 
 def folder_of(source: Source) -> Path:
@@ -122,7 +138,7 @@ def read_beside(source: Source, name: str, folder: Path | None = None) -> Mappin
 
 
 def bytes_beside(source: Source, name: str, folder: Path | None = None) -> tuple[Path, bytes] | None:
-    """Read a file next to the checkpoint; None where there is no such file.
+    """Read a file in the archive that the checkpoint is, or next to the checkpoint; None where there is no such file.
 
     Args:
         folder: as of `read_beside`.
@@ -130,6 +146,8 @@ def bytes_beside(source: Source, name: str, folder: Path | None = None) -> tuple
     Raises:
         CheckpointError: the file cannot be read, is too large, or a link out of the checkpoint.
     """
+    if folder is None and (enclosed := config_in_archive(source.path, name, MAX_BYTES)) is not None:
+        return source.path / name, enclosed
     path = (folder or folder_of(source)) / name
     boundary = source.boundary or Boundary(source.path)
     (boundary.around(folder) if folder else boundary).check(path)

@@ -250,12 +250,16 @@ SIDECAR = Record(
             "Mapping of a key that the source's code does not read to the reason, for the user. The key is no fact and is not copied. Default: none.",
         ),
         "below": Key(
-            TEXT,
-            "Key below which the file holds the facts (some may stand beside it), in the words of the source's code; nothing is copied to the output. Default: the file is a config.json of the target's, whose other keys are copied.",
+            ListOf(TEXT, or_one=True),
+            "Key below which the file holds the facts (some may stand beside it), in the words of the source's code; nothing is copied to the output. Of several, each lies below the one before, where the file has it, and what lies deeper counts. Default: the file is a config.json of the target's, whose other keys are copied.",
         ),
         "adapted": Key(
             MapOf(TEXT),
             "Mapping of a key that the source's code reads in another way than the target's to the reason, for the user. Default: none.",
+        ),
+        "defaults": Key(
+            MapOf(Anything()),
+            "Mapping of a key to the value with which the source's code computes where the file lacks the key. Default: the file then says nothing.",
         ),
         "allowed": Key(
             MapOf(ALLOWED, "a mapping of keys to the values that they may have"),
