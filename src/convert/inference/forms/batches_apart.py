@@ -2,7 +2,7 @@
 
 One program joins two images along the batch, encodes them at once and splits the result; another encodes one after the other. The parts go
 by themselves through each operation that acts on each row alone. That it does is seen in numbers: the rows of one part are the same without
-the others. Behind an operation that mixes rows, as the statistics of a batch, the parts are joined again.
+the others. What the steps of a loop give is no such batch: each is computed from the one before. Behind an operation that mixes rows, as the statistics of a batch, the parts are joined again.
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ class _Rewriting:
         self._parts: dict[Value, _Parts] = {}
         self._whole: set[Value] = set()  # values in parts that operations give as well
         self._new: dict[Value, Value] = {}
+        self._made_by: dict[Value, Operation] = {}
 
     def read(self, operation: Operation) -> None:
         """Take the next operation of the program."""
         operands = tuple(map(self.now, operation.operands))
+        self._made_by.update(dict.fromkeys(operation.results, operation))
         now = operation if operands == operation.operands else replace(operation, operands=operands)
         done = any(x in self._parts for x in operands) and (self._by_part(now) or self._of_one_part(now))
         if self._keep:
@@ -99,10 +101,25 @@ class _Rewriting:
         if done:
             return
         self.put_together(operands)
-        if _joins_batches(now):
+        if _joins_batches(now) and not self._are_steps(operation.operands):
             self._parts[now.results[0]] = _Parts(0, operands, now, frozenset([now]))
         elif not self._keep:
             self.operations.append(now)
+
+    def _are_steps(self, values: Sequence[Value]) -> bool:
+        """Whether the second of some values is computed from the first one, as those of a loop."""
+        first, second = (self._made_by.get(x) for x in values[:2])
+        while first is not None and first.name in MOVES:
+            first = self._made_by.get(first.operands[0])
+        todo, seen = [second], set[Operation]()
+        while todo and first is not None:
+            one = todo.pop()
+            if one is first:
+                return first is not second
+            if one is not None and one not in seen:
+                seen.add(one)
+                todo += [self._made_by.get(x) for x in one.data]
+        return False
 
     def now(self, value: Value) -> Value:
         """Return the part that a value is, or else the value."""

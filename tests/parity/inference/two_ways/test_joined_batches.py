@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
+from convert.inference.models import WRITTEN_IN_TWO_WAYS
 from support.inferred import UNPROVEN, derive, floats, grades, sources
 
 C, SHAPES = 4, {"k": (3, 3, 2, 4), "c": (4,), "h": (4, 5), "d": (5,), "p": (2, 2)}
@@ -90,3 +91,33 @@ def test_statistics_of_a_joined_batch_are_not_those_of_its_parts(joined: bool) -
     module = Siamese(joined=not joined, norm="batch", layer_first=False)
     found = derive(_source(joined=joined, norm="batch", layer_first=False), module, SHAPES, PAIRS)
     assert found.differences and found.proof is None and grades(found) <= UNPROVEN
+
+
+def test_the_steps_of_a_loop_are_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a scan gives for each step is joined, and a layer is applied to it: one part after the other, a long model took five times as long."""
+
+    def function(w: Any, x: Any) -> Any:
+        def stepped(state: Any, row: Any) -> Any:
+            state = state * 0.5 + row
+            return state, state
+
+        _, states = jax.lax.scan(stepped, jnp.zeros_like(x[0]), x)
+        return jnp.tanh(states @ w["p"])
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            state, states = torch.zeros_like(x[0]), []
+            for row in x:
+                state = state * 0.5 + row
+                states.append(state)
+            return torch.tanh(self.p(torch.stack(states)))
+
+    needed = list[bool]()
+    joined = WRITTEN_IN_TWO_WAYS["batches"]
+    monkeypatch.setitem(WRITTEN_IN_TWO_WAYS, "batches", lambda *both: needed.append(joined(*both)) or needed[-1])
+    found = derive(function, Steps(), {"p": (2, 2)}, floats(5, 3, 2))
+    assert found.complete and needed and not any(needed)
