@@ -63,6 +63,7 @@ UNDECIDED = {  # leaves and layouts are left that the search does not try: what 
     ("mixer", "not halved"),
     ("net", "mean"),
     ("experts", "temperature"),
+    ("experts", "no factor"),
     ("bag", "no scale"),
     ("bag", "other scale"),
 }
