@@ -200,10 +200,10 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
     A PReLU may be computed by a ReLU in one of them.
     """
     functions, users = _functions(), users_of(search.target.operations)
+    target: ValueTable[Value] = ValueTable()
     ended = all(value in search.replay.values for value in search.target.outputs.values())
-    target: ValueTable[int] = ValueTable()
-    for k, array in enumerate(search.replay.values.values()):
-        target.add(array, k)
+    for value, array in search.replay.values.items() if ended else ():
+        target.add(array, value)
     biases = {
         choice.index: choice
         for segment in search.segments
@@ -226,11 +226,11 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
         found: dict[str, tuple[int, float]] = {}
         for name, function in functions.items():
             with np.errstate(all="ignore"):
-                value = function(y)
-            if np.allclose(value, value.ravel()[:1]):
+                result = function(y)
+            if np.allclose(result, result.ravel()[:1]):
                 continue  # zeros, or nearly so, as a ReLU or a SiLU makes of negative numbers: many programs have zeros
-            if not np.allclose(value, y) and (where := search.source.table.find(value)):
-                found[name] = where[0], _error(value, search.source.program, where[0])
+            if not np.allclose(result, y) and (where := search.source.table.find(result)):
+                found[name] = where[0], _error(result, search.source.program, where[0])
         fitting = _nearest(found)
         if len(fitting) > 1:  # of large numbers, relu and silu are equal
             behind_it = list(behind_moves(made, users))

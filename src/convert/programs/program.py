@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -139,6 +139,19 @@ def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:
 def producers_of(operations: Sequence[Operation]) -> dict[Value, Operation]:
     """Return the operation that computes each value."""
     return {value: operation for operation in operations for value in operation.results}
+
+
+def computed_by(
+    operation: Operation, made_by: Mapping[Value, Operation], known: Collection[Operation] = ()
+) -> set[Operation]:
+    """Return an operation and those that compute what it is given, and so on; without those that are known, and what they are given."""
+    found, todo = set[Operation](), [operation]
+    while todo:
+        one = todo.pop()
+        if one not in known and one not in found:
+            found.add(one)
+            todo += [made_by[x] for x in one.operands if x in made_by]
+    return found
 
 
 def times_used(program: Program) -> Counter[Value]:

@@ -2,7 +2,8 @@
 
 One program joins two images along the batch, encodes them at once and splits the result; another encodes one after the other. The parts go
 by themselves through each operation that acts on each row alone. That it does is seen in numbers: the rows of one part are the same without
-the others. What the steps of a loop give is no such batch: each is computed from the one before. Behind an operation that mixes rows, as the statistics of a batch, the parts are joined again.
+the others. What the steps of a loop give is no such batch: each is computed from the one before. Behind an operation that mixes rows, as the
+statistics of a batch, the parts are joined again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import JOINS, MOVES, are_same, step
+from convert.inference.forms.elements import JOINS, MOVES, are_same, before_moves, step
 from convert.inference.meetings.sites import parameter_operands, role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, computed_by, producers_of
 
 LAYERS = (Role.PRODUCT, Role.CONVOLUTION, Role.LOOKUP)
 Run = Callable[[Sequence[Array]], Sequence[Array]]
@@ -81,19 +82,18 @@ class _Rewriting:
         joins: the operations that joined what layers were then applied to.
     """
 
-    def __init__(self, *, keep: bool) -> None:
+    def __init__(self, program: Program, *, keep: bool) -> None:
         self.operations: list[Operation] = []
         self.joins: set[Operation] = set()
         self._keep = keep
         self._parts: dict[Value, _Parts] = {}
         self._whole: set[Value] = set()  # values in parts that operations give as well
         self._new: dict[Value, Value] = {}
-        self._made_by: dict[Value, Operation] = {}
+        self._made_by = producers_of(program.operations)
 
     def read(self, operation: Operation) -> None:
         """Take the next operation of the program."""
         operands = tuple(map(self.now, operation.operands))
-        self._made_by.update(dict.fromkeys(operation.results, operation))
         now = operation if operands == operation.operands else replace(operation, operands=operands)
         done = any(x in self._parts for x in operands) and (self._by_part(now) or self._of_one_part(now))
         if self._keep:
@@ -108,18 +108,11 @@ class _Rewriting:
 
     def _are_steps(self, values: Sequence[Value]) -> bool:
         """Whether the second of some values is computed from the first one, as those of a loop."""
-        first, second = (self._made_by.get(x) for x in values[:2])
-        while first is not None and first.name in MOVES:
-            first = self._made_by.get(first.operands[0])
-        todo, seen = [second], set[Operation]()
-        while todo and first is not None:
-            one = todo.pop()
-            if one is first:
-                return first is not second
-            if one is not None and one not in seen:
-                seen.add(one)
-                todo += [self._made_by.get(x) for x in one.data]
-        return False
+        _, first, _ = before_moves(values[0], self._made_by, MOVES)
+        second = self._made_by.get(values[1])
+        if first is None or second is None:
+            return False
+        return first is not second and first in computed_by(second, self._made_by)
 
     def now(self, value: Value) -> Value:
         """Return the part that a value is, or else the value."""
@@ -242,7 +235,7 @@ def batches_apart(program: Program, *, keep: bool) -> Program:
 
 
 def _rewritten(program: Program, *, keep: bool) -> _Rewriting:
-    rewriting = _Rewriting(keep=keep)
+    rewriting = _Rewriting(program, keep=keep)
     for operation in program.operations:
         rewriting.read(operation)
     return rewriting

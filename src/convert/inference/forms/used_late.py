@@ -5,11 +5,10 @@ A model may compute a value long before it uses it, such as a residual. What lie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from convert.inference.meetings.sites import parameter_operands
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, computed_by, producers_of
 
 
 def used_late(program: Program) -> Program:
@@ -29,17 +28,8 @@ def used_late(program: Program) -> Program:
             elif len(before) == 1:
                 waiting += before
             else:
-                layers = {one: _layers(one, ordered, made_by) for one in before}
+                layers = {
+                    one: sum(bool(parameter_operands(x)) for x in computed_by(one, made_by, ordered)) for one in before
+                }
                 waiting += sorted(before, key=lambda one: (layers[one], -place[one]))  # the last one is next
     return replace(program, operations=tuple(ordered))
-
-
-def _layers(operation: Operation, ordered: Collection[Operation], made_by: Mapping[Value, Operation]) -> int:
-    """Return in how many operations that are not ordered yet parameters meet data, up to one."""
-    found, waiting = set[Operation](), [operation]
-    while waiting:
-        one = waiting.pop()
-        if one not in ordered and one not in found:
-            found.add(one)
-            waiting += [made_by[x] for x in one.operands if x in made_by]
-    return sum(bool(parameter_operands(one)) for one in found)

@@ -68,19 +68,24 @@ def columns_along(array: Array, axis: int) -> Columns:
     return columns_of(array, np.arange(array.shape[axis]).reshape([-1 if k == axis else 1 for k in range(array.ndim)]))
 
 
+def are_few(tied: Sequence[int] | Array) -> bool:
+    """Whether so few columns are tied that they are tried in every order."""
+    return 1 < len(tied) <= FEW
+
+
 def in_other_orders(pairing: Pairing, target: Columns) -> list[Pairing]:
     """Return the pairings with a few columns of the target that are equal in every other order, as two that are zero in a first step.
 
     Where more than a few are equal, or others are, there are none.
     """
     tied = pairing.tied
-    if not 1 < len(tied) <= FEW:
+    if not are_few(tied):
         return []
     one = Columns(target.numbers[tied], target.sums[:, tied], target.scales[:, tied])
     if len(matches(one, one)[0]) != len(tied) ** 2:
         return []
     found = []
-    for order in list(itertools.permutations(tied))[1:]:
+    for order in itertools.islice(itertools.permutations(tied), 1, None):
         numbers = pairing.numbers.copy()
         numbers[tied] = pairing.numbers[list(order)]
         found.append(Pairing(numbers, tied))

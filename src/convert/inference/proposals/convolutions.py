@@ -7,6 +7,7 @@ space that a kernel spans whole may be one of channels in the other program: the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -57,28 +58,28 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             if pairing is None or len(pairing.tied):  # of the tied ones, some are along another axis of the kernel
                 continue
         shape = _as_channels(weight.array, whole).shape
-        further = () if context.strict or whole else in_other_orders(pairing, channels)
-        for paired in (pairing, *further):
-            for how, cut in _kernels(stack, paired.numbers, groups, transposed):
-                value, places, *numbers = cut
-                tied = tuple(pairing.tied.tolist())
-                if groups == 1 and numbers and not whole and value.shape[2:] == shape[2:]:
-                    places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
-                    kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
-                if value.shape != shape or not numbers or not context.free(numbers[0]):
-                    continue
-                for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
-                    value, places, *numbers = of
-                    found = context.fitted(
-                        [_as_channels(a, whole) for a in elements],
-                        numbers,
-                        value,
-                        partial(_replayed, context, weight, whole),
-                        meeting,
-                        places,
-                    )
-                    if found is not None:
-                        yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
+        tied = tuple(pairing.tied.tolist())
+        more = () if context.strict or whole else in_other_orders(pairing, channels)
+        cuts = (_kernels(stack, one.numbers, groups, transposed) for one in (pairing, *more))
+        for how, cut in itertools.chain.from_iterable(cuts):
+            value, places, *numbers = cut
+            if groups == 1 and numbers and not whole and value.shape[2:] == shape[2:]:
+                places_, value_, *numbers_ = (taps.matrix(a, transposed) for a in (places, value, *numbers))
+                kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
+            if value.shape != shape or not numbers or not context.free(numbers[0]):
+                continue
+            for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
+                value, places, *numbers = of
+                found = context.fitted(
+                    [_as_channels(a, whole) for a in elements],
+                    numbers,
+                    value,
+                    partial(_replayed, context, weight, whole),
+                    meeting,
+                    places,
+                )
+                if found is not None:
+                    yield Candidate(found, f"channels of the data{how}", ("convolution", how, *order_), tied)
     if kernels and elements:
         yield from products.of_parts(
             context,

@@ -165,9 +165,13 @@ class Cells:
         same = (gate.enters, gate.rest, len(target)) == (other.enters, other.rest, len(bias.numbers))
         if way is None or not same or not self._context.free(bias.numbers, target):
             return []
+        return self._made_of_bias(bias, target, way)
+
+    def _made_of_bias(self, bias: Bias, target: Array, way: Arithmetic, sign: float = 1.0) -> list[Piece]:
+        """Return a bias of the target that is made of one of the source."""
         meeting = Meeting(bias.operation, (self._source.operations[bias.operation],), bias.side, Role.SHIFT)
-        values = COMPUTE[way](self._context.source.theta[bias.numbers])
-        return list(self._context.pieces(target, bias.numbers, values, way, meeting))
+        values = sign * COMPUTE[way](self._context.source.theta[bias.numbers])
+        return list(self._context.pieces(target, bias.numbers, values, way, meeting, sign))
 
     def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
         options = [list(self._same(gate, self._met(gate, at))) for gate in cell]
@@ -360,11 +364,7 @@ class Cells:
             way = OFFSETS.get(sign * offset)
             if way is None or not free or not self._context.free(bias.numbers, free[at].numbers):
                 return None
-            operation = self._source.operations[bias.operation]
-            meeting = Meeting(bias.operation, (operation,), bias.side, Role.SHIFT)
-            values = sign * COMPUTE[way](self._context.source.theta[bias.numbers])
-            target = free.pop(at).numbers
-            found += self._context.pieces(target, bias.numbers, values, way, meeting, sign)
+            found += self._made_of_bias(bias, free.pop(at).numbers, way, sign)
             offset = 0.0
         for bias in free:
             nothing, value = np.full(len(bias.numbers), -1), np.full(len(bias.numbers), offset)

@@ -18,7 +18,7 @@ from convert.inference.candidates.replay import OtherPathError
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
 from convert.inference.meetings.added_up import weighs_rows
-from convert.inference.meetings.columns import FEW
+from convert.inference.meetings.columns import are_few
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
 from convert.inference.proposals import (
     computed,
@@ -484,7 +484,7 @@ class Walk(Assigned):
                 self._hindered |= self._strict and self._stuck  # what comes next may try as many again
                 self._cuts += 1
                 return
-            further = candidate.kind[0] == products.TOGETHER or 1 < len(candidate.tied) <= FEW
+            further = candidate.kind[0] == products.TOGETHER or are_few(candidate.tied)
             self._hindered |= self._strict and further  # single experts come next, and other orders of equal columns
             if candidate.key in seen:
                 continue

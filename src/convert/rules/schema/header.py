@@ -179,7 +179,7 @@ TARGET = Record(
         ),
         "multiples": Key(
             MapOf(_MULTIPLE),
-            "Mapping of a letter to another one: this target's code takes no size of the first that is no multiple of the second, with the reason. Default: any size.",
+            "Mapping of a letter to the letter whose size must divide its size in this target's code, with the reason. Default: any size.",
         ),
         "shared": Key(
             MapOf(ListOf(Scalar(str, "the name of a module or tensor"))),

@@ -315,7 +315,8 @@ def _options(tensor: Tensor, source: Program, free: Collection[str]) -> Iterator
 def _short_axes_reordered(array: Array) -> Iterator[Array]:
     for axis, size in enumerate(array.shape):
         if 1 < size <= FEW:
-            yield from (np.take(array, order, axis) for order in list(itertools.permutations(range(size)))[1:])
+            orders = itertools.islice(itertools.permutations(range(size)), 1, None)
+            yield from (np.take(array, order, axis) for order in orders)
 
 
 def _is_whole(part: Part, source: Program, size: int) -> bool:
