@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from convert.inference.candidates.source import Source
+from convert.inference.meetings.sites import parameter_operands
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
 from convert.inference.segment.walk import NEXT_EXPERT, OTHER_LAYER, Signatures, Walk
-from convert.programs.program import Program
+from convert.programs.program import Operation, Program
 
 MAX_SOLUTIONS = 8  # of a segment
 BUDGET = 1000  # candidates that a segment may try
@@ -42,10 +43,16 @@ class Search(Walk):
         self._ways: dict[Any, list[Ways]] = {}
 
     def led_further(self, other: Search) -> bool:
-        """Whether another search of the same operations ended with fewer parameters; or with as many, at the same operation."""
+        """Whether another search of the same operations ended with fewer parameters; or with as many, at the same operation, and more to find on the way to it."""
         ended = [one.target.operations[one.failure.index : one.failure.index + 1] for one in (self, other)]
         ours, theirs = _choices(self.segments), _choices(other.segments)
-        return ours > theirs or (ours == theirs and ended[0] == ended[1])
+        return ours > theirs or (ours == theirs and ended[0] == ended[1] and len(self._lacking) < len(other._lacking))
+
+    @property
+    def _lacking(self) -> list[Operation]:
+        """The operations that meet parameters between the end of the way and where it failed."""
+        end = self.segments[-1].solution.end if self.segments else 0
+        return [one for one in self.target.operations[end : self.failure.index + 1] if parameter_operands(one)]
 
     def solve(self) -> bool:
         """Find a way from the end of `segments` to the outputs; True if there is one. Otherwise the deepest goes on from there."""
