@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,40 +11,14 @@ import convert
 from convert.verify.report.report import Report, Verdict
 from convert.verify.run import check
 from faults.catalogue import upstream_found
-from support import gemma_image_models, gemma_models
-from support.goldens import TIMESFM_1_CASES, checkpoint
-from support.paths import GOLDEN
+from support.golden_conversions import GOLDENS_WITHOUT_REFERENCE, conversions
 
-# Targets and goldens that no shipped reference runs: three levels check them.
+# Targets that no shipped reference runs: three levels check them.
 TARGETS_WITHOUT_REFERENCE = ("gemma_pytorch", "plain_norms")
-GOLDENS_WITHOUT_REFERENCE = ("siglip", "tabfm-classification", "tabfm-regression")
 SHARD = 4_000  # bytes: several files even of the smallest model
 
 
-def goldens() -> dict[str, tuple[str, Path, dict[str, Any]]]:
-    """Model, checkpoint and settings of each golden."""
-    found: dict[str, tuple[str, Path, dict[str, Any]]] = {}
-    for folder in sorted(GOLDEN.iterdir()):
-        case = folder.name
-        if case in (*gemma_models.CASES, *gemma_models.INTEGERS, "gemma3-lora"):
-            found[case] = "gemma", checkpoint(case), gemma_models.settings(case)
-        elif case in gemma_image_models.CASES:
-            found[case] = (
-                gemma_image_models.MODEL[case],
-                gemma_image_models.path(case),
-                gemma_image_models.CASES[case][1],
-            )
-        elif case == "recurrentgemma":
-            found[case] = case, checkpoint(case), {"attention_window": 5, "logits_soft_cap": 3.0}
-        elif case in TIMESFM_1_CASES:
-            given = {k: v for k, v in TIMESFM_1_CASES[case].items() if k == "use_positional_embedding"}
-            found[case] = "timesfm", checkpoint(case), {**given, "context_length": 512}
-        elif (folder / "io.npz").exists():
-            found[case] = case.split("-")[0], next(folder.glob("ckpt*")), {}
-    return found
-
-
-GOLDENS = goldens()
+GOLDENS = conversions()
 
 
 @pytest.mark.slow
@@ -64,6 +37,15 @@ def test_a_correct_conversion_passes(case: str, dtype: str, tmp_path: Path) -> N
         convert.convert(model, path, shards, to=to, dtype=dtype, settings=settings, max_shard_bytes=SHARD)
         assert len(list(shards.glob("*.safetensors"))) > 1, to
         assert_passes(check(shards, path, levels=("coverage", "weights", "layers")), to)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in GOLDENS if case not in GOLDENS_WITHOUT_REFERENCE])
+def test_a_check_in_float64_passes(case: str, tmp_path: Path) -> None:
+    """Also where the PyTorch code alone casts to float32: only a JAX run in float32 shows how much the model amplifies that."""
+    model, path, settings = GOLDENS[case]
+    convert.convert(model, path, tmp_path / "out", to="transformers", settings=settings)
+    assert_passes(check(tmp_path / "out", path, levels=("model",), precision="float64"), "transformers")
 
 
 def assert_passes(report: Report, to: str, skipped: Collection[str] = ()) -> None:

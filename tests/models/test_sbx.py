@@ -10,6 +10,7 @@ import pytest
 import convert
 from support import sbx
 from support.goldens import SpecsOnly
+from support.paths import ROOT
 from support.rule_mistakes import assert_mistake_is_named, report_of_mistake
 from support.value_mistakes import assert_mistakes_are_named
 
@@ -54,21 +55,23 @@ def test_mistakes_in_the_file_are_named(case: str, tmp_path: Path) -> None:
 CRITIC = "{qf,qf_target}/params/VmapContinuousCritic_0"
 
 
-def swapped(bias: str, module: str, model: str, sizes: str, second: str) -> tuple[str, str]:
-    """Return the text between the biases of the first two layers, and the same with each other's bias."""
-    stacked = "  stacked: {k: 0}\n" if "{k}" in module else ""
-    between = f'"\n{stacked}  linear: "{module}"\n\n- only_models: {model}\n  einsum: ...{sizes[0]},{sizes}->...{sizes[1]}\n  from: "{second}/kernel"\n  bias: "'
-    first, then = (bias.replace("{}", str(k)) for k in range(2))
-    return f'{first}{between}{then}"', f'{then}{between}{first}"'
+def swapped(bias: str, models: str) -> tuple[str, str]:
+    """Return the text of the rules from the bias of the first layer to that of these models' second, and the same with both exchanged."""
+    text = (ROOT / "rules" / "sbx.yaml").read_text()
+    first, then = (f'"{bias.replace("{}", str(k))}"' for k in range(2))
+    start = text.index(first)
+    end = text.index(then, text.index(f"- only_models: [{models}]", start))
+    between = text[start + len(first) : end]
+    return first + between + then, then + between + first
 
 
 SLIPS = (  # case, a text of the rules, what stands there instead, what the check calls it
     ("ppo", "axes: A\n  parameter: log_std", "axes: A\n  prescaled_by: 2.0\n  parameter: log_std", "multiplied by a number"),
-    ("ppo", *swapped("actor/params/Dense_{}/bias", "mlp_extractor.policy_net.0", "sbx-ppo-2", "BC", "actor/params/Dense_1"), "of another tensor"),
+    ("ppo", *swapped("actor/params/Dense_{}/bias", "sbx-ppo-2, sbx-ppo-3"), "of another tensor"),
     ("sac", "actor.{mu,log_std}", "actor.{log_std,mu}", "of another tensor"),
     ("sac", "actor/params/{Dense_2,Dense_3}/bias", "actor/params/{Dense_3,Dense_2}/bias", "of another tensor"),
     ("sac", "{critic,critic_target}.qf{k}", "{critic_target,critic}.qf{k}", "of another tensor"),
-    ("sac", *swapped(f"{CRITIC}/Dense_{{}}/bias", "{critic,critic_target}.qf{k}.0", "sbx-sac-2", "EF", f"{CRITIC}/Dense_1"), "of another tensor"),
+    ("sac", *swapped(f"{CRITIC}/Dense_{{}}/bias", "sbx-sac-2, sbx-sac-3"), "of another tensor"),
 )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from convert.inference.search import Search
 from convert.inference.segment.segments import Solution
 from convert.inference.tested import DRAWS, Tested, further, tested
 from convert.numerics.magnitude import relative_error
+from convert.numerics.precision import jax_on_the_cpu
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import REFUSALS, Program
 
@@ -102,7 +103,7 @@ def infer(
     attempts: list[Derivation] = []
     allowance = Allowance()
     for attempt, size in enumerate(SIZES):
-        with few_threads(module):
+        with jax_on_the_cpu(), few_threads(module):
             runs = Runs(side, Draws(own_sizes, complex_leaves, size))
             models = Models(runs, module, run_by_name, inputs, masks, allowance)
             found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))

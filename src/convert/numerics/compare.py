@@ -15,9 +15,13 @@ from convert.numerics.real_numbers import in_float64
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+TF32 = "tf32"  # no dtype: what the factors of float32 products are rounded to on a GPU
+TF32_DIGITS = 10  # binary ones behind the point (NVIDIA A100 Tensor Core GPU Architecture, whitepaper of 2020)
+
+
 def epsilon(dtype: str) -> float:
-    """Return the distance from 1 to the next number of a floating-point dtype."""
-    return float(ml_dtypes.finfo(dtype).eps)
+    """Return the distance from 1 to the next number of a floating-point dtype, or of `TF32`."""
+    return 2.0**-TF32_DIGITS if dtype == TF32 else float(ml_dtypes.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
@@ -14,6 +15,7 @@ from convert.core.similarity import did_you_mean
 
 PRECISIONS = ("float32", "bfloat16", "float64")
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # without it, CUDA's matrix products are not deterministic
+XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"  # without it, JAX takes three quarters of a GPU's memory
 
 
 def require_precision(precision: str) -> None:
@@ -69,19 +71,34 @@ def cuda_problem(index: int = 0) -> str:
     return ""
 
 
+def gpu_name(device: str) -> str:
+    """Return the name of a CUDA device, such as ``NVIDIA H200``; empty for the CPU."""
+    if device == "cpu":
+        return ""
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
 @contextmanager
 def jax_with_float64() -> Iterator[None]:
     """Enable float64 in JAX for all threads; restore the setting afterwards."""
     import jax
 
-    # Read the global setting in another thread: the caller may run this within `with jax.enable_x64(...)`.
-    with ThreadPoolExecutor(1) as thread:
-        before = thread.submit(jax.config.read, "jax_enable_x64").result()
+    before = _for_all_threads("jax_enable_x64")
     jax.config.update("jax_enable_x64", True)
     try:
         yield
     finally:
         jax.config.update("jax_enable_x64", before)
+
+
+def _for_all_threads(setting: str) -> Any:
+    """Return a setting of JAX as another thread reads it: this one may run within `with jax.enable_x64(...)`."""
+    import jax
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(getattr, jax.config, setting).result()
 
 
 @contextmanager
@@ -95,19 +112,52 @@ def jax_precision(precision: str) -> Iterator[None]:
 
 
 @contextmanager
-def torch_pinned() -> Iterator[None]:
-    """Multiply in PyTorch at the full precision of the dtypes (no TF32), and deterministically where it can."""
+def jax_on_the_cpu() -> Iterator[None]:
+    """Let JAX compute on the CPU in all threads, also where it has a GPU; restore the setting afterwards.
+
+    Its values are the measure of all others, so they must not depend on the machine; and the GPU's memory is PyTorch's.
+    """
+    try:
+        import jax
+    except ImportError:  # a recording stands in for the JAX model
+        yield
+        return
+    os.environ.setdefault(XLA_PREALLOCATE, "false")
+    try:
+        cpu = jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        yield
+        return
+    before = _for_all_threads("jax_default_device")
+    jax.config.update("jax_default_device", cpu)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_device", before)
+
+
+@contextmanager
+def torch_pinned(*, tf32: bool = False) -> Iterator[None]:
+    """Multiply in PyTorch at the full precision of the dtypes, and deterministically where it can.
+
+    Args:
+        tf32: whether a GPU rounds the factors of float32 products to TF32 all the same.
+    """
     import torch
 
+    from convert.numerics.float32_products import float32_products, pin_float32_products, set_float32_products
+
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction, cudnn.benchmark
+    before = float32_products(), matmul.allow_bf16_reduced_precision_reduction, cudnn.benchmark
     deterministic = torch.get_deterministic_debug_mode()
-    matmul.allow_tf32 = cudnn.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = cudnn.benchmark = False
+    pin_float32_products(tf32=tf32)
+    matmul.allow_bf16_reduced_precision_reduction = cudnn.benchmark = False
     torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports the compiler, which takes seconds
     try:
         with warnings.catch_warnings():  # an operation without a deterministic kernel uses another
             warnings.filterwarnings("ignore", message=".*deterministic", category=UserWarning)
             yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction, cudnn.benchmark = before
+        of_float32, matmul.allow_bf16_reduced_precision_reduction, cudnn.benchmark = before
+        set_float32_products(of_float32)
         torch.set_deterministic_debug_mode(deterministic)

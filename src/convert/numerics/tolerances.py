@@ -91,7 +91,14 @@ def run_floor(precision: str, reduction: int, depth: int) -> float:
 
 
 def run_tolerance(
-    drift: float, precision: str, reduction: int, depth: int, *, weights: float = 0.0, casts: bool = False
+    drift: float,
+    precision: str,
+    reduction: int,
+    depth: int,
+    *,
+    weights: float = 0.0,
+    casts: bool = False,
+    drifted_in: str = "",
 ) -> Tolerance:
     """Derive the bound for the PyTorch run in `precision` against the JAX run, without using the PyTorch error.
 
@@ -106,6 +113,7 @@ def run_tolerance(
         depth: as in `float64_tolerance`.
         weights: distance of the lifted runs, where the PyTorch weights were rounded to a narrower dtype than `precision`.
         casts: the PyTorch code casts to float32, so in float64 it rounds like float32.
+        drifted_in: the precision of the JAX run that has this drift; `precision` where it is empty.
     """
     unit = "float32" if casts and precision == "float64" else precision
     floor = run_floor(unit, reduction, depth)
@@ -114,6 +122,6 @@ def run_tolerance(
     cast = f", as the PyTorch code casts to {unit}" if unit != precision else ""
     return Tolerance(
         (1 + MAX_DRIFT_RATIO) * rounding + weights,
-        f"(1 + {MAX_DRIFT_RATIO:.0f}) x {rounding:.1e}{more}: the JAX run in {precision} is up to {drift:.1e} from its float64 run here, and "
+        f"(1 + {MAX_DRIFT_RATIO:.0f}) x {rounding:.1e}{more}: the JAX run in {drifted_in or precision} is up to {drift:.1e} from its float64 run here, and "
         f"the PyTorch run may be {MAX_DRIFT_RATIO:.0f} times as far (floor {floor:.1e}: sqrt of {reduction} summands, {depth} layers, in {unit}{cast})",
     )

@@ -19,6 +19,7 @@ from convert.core.errors import ConvertError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
+from convert.numerics.precision import jax_on_the_cpu
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
@@ -121,12 +122,13 @@ def check(
     )
     levels: tuple[LevelReport, ...] = ()
     facts = Facts()
-    for outcome in _run_levels(comparison):
-        signals.check()
-        if isinstance(outcome, Facts):
-            facts = outcome
-        else:
-            levels = (*levels, outcome)
+    with jax_on_the_cpu() if "layers" in options.levels or options.runs_models else nullcontext():
+        for outcome in _run_levels(comparison):
+            signals.check()
+            if isinstance(outcome, Facts):
+                facts = outcome
+            else:
+                levels = (*levels, outcome)
     agree = any(level.level == "model" and level.verdict is Verdict.PASSED for level in levels)
     remaining = Remaining()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from convert.core.errors import ConvertError
-from convert.inference.derivation import Derivation, Grade
+from convert.inference.derivation import Arithmetic, Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.complex_tensors import REAL_AND_COMPLEX
 from convert.inference.rule_file.proof import compare_rules
@@ -188,7 +188,6 @@ FAULTS: dict[str, tuple[Any, torch.nn.Module, Any, Any, tuple[str, ...], str]] =
         *(m.fno("two"), m.FNO("complex", torch.conj), m.fno_shapes("two"), FIELDS, ()),
         "the target changes the sign",
     ),
-    "sign of the angle": (m.lru, m.LRU(angle=-1), m.LRU_SHAPES, SEQUENCES, (), ""),
     "the imaginary part of the states": (m.lru, m.LRU(part=torch.imag), m.LRU_SHAPES, SEQUENCES, (), "adds, joins"),
     "sign of the angle of a kernel": (m.s4d, m.S4D(sign=-1j), m.S4D_SHAPES, SEQUENCES, (), ""),
     "conjugate of a kernel's spectrum": (m.s4d, m.S4D(spectrum=torch.conj), m.S4D_SHAPES, SEQUENCES, (), ""),
@@ -215,6 +214,18 @@ def test_another_part_sign_or_norm_is_a_difference(fault: str) -> None:
     assert found.proof is None and found.differences
     assert grades(found) <= UNPROVEN
     assert re.search(words, found.differences[0].problem), found.differences[0].problem
+
+
+@slow
+def test_a_sign_that_other_weights_make_up_for_is_no_difference() -> None:
+    """States that turn the other way round are the conjugate ones, and the output is a real part: B and C in conjugate form give it."""
+    found = derive(m.lru, m.LRU(angle=-1), m.LRU_SHAPES, SEQUENCES, ())
+    assert found.proof is not None and not found.differences
+    parts = {tensor.name: [part.leaf for part in tensor.parts] for tensor in found.tensors}
+    assert all(len(parts[name]) == 2 for name in "BC")
+    same = {tensor.name: {part.arithmetic for part in tensor.parts} for tensor in found.tensors}
+    straight = parts["B"] == ["b_re", "b_im"] and same["B"] == same["C"] == {Arithmetic.SAME}
+    assert not straight, "these weights turn the other way round"
 
 
 def test_real_numbers_in_place_of_complex_ones_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The backends: JAX without and with jit; torch eager, compiled and on CUDA; and those that a reference registers."""
+"""The backends: JAX without and with jit; torch eager and compiled; both on a GPU; and those that a reference registers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OP_BY_OP, JITTED, RECORDED = "JAX op by op", "JAX jit", "JAX recorded"
-EAGER, COMPILED, CUDA = "torch eager", "torch.compile", "torch CUDA"
-JAX_NAMES = (OP_BY_OP, JITTED, RECORDED)
+EAGER, COMPILED = "torch eager", "torch.compile"
+JAX_ON_GPU = "JAX jit on a GPU"
+CUDA, CUDA_TF32, CUDA_COMPILED = "torch CUDA", "torch CUDA with TF32", "torch.compile CUDA"
+JAX_NAMES = (OP_BY_OP, JITTED, RECORDED, JAX_ON_GPU)
 COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -61,6 +63,19 @@ def jax_runs(plan: Plan, reference: Reference, evidence: Evidence) -> Iterator[R
         return
     for name in (OP_BY_OP, JITTED):
         yield Run(name, partial(_jax, plan, reference, evidence, name))
+    if not cuda_problem():
+        yield Run(JAX_ON_GPU, partial(_jax_on_gpu, plan, reference, evidence))
+
+
+def _jax_on_gpu(plan: Plan, reference: Reference, evidence: Evidence) -> Values:
+    import jax
+
+    try:
+        gpu = jax.devices("gpu")[0]
+    except RuntimeError as error:
+        raise Skip(f"JAX {jax.__version__} finds no GPU, or was installed without CUDA") from error
+    with jax.default_device(gpu):
+        return _jax(plan, reference, evidence, JITTED)
 
 
 def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Values:
@@ -84,10 +99,17 @@ def _jax(plan: Plan, reference: Reference, evidence: Evidence, name: str) -> Val
 
 def torch_runs(written: Written, reference: Reference, evidence: Evidence) -> Iterator[Run]:
     """Yield torch's backends, and those that the reference registers, which get a module on the CPU."""
-    yield Run(EAGER, partial(_eager, written, reference, evidence, "cpu"))
+    eager = partial(_eager, written, reference, evidence)
     compiled = partial(_compiled, written, reference, evidence)
-    yield Run(COMPILED, partial(compiled, hooks=False), partial(compiled, hooks=True))
-    yield Run(CUDA, partial(_cuda, written, reference, evidence))
+    yield Run(EAGER, partial(eager, "cpu"))
+    yield Run(COMPILED, partial(compiled, "cpu", hooks=False), partial(compiled, "cpu", hooks=True))
+    if problem := cuda_problem():
+        yield Run(CUDA, partial(_skip, problem))
+    else:
+        yield Run(CUDA, partial(eager, "cuda"))
+        yield Run(CUDA_COMPILED, partial(compiled, "cuda", hooks=False), partial(compiled, "cuda", hooks=True))
+        if evidence.precision == "float32":
+            yield Run(CUDA_TF32, partial(eager, "cuda", tf32=True))
     for name, function in reference.backends.items():
         yield Run(name, partial(_registered, written, reference, evidence, function), registered=True)
 
@@ -96,19 +118,17 @@ def _module(written: Written, reference: Reference, evidence: Evidence, device: 
     return reference.build(written_state(written, device, evidence.precision)).to(device)
 
 
-def _eager(written: Written, reference: Reference, evidence: Evidence, device: str) -> Values:
+def _skip(why: str) -> Values:
+    raise Skip(why)
+
+
+def _eager(written: Written, reference: Reference, evidence: Evidence, device: str, *, tf32: bool = False) -> Values:
     import torch
 
-    with torch_pinned(), torch.no_grad():
+    with torch_pinned(tf32=tf32), torch.no_grad():
         module = _module(written, reference, evidence, device)
         inputs = input_tensors(evidence.inputs, evidence.precision, device)
         return observed(reference, module, inputs, list(evidence.native_values))
-
-
-def _cuda(written: Written, reference: Reference, evidence: Evidence) -> Values:
-    if problem := cuda_problem():
-        raise Skip(problem)
-    return _eager(written, reference, evidence, "cuda")
 
 
 def _registered(
@@ -129,7 +149,7 @@ def _registered(
             raise Skip(_line(error)) from error
 
 
-def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hooks: bool) -> Values:
+def _compiled(written: Written, reference: Reference, evidence: Evidence, device: str, *, hooks: bool) -> Values:
     """Compile `Reference.run` with ``torch.compile``, as far as it can be compiled; hooks become part of the graphs."""
     import torch
 
@@ -144,8 +164,8 @@ def _compiled(written: Written, reference: Reference, evidence: Evidence, *, hoo
         return compile_fx(graph, example)
 
     with torch_pinned(), torch.no_grad(), _quiet():
-        module = _module(written, reference, evidence, "cpu")
-        inputs = input_tensors(evidence.inputs, evidence.precision, "cpu")
+        module = _module(written, reference, evidence, device)
+        inputs = input_tensors(evidence.inputs, evidence.precision, device)
         torch.compiler.reset()
         try:
             run = torch.compile(reference.run, backend=backend, dynamic=False)

@@ -14,11 +14,22 @@ from typing import Any
 import numpy as np
 
 from convert.core.findings import Finding
-from convert.numerics.compare import Difference, difference
+from convert.numerics.compare import TF32, TF32_DIGITS, Difference, difference, epsilon
+from convert.numerics.precision import gpu_name
 from convert.numerics.tolerances import Tolerance, run_floor
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
-from convert.verify.model.backend_runs import EAGER, JAX_NAMES, OP_BY_OP, RECORDED, Skip, jax_runs, torch_runs
+from convert.verify.model.backend_runs import (
+    CUDA,
+    CUDA_TF32,
+    EAGER,
+    JAX_NAMES,
+    OP_BY_OP,
+    RECORDED,
+    Skip,
+    jax_runs,
+    torch_runs,
+)
 from convert.verify.model.bounds import bound_of_weights, with_rounded_tables, within_bounds
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.evidence import Evidence, Values
@@ -47,6 +58,10 @@ class _Backend:
         """The model that the backend runs."""
         return "JAX" if self.name in JAX_NAMES else "torch"
 
+    def precision(self, of_evidence: str) -> str:
+        """The precision in which the backend multiplies."""
+        return TF32 if self.name == CUDA_TF32 else of_evidence
+
 
 @dataclass(frozen=True)
 class _Context:
@@ -54,7 +69,7 @@ class _Context:
 
     Attributes:
         float64: side -> values in float64.
-        allowed: side -> name -> tolerance of a backend's distance from float64.
+        allowed: backend -> name -> tolerance of its distance from float64.
     """
 
     reference: Reference
@@ -68,7 +83,7 @@ class _Context:
 
     def beyond(self, backend: _Backend) -> list[str]:
         """Return the names at which a backend is beyond its tolerance, in the order of the data."""
-        allowed = self.allowed[backend.side]
+        allowed = self.allowed[backend.name]
         return [name for name, found in backend.drift.items() if not found.relative <= allowed[name].value]
 
 
@@ -111,6 +126,8 @@ def check_backends(
         *_verdicts(backends, deviating, context, torch_side, weights),
     ]
     notes = [f"{len(backends)} backends in {evidence.precision}, {_names(backends)}", *corrected]
+    if CUDA in runs:
+        notes.append(f"CUDA is {gpu_name('cuda')}; {CUDA_TF32} multiplies with factors of {TF32_DIGITS} binary digits")
     notes += [f"{name} was skipped: {why}" for name, why in skipped]
     for side, what in (("JAX", evidence.unlifted), ("torch", torch_side.unlifted)):
         if what:
@@ -192,11 +209,12 @@ def _backend(name: str, values: Values, float64: Mapping[str, Values], evidence:
 
 
 def _allowed(backends: list[_Backend], evidence: Evidence, reference: Reference) -> dict[str, dict[str, Tolerance]]:
-    """Derive by side how far a backend may be from float64, from the rounding of the plain backends.
+    """Derive how far each backend may be from float64, from the rounding of the plain backends.
 
     Plain are JAX op by op (or recorded) and torch eager, which no compiler changed. The smaller of their two roundings counts, so
     that no backend widens its own tolerance. If the precision is float64, the code of one side may cast to float32; then that
-    side's own rounding counts, up to what rounding in float32 may do.
+    side's own rounding counts, up to what rounding in float32 may do. A backend that multiplies in TF32 rounds as many units of
+    TF32 as the plain backends round units of float32.
     """
     precision, reduction, depth = evidence.precision, reference.reduction, reference.depth
     most = run_floor("float32", reduction, depth)
@@ -207,17 +225,19 @@ def _allowed(backends: list[_Backend], evidence: Evidence, reference: Reference)
         of_all, own = (lower_median([d for s, d in known if s in sides]) for sides in (SIDES, (side,)))
         return max(of_all, min(own, most)) if precision == "float64" else of_all
 
-    def bound(name: str, side: str) -> Tolerance:
-        floor, rounding = run_floor(precision, reduction, depth), typical(name, side)
+    def bound(name: str, backend: _Backend) -> Tolerance:
+        own = backend.precision(precision)
+        floor = run_floor(own, reduction, depth)
+        rounding = typical(name, backend.side) * (epsilon(own) / epsilon(precision))
         larger = max(rounding, floor)
         return Tolerance(
             FACTOR * larger,
-            f"{FACTOR:.0f} x {larger:.1e}: what a plain backend rounds in {precision} ({rounding:.1e} from float64, the smaller of "
+            f"{FACTOR:.0f} x {larger:.1e}: what a plain backend rounds in {own} ({rounding:.1e} from float64, the smaller of "
             f"JAX op by op and torch eager), or what any model of this size may (sqrt of {reduction} summands, {depth} layers)",
         )
 
     names = {side: dict.fromkeys(name for b in backends if b.side == side for name in b.drift) for side in SIDES}
-    return {side: {name: bound(name, side) for name in names[side]} for side in SIDES}
+    return {backend.name: {name: bound(name, backend) for name in names[backend.side]} for backend in backends}
 
 
 def lower_median(numbers: list[float]) -> float:
@@ -233,7 +253,7 @@ def _first_beyond(backend: _Backend, context: _Context) -> str | None:
 def _measure(backend: _Backend, context: _Context) -> Measure:
     """Measure the output of a backend that is furthest from float64, or a boundary if no output is known."""
     known = [name for name in context.reference.outputs if name in backend.drift] or list(backend.drift)
-    allowed = context.allowed[backend.side]
+    allowed = context.allowed[backend.name]
     worst = max(known, key=lambda name: backend.drift[name].relative / allowed[name].value)
     return Measure(f"{backend.name}: {worst}", backend.drift[worst], allowed[worst])
 
@@ -297,7 +317,7 @@ def _deviation(
     Args:
         equal: whether the weights are known to be right.
     """
-    found, tolerance = backend.drift[first], context.allowed[backend.side][first]
+    found, tolerance = backend.drift[first], context.allowed[backend.name][first]
     proof = ""
     if equal:
         bits = weights is Verdict.PASSED

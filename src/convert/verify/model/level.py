@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from convert.numerics.compare import Difference, agreement, difference
+from convert.numerics.precision import gpu_name
+from convert.numerics.real_numbers import in_float64
 from convert.numerics.tolerances import run_tolerance
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
@@ -19,6 +21,7 @@ from convert.verify.model.messages import differences, inconclusive, inconclusiv
 from convert.verify.report.report import LevelReport, Measure, Verdict
 from convert.verify.sides.built_module import built_with
 from convert.verify.sides.evidence import Evidence, Values
+from convert.verify.sides.run_jax import jax_weights, native_values
 from convert.verify.sides.run_torch import TorchInFloat64, exact_state, run_torch, torch_in_float64, written_state
 from convert.verify.sides.second_call import second_call
 from convert.verify.stopped import REPORT, Remaining, or_stopped
@@ -57,11 +60,12 @@ def check_model(
     native = run_torch(reference, state, inputs, names, lift=False, precision=precision, device=device)
     drifted, built = native.values, built_with(native.module, state)
     measures, missing = [], []
+    drifting = _where_code_casts(plan, reference, evidence) if torch_side.casts else evidence
     drift = 0.0  # the largest of JAX's native run so far
     for name in names:
         if name in exact and exact[name].shape == evidence.shape(name):
-            drift = max(drift, _jax_drift(name, evidence))
-            measures.append(_measure(name, reference, evidence, torch_side, drifted, drift))
+            drift = max(drift, _jax_drift(name, drifting))
+            measures.append(_measure(name, reference, evidence, torch_side, drifted, drift, drifting.precision))
         else:
             missing.append(not_compared(name, evidence, exact.get(name)))
     diagnosis = None
@@ -86,6 +90,8 @@ def check_model(
         )
     compared = "1 boundary or output" if len(measures) == 1 else f"{len(measures)} boundaries and outputs"
     notes = [f"{compared}, {evidence.origin}", *evidence.notes, *corrected]
+    if gpu := gpu_name(device):
+        notes.append(f"PyTorch ran on {device}, {gpu}, with float32 products at full precision (no TF32)")
     for side, what in (("JAX", evidence.unlifted), ("torch", (*torch_side.unlifted, *torch_side.rounded))):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
@@ -139,6 +145,19 @@ def _rounding(
     return "; ".join(f"{line} rounds {what}" for line, what in list(casts.items())[:MOST_CASTS])
 
 
+def _where_code_casts(plan: Plan, reference: Reference, evidence: Evidence) -> Evidence:
+    """Return the evidence with a JAX run that rounds as code does that casts to float32, also when all else is in float64.
+
+    The JAX code may have no such cast; its float64 run then says nothing about how much the model amplifies rounding in float32.
+    """
+    if evidence.precision != "float64" or not evidence.is_live:
+        return evidence
+    values = native_values(reference.jax_side(), jax_weights(plan), evidence.inputs, "float32")
+    return replace(
+        evidence, native_values={name: in_float64(value) for name, value in values.items()}, precision="float32"
+    )
+
+
 def _jax_drift(name: str, evidence: Evidence) -> float:
     """Return the error of JAX's native run against its float64 run; 0 where it is unknown or not finite, which allows nothing."""
     if evidence.float64_values is None:
@@ -150,13 +169,19 @@ def _jax_drift(name: str, evidence: Evidence) -> float:
 
 
 def _measure(
-    name: str, reference: Reference, evidence: Evidence, torch_side: TorchInFloat64, run_values: Values, drift: float
+    name: str,
+    reference: Reference,
+    evidence: Evidence,
+    torch_side: TorchInFloat64,
+    run_values: Values,
+    drift: float,
+    drifted_in: str,
 ) -> Measure:
     """Measure one boundary or output. PyTorch's own error has no influence on the tolerance.
 
     Args:
         run_values: of PyTorch in native precision.
-        drift: the largest of JAX so far.
+        drift: the largest of JAX so far; drifted_in: the precision of that run.
     """
     mask = evidence.masks.get(name)
     precision = evidence.precision
@@ -181,7 +206,9 @@ def _measure(
         predicted_float64 = agreement(exact, evidence.float64_values[name], mask=mask) if is_logits else None
         if torch_side.written is not torch_side.exact:
             weights += difference(written, evidence.float64_values[name], mask=mask).relative
-    allowed = run_tolerance(drift, precision, reduction, depth, weights=weights, casts=torch_side.casts)
+    allowed = run_tolerance(
+        drift, precision, reduction, depth, weights=weights, casts=torch_side.casts, drifted_in=drifted_in
+    )
     return Measure(name, run, allowed, float64, float64_bound, logits=predicted, float64_logits=predicted_float64)
 
 

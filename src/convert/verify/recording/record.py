@@ -17,7 +17,7 @@ from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
-from convert.numerics.precision import require_precision
+from convert.numerics.precision import jax_on_the_cpu, require_precision
 from convert.planning.facts.sidecar import sidecar_facts
 from convert.planning.plan import Plan
 from convert.verify.recording.file import FLOAT64, INPUT, KEY, LEAF, MASK, NATIVE, checksum
@@ -93,7 +93,7 @@ def record(
             )
         )
     try:
-        with user_code_errors(factory or None, REFERENCE_OPTION):
+        with jax_on_the_cpu(), user_code_errors(factory or None, REFERENCE_OPTION):
             evidence = live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
         raise ConvertError(

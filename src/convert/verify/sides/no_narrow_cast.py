@@ -1,4 +1,4 @@
-"""Run PyTorch code in one precision with the casts to narrower floats in its code removed."""
+"""Run PyTorch code in one precision: the casts to narrower floats in its code removed, and no float32 product rounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from convert.numerics.float32_products import pin_float32_products, rounds_float32_products
 from convert.programs.where import model_line, stack
 
+TO_TF32 = "the factors of float32 products to TF32 or bfloat16, which the target's code switches on"
 METHODS = {torch.Tensor.bfloat16: torch.bfloat16, torch.Tensor.half: torch.float16}
 
 
@@ -25,6 +27,9 @@ class _WithoutNarrowCasts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        if rounds_float32_products():  # the code has switched it on since the last operation
+            pin_float32_products()
+            self.casts.setdefault(model_line(stack(sys._getframe())), TO_TF32)
         narrow = [x for x in (*args, *given.values(), METHODS.get(func)) if self._is_narrow(x)]
         if not narrow or func is torch.Tensor.view:  # with a dtype it reinterprets bits
             return func(*args, **given)
@@ -51,6 +56,9 @@ class _WithoutNarrowCasts(TorchFunctionMode):
 
 @contextmanager
 def without_narrow_casts(precision: str) -> Iterator[dict[str, str]]:
-    """Within this context, nothing is cast to floats narrower than a precision; yield the lines that do, with what they round."""
+    """Within this context, nothing is cast to floats narrower than a precision; yield the lines that do, with what they round.
+
+    Of code that switches to rounded products, the line is that of the first operation behind it.
+    """
     with _WithoutNarrowCasts(getattr(torch, precision)) as mode:
         yield mode.casts

@@ -71,10 +71,9 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     side = reference.jax_side()
     inputs = require_inputs(reference.inputs(seed))
     weights = jax_weights(plan)
+    native = native_values(side, weights, inputs, precision)
+    require_outputs(reference.outputs, "jax", native)
     with jax_precision(precision):
-        narrow = {name: as_jax(value, precision) for name, value in weights.items()}
-        native = side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
-        require_outputs(reference.outputs, "jax", native)
         lifted = lift(side)
         float64 = lifted(weights, dict(inputs))
         shaken = lift(side, shaken=True)(weights, dict(inputs)) if lifted.rounded else {}
@@ -93,6 +92,15 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
             for name, value in shaken.items()
         },
     )
+
+
+def native_values(
+    side: Any, weights: Mapping[str, Array], inputs: Mapping[str, Array], precision: str
+) -> dict[str, Any]:
+    """Run the JAX model in `precision` alone."""
+    with jax_precision(precision):
+        narrow = {name: as_jax(value, precision) for name, value in weights.items()}
+        return dict(side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()}))
 
 
 def _in_order_of(native: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Array]:
