@@ -31,8 +31,7 @@ from convert.inference.proposals import (
     with_vectors,
 )
 from convert.inference.proposals.gates import AT_ZEROS, Cells
-from convert.inference.proposals.side_by_side import values_of
-from convert.inference.segment.assigned import Assigned
+from convert.inference.segment.of_source import OfSource
 from convert.inference.segment.segments import Failure, Level, Solution
 from convert.numerics.magnitude import relative_error
 from convert.programs.program import REFUSALS, Operation, Program, Value
@@ -51,11 +50,7 @@ PROPOSE = {
 }
 
 WITHOUT_PROGRESS = 600  # candidates after the deepest operation was reached
-FUNCTIONS = frozenset(
-    ("silu", "gelu", "relu", "leaky_relu", "elu", "softplus", "mish", "tanh", "sigmoid", "softmax", "_softmax")
-)  # of a product's result
 FUSED = ("anywhere", "partly", "zeros", "absent")  # kinds of candidates
-AHEAD = 64  # operations behind one whose parameter is not known
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ class _Dead:
     hindered: bool
 
 
-class Walk(Assigned):
+class Walk(OfSource):
     """Walks through segments, and how much was tried in them.
 
     Attributes:
@@ -165,7 +160,7 @@ class Walk(Assigned):
                 continue
             sides = parameter_operands(operation)
             if sides and role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
-                if not self._is_source(operation):
+                if not self.is_of_source(operation):
                     if self._loose and at > self._begin:
                         yield self._solution(at, choices)
                     self._refute(at, "no value of the source equals what enters")
@@ -177,7 +172,7 @@ class Walk(Assigned):
                 self._passed += bool(choices)
             lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
             replaced: dict[int, Array] = {}
-            if lacking and (self._shows_nothing(operation) or self._is_zero(operation.operands[lacking[0]])):
+            if lacking and (self._shows_nothing(operation) or self.is_zero(operation.operands[lacking[0]])):
                 replaced = {side: np.nan_to_num(self.replay.value(operation.operands[side])) for side in lacking}
             elif lacking:
                 further = self._loosely if self._loose else self._strictly
@@ -193,7 +188,7 @@ class Walk(Assigned):
             self.replay.keep(operation, results)
             if not choices or sides:
                 continue
-            if self._strict and not self._computes(operation, results[0]):
+            if self._strict and not self.is_computed(operation, results[0]):
                 self._hindered = True
                 self._refute(at, f"the source computes no {operation.name} of this value")
                 return
@@ -201,7 +196,7 @@ class Walk(Assigned):
             if factor is not None:
                 yield from self._carried(at, choices, factor)
                 return
-            if self._early and not self._pairs(operation, results[0]):
+            if self._early and not self.pairs(operation, results[0]):
                 self._hindered = True
                 self._refute(at, "no product of two values of the source has this result")
                 return
@@ -210,7 +205,7 @@ class Walk(Assigned):
             gates = min(operation.operands, key=lambda x: x.array.shape[-1])
             if any(self._depends_on(gates, [choice]) for choice in choices):  # they are what the segment looks for
                 continue
-            if not self._is_added(results[0]):
+            if not self.is_added(results[0]):
                 self._hindered = True
                 self._refute(at, "the source adds up no such rows")
                 return
@@ -223,7 +218,7 @@ class Walk(Assigned):
     def _loosely(self, at: int, operation: Operation, side: int, choices: list[Choice]) -> Iterator[Solution]:
         """Yield the solutions with each choice for an operand, or that end in front of it."""
         further = at > self._begin
-        if further and not self._is_source(operation):
+        if further and not self.is_of_source(operation):
             yield self._solution(at, choices)
             return
         children = self._children(at, operation, side, choices)
@@ -247,7 +242,7 @@ class Walk(Assigned):
             self._refute(at, "the programs differ at an operation like this one")
             self._differs = True
             return
-        if choices and self._early and self.context.level and not self._pairs_ahead(at):
+        if choices and self._early and self.context.level and not self.pairs_ahead(at):
             self._refute(at, "no product of two values of the source has the result that follows")
             return
         before, cuts, passed = self.tried, self._cuts, self._passed
@@ -275,11 +270,6 @@ class Walk(Assigned):
             return True  # the programs hide other positions; the sum itself follows
         self.met_nothing |= not met.size
         return not met.size or (role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION) and not met.any())
-
-    def _is_zero(self, value: Value) -> bool:
-        """Whether a value is zero with any parameters, as what is multiplied by a time of 0."""
-        parameters = self.target.parameters
-        return not value.array.any() and all(parameters[name].array.any() for name in value.leaves)
 
     def _carried(self, at: int, choices: list[Choice], factor: float) -> Iterator[Solution]:
         """Go on as the target is; if that finds no solution, with a parameter that carries the factor of an operation."""
@@ -322,69 +312,6 @@ class Walk(Assigned):
         if at > self.failure.index:
             self.failure = Failure(at, problem)
             self._progress = self.tried
-
-    def _is_source(self, operation: Operation) -> bool:
-        array = self.replay.value(operation.data[0])
-        if not array.any() or self.source.has(array, self.context.tolerance):
-            return True
-        if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
-            taps = operation.operands[1].array.shape[2:]
-            same = bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
-            return same or (max(taps, default=1) == 1 and self._joins(operation, np.moveaxis(array, 1, -1)))
-        if role_of(operation) is not Role.PRODUCT:
-            return False
-        batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
-        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
-            return True
-        return self._joins(operation, array)
-
-    def _joins(self, operation: Operation, rows: Array) -> bool:
-        """Whether the rows that an operation meets are values that stand side by side, and the source multiplies the rows of each."""
-        parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
-        return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
-
-    def _computes(self, operation: Operation, result: Array) -> bool:
-        """Whether the source has the result of a function, or each of its rows.
-
-        The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
-        Of several gates at once, the source may compute it of each.
-        """
-        if operation.name not in FUNCTIONS or len(operation.data) != 1 or np.isnan(result).any():
-            return True
-        tolerance = self.context.tolerance
-        if self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance):
-            return True
-        ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
-        return len(ends) > 0 and all(self.source.has(x, tolerance) for x in np.split(result, ends, -1))
-
-    def _is_added(self, result: Array) -> bool:
-        """Whether the source has what the gates of an expert make of its results, or adds it up in one product of all experts."""
-        tolerance = self.context.tolerance
-        return self.source.has(result, tolerance) or self.source.adds_up(result, tolerance)
-
-    def _pairs(self, operation: Operation, result: Array) -> bool:
-        """Whether the product of two values of data is one of the source, up to a factor, or a value of it; if it is one, and the source has any."""
-        if role_of(operation) is not Role.PRODUCT:
-            return True
-        tolerance = self.context.tolerance
-        return self.source.data_products.has(result, tolerance) or self.source.has(result, tolerance)
-
-    def _pairs_ahead(self, at: int) -> bool:
-        """Whether the next product of two values of data that is known already pairs: the scores of queries and keys, whose values come next."""
-        lacking: set[Value] = set()
-        for operation in self._order[at : at + AHEAD]:
-            weights = (x for x in operation.operands if x.of_parameters)
-            if lacking.intersection(operation.operands) or not all(map(self.replay.known, weights)):
-                lacking.update(operation.results)
-            elif operation.data:
-                try:
-                    results = self.replay.run(operation)
-                except REFUSALS:
-                    return True
-                self.replay.keep(operation, results)
-                if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
-                    return self._pairs(operation, results[0])
-        return True
 
     def _depends_on(self, value: Value, choices: Sequence[Choice]) -> bool:
         """Whether a value is computed from the results of all operations of these choices."""

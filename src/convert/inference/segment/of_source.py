@@ -1,0 +1,91 @@
+"""What a segment must give for its parameters to be right: values of the source, products of its values, and sums of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.meetings.sites import role_of
+from convert.inference.proposals.side_by_side import values_of
+from convert.inference.segment.assigned import Assigned
+from convert.programs.program import REFUSALS, Operation, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+FUNCTIONS = frozenset(
+    ("silu", "gelu", "relu", "leaky_relu", "elu", "softplus", "mish", "tanh", "sigmoid", "softmax", "_softmax")
+)  # of a product's result
+AHEAD = 64  # operations behind one whose parameter is not known
+
+
+class OfSource(Assigned):
+    """Compares what the target's operations meet and give, with what is assigned, with the values of the source."""
+
+    def is_zero(self, value: Value) -> bool:
+        """Whether a value is zero with any parameters, as what is multiplied by a time of 0."""
+        parameters = self.target.parameters
+        return not value.array.any() and all(parameters[name].array.any() for name in value.leaves)
+
+    def is_of_source(self, operation: Operation) -> bool:
+        array = self.replay.value(operation.data[0])
+        if not array.any() or self.source.has(array, self.context.tolerance):
+            return True
+        if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
+            taps = operation.operands[1].array.shape[2:]
+            same = bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
+            return same or (max(taps, default=1) == 1 and self._joins(operation, np.moveaxis(array, 1, -1)))
+        if role_of(operation) is not Role.PRODUCT:
+            return False
+        batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
+        if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
+            return True
+        return self._joins(operation, array)
+
+    def _joins(self, operation: Operation, rows: Array) -> bool:
+        """Whether the rows that an operation meets are values that stand side by side, and the source multiplies the rows of each."""
+        parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
+        return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
+
+    def is_computed(self, operation: Operation, result: Array) -> bool:
+        """Whether the source has the result of a function, or each of its rows.
+
+        The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
+        Of several gates at once, the source may compute it of each.
+        """
+        if operation.name not in FUNCTIONS or len(operation.data) != 1 or np.isnan(result).any():
+            return True
+        tolerance = self.context.tolerance
+        if self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance):
+            return True
+        ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
+        return len(ends) > 0 and all(self.source.has(x, tolerance) for x in np.split(result, ends, -1))
+
+    def is_added(self, result: Array) -> bool:
+        """Whether the source has what the gates of an expert make of its results, or adds it up in one product of all experts."""
+        tolerance = self.context.tolerance
+        return self.source.has(result, tolerance) or self.source.adds_up(result, tolerance)
+
+    def pairs(self, operation: Operation, result: Array) -> bool:
+        """Whether the product of two values of data is one of the source, up to a factor, or a value of it; if it is one, and the source has any."""
+        if role_of(operation) is not Role.PRODUCT:
+            return True
+        tolerance = self.context.tolerance
+        return self.source.data_products.has(result, tolerance) or self.source.has(result, tolerance)
+
+    def pairs_ahead(self, at: int) -> bool:
+        """Whether the next product of two values of data that is known already pairs: the scores of queries and keys, whose values come next."""
+        lacking: set[Value] = set()
+        for operation in self._order[at : at + AHEAD]:
+            weights = (x for x in operation.operands if x.of_parameters)
+            if lacking.intersection(operation.operands) or not all(map(self.replay.known, weights)):
+                lacking.update(operation.results)
+            elif operation.data:
+                try:
+                    results = self.replay.run(operation)
+                except REFUSALS:
+                    return True
+                self.replay.keep(operation, results)
+                if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
+                    return self.pairs(operation, results[0])
+        return True
