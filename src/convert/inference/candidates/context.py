@@ -201,14 +201,15 @@ class Context:
             level = views + [x for user in users if user.name in SPLITS or _adds_bias(user) for x in user.results]
         return list(found)
 
-    def sizes_behind(self, value: Value) -> list[int]:
-        """Return the sizes of the last axis in the views that the target takes of what it makes of each element of a value, and then turns or multiplies by data."""
+    def sizes_behind(self, value: Value, axis: int = -1) -> list[int]:
+        """Return the sizes of the inner axis into which views split an axis, of what the target makes of each element of a value, and then turns or multiplies by data."""
         found = dict[int, None]()
+        inner = axis if axis < 0 else axis + 1
         for at in self._of_each_element(value):
             for user in self._users.get(at, []):
                 made = user.results[0]
                 if user.name in VIEWS and made.array.ndim > at.array.ndim and self._is_turned(made):
-                    found |= dict.fromkeys(made.array.shape[-1:])
+                    found[made.array.shape[inner]] = None
         return list(found)
 
     def _is_turned(self, value: Value) -> bool:

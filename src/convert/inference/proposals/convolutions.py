@@ -128,11 +128,14 @@ def _replayed(context: Context, weight: Value, axes: Sequence[int]) -> Array:
 
 def _rows_in_parts(
     context: Context, operation: Operation, stack: list[Array], groups: int, transposed: bool
-) -> Iterator[tuple[tuple[int, ...], list[Array]]]:
-    """Yield the kernels with the channels of the result in the order in which the target takes parts of it."""
+) -> Iterator[tuple[tuple[Any, ...], list[Array]]]:
+    """Yield the kernels with the channels of the result in the order in which the target takes parts of it, or turns two axes of it."""
     if context.level > 0 and groups == 1:
-        axis = 1 if transposed else 0
-        for order, rows in column_orders.orders_of_parts(stack[0].shape[axis], context.cuts(operation.results[0], 1)):
+        axis, result = (1 if transposed else 0), operation.results[0]
+        size = stack[0].shape[axis]
+        ways = column_orders.orders_of_parts(size, context.cuts(result, 1))
+        turned = column_orders.turned(size, context.sizes_behind(result, 1))
+        for order, rows in itertools.chain(ways, ((order, rows) for order, rows, _ in turned)):
             yield order, [np.take(a, rows, axis) for a in stack]
 
 
