@@ -56,6 +56,8 @@ class Letters:
         """Letters that are an axis of a leaf."""
         self.sums: list[tuple[str, ...]] = []
         """Letters of the parts of an axis, of which a file gives all but one."""
+        self.of_others: set[str] = set()
+        """Letters of the columns of a tensor that are other leaves, whose own letters may be those of several axes."""
 
     def named(self, role: str, size: int, again: int = 0) -> str:
         """Return the letter of an axis; with `again`, another one for a second axis of the same size in a tensor.
@@ -101,12 +103,13 @@ class Letters:
         return (role, size, 0) in self._known
 
     def fix_sums(self) -> None:
-        """Declare as numbers the sizes of parts that no leaf shows, all but the last of each sum."""
+        """Declare as numbers the sizes of parts that no leaf shows, all but the last of each sum, and those of other leaves."""
         same = {letter: self._known[role, size, 0] for (role, size, again), letter in self._known.items() if again}
         for letters in self.sums:
             known = self.of_leaves | self.fixed
             unknown = [x for x in letters if x not in known and same.get(x) not in known]
             self.fixed |= {*unknown[:-1]} - same.keys() | {same[x] for x in unknown[:-1] if x in same}
+        self.fixed |= {x for x in self.of_others if not {x, same.get(x)} & (self.of_leaves | self.fixed)}
 
     def declared(self, texts: Iterable[str] | None = None) -> Iterator[str]:
         """Yield the lines of ``axes``.

@@ -17,7 +17,7 @@ from convert.inference.derivation import Grade
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import WIDTH, derive, floats, linen, rules
+from support.inferred import WIDTH, derive, floats, grades, linen, rules
 
 W, A, B, C, F, T = 3, 5, 7, 11, 13, 17
 Change = Callable[[Mapping[str, Any], Any], Any]
@@ -474,4 +474,44 @@ def test_a_flattened_map_joined_with_numbers_has_a_rule_for_each(
 def test_a_fault_in_what_is_joined_with_a_map_is_not_derived(fault: str) -> None:
     function, shapes = linen(FlattenedMaps("mz"), np.zeros((5, 4, 4, 2)))
     found = derive(function, ChannelsFirst("mz", fault), shapes, floats(5, 4, 4, 2))
+    assert not found.complete and found.differences
+
+
+class JoinedWithMaps(torch.nn.Module):
+    """A layer of a series and two maps, channels first; `fault`: the second map once more in place of the first."""
+
+    def __init__(self, steps: int, channels: int, fault: bool = False) -> None:
+        super().__init__()
+        self.l, self.fault = torch.nn.Linear(steps * (1 + channels), steps), fault
+        self.o = torch.nn.Linear(steps, 5, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        series, past, future = x[..., 0], *x[..., 1:].mT.split(x.shape[1] // 2, 2)
+        joined = torch.cat([series, (future if self.fault else past).flatten(1), future.flatten(1)], 1)
+        return self.o(torch.relu(self.l(joined)))
+
+
+def series_and_maps(w: Any, x: Any) -> Any:
+    series, past, future = x[..., 0], *jnp.split(x[..., 1:], 2, 1)
+    h = series @ w["s"] + jnp.einsum("btc,tcd->bd", past, w["p"]) + jnp.einsum("btc,tcd->bd", future, w["f"])
+    return jax.nn.relu(h + w["b"]) @ w["o"]
+
+
+def shapes_of_maps(steps: int, channels: int) -> dict[str, tuple[int, ...]]:
+    maps = dict.fromkeys("pf", (steps // 2, channels, steps))
+    return {"s": (steps, steps), **maps, "b": (steps,), "o": (steps, 5)}
+
+
+@pytest.mark.parametrize(("steps", "channels"), [(8, 3), (8, 4), (6, 5)])
+def test_columns_that_are_maps_of_other_leaves_have_a_size(steps: int, channels: int) -> None:
+    """As the first layer of N-BEATSx: no leaf has an axis of as many elements as a map."""
+    module = JoinedWithMaps(steps, channels)
+    found = derive(series_and_maps, module, shapes_of_maps(steps, channels), floats(7, steps, 1 + channels))
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    parts = [rule for rule in rules(found, module) if "l.weight" in rule]
+    assert len(parts) == 3 and all(f'part: "{k} of 3"' in " ".join(parts) for k in (1, 2, 3)), parts
+
+
+def test_a_map_that_is_joined_twice_is_not_derived() -> None:
+    found = derive(series_and_maps, JoinedWithMaps(8, 3, fault=True), shapes_of_maps(8, 3), floats(7, 8, 4))
     assert not found.complete and found.differences

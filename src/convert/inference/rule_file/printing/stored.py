@@ -137,7 +137,9 @@ def _side_by_side(axes: Sequence[str], own: int, widths: Sequence[int], named: N
     of, others = {own: columns.strip("()"), 1: "1"}, "".join((rows, *taps))
     for width in widths:
         again = (named.letters.named("width", width, k) for k in itertools.count())
-        of[width] = of.get(width) or next(letter for letter in again if letter not in others)
+        if width not in of:
+            of[width] = next(letter for letter in again if letter not in others)
+            named.letters.of_others.add(of[width])
     return f"{rows}({' + '.join(of[width] for width in widths)}){''.join(taps)}"
 
 
