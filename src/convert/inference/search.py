@@ -13,7 +13,7 @@ from typing import Any
 from convert.inference.candidates.source import Source
 from convert.inference.meetings.sites import parameter_operands
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
-from convert.inference.segment.walk import NEXT_EXPERT, OTHER_LAYER, Signatures, Walk
+from convert.inference.segment.walk import FORMS, OTHER_LAYER, Signatures, Walk
 from convert.programs.program import Operation, Program
 
 MAX_SOLUTIONS = 8  # of a segment
@@ -135,9 +135,8 @@ class Search(Walk):
             if level.strict:
                 self._start = self.tried
             if segment is not None:
-                forms = (OTHER_LAYER, NEXT_EXPERT)
                 found = Ways(
-                    level, tuple(tuple(self.signatures(x.choices, form) for x in segment.solutions) for form in forms)
+                    level, tuple(tuple(self.signatures(x.choices, form) for x in segment.solutions) for form in FORMS)
                 )
                 if found not in ways:
                     ways.insert(0, found)

@@ -38,7 +38,7 @@ from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Signatures = tuple[tuple[Any, ...], ...]  # of the choices of several solutions
-OTHER_LAYER, NEXT_EXPERT = 0, 1  # what a choice is compared with; as `Candidate.places`
+OTHER_LAYER, NEXT_EXPERT, OTHER_BEGIN = FORMS = 0, 1, 2  # what a choice is compared with; the first two as `Candidate.places`
 
 PROPOSE = {
     Role.PRODUCT: products.propose,
@@ -136,17 +136,17 @@ class Walk(OfSource):
         return operation.where, operation.name, shapes_but_rows(operation)
 
     def signatures(self, choices: Sequence[Choice], form: int) -> tuple[Any, ...]:
-        """Return what each choice has in common with that of the same operation in another layer, or for the next expert."""
+        """Return what each choice has in common with that of the same operation in another layer, also one that other operations are in front of, or for the next expert."""
         candidates = [choice.candidate for choice in choices]
         return tuple(self._signature(candidate, candidates, form) for candidate in candidates)
 
     def _signature(self, candidate: Candidate, candidates: Sequence[Candidate], form: int) -> Any:
         """Return it of one of the choices of a segment: how far its meeting is from the last one in front of it, or from its first."""
         first = self._near
-        if form == NEXT_EXPERT:
+        if form != OTHER_LAYER:
             first = next((p.meeting.index for x in candidates for p in x.pieces if p.meeting is not None), first)
         steps = tuple(None if p.meeting is None else p.meeting.index - first for p in candidate.pieces)
-        return candidate.kind, steps, candidate.places[form]
+        return candidate.kind, steps, candidate.places[NEXT_EXPERT if form == NEXT_EXPERT else OTHER_LAYER]
 
     def _first_meeting(self, at: int) -> int:
         """Return the next operation in which data meets a parameter; how many operations there are if there is none."""
