@@ -16,7 +16,12 @@ from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
 from convert.planning.adapters.lost import no_pair_is_merged
 from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS
-from convert.planning.facts.agreement import contradicted_by_leaves, contradicted_formulas, layers_without_leaves
+from convert.planning.facts.agreement import (
+    contradicted_by_leaves,
+    contradicted_formulas,
+    layers_without_leaves,
+    solved_facts,
+)
 from convert.planning.facts.architectures import class_conflict, of_another_model
 from convert.planning.facts.limits import known_values, refused_facts
 from convert.planning.facts.settings import check_settings
@@ -202,6 +207,7 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     version = published_version(rules, solution.sizes)
     facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
+    facts = solved_facts(rules, sizes, facts)
     findings += class_conflict(rules, match.target, sidecar)
     findings += of_another_model(rules, match.source)
     findings += contradictions(rules, match.target, sidecar, sizes, settings, solution.of_layers)

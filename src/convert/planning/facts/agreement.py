@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
 from convert.rules.file import RuleFile
+from convert.rules.formula import SizeFormula
+
+
+def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts, with those that are the only unknown of one of the `formulas` and have one whole number that solves it.
+
+    Where several numbers do, as of the sides of an image that have the same number of patches, the user is asked.
+    """
+    found = dict(facts)
+    while new := {name: number for formula in rules.formulas for name, number in _solved(formula, rules, sizes, found)}:
+        found |= new
+    return found
+
+
+def _solved(
+    formula: SizeFormula, rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the only unknown of a formula, with the only whole number that solves it."""
+    known = {**sizes, **facts}
+    unknown = [name for name in formula.names if name not in known]
+    given = {name: known[name] for name in formula.names if _is_number(known.get(name))}
+    size = sizes.get(formula.letter)
+    if size is None or len(unknown) != 1 or unknown[0] not in rules.facts or len(given) + 1 < len(formula.names):
+        return
+
+    def value(number: int) -> float:
+        return formula.value({**given, unknown[0]: number})
+
+    try:
+        number = 1 + bisect_left(range(1, size + 1), float(size), key=value)  # it grows with the number
+        if [value(number + k) == size for k in (-1, 0, 1)] == [False, True, False]:
+            yield unknown[0], number
+    except ArithmeticError:
+        return
 
 
 def contradicted_formulas(
