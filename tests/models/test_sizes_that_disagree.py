@@ -42,6 +42,15 @@ def resized(shapes: Shapes, where: str, old: int, new: int) -> Shapes:
     }
 
 
+def with_size(plan: convert.Plan, shapes: Shapes, letter: str, size: int) -> Shapes:
+    """Give each axis with this letter, in all leaves of the plan, another size."""
+    named = {part.leaf: [name for name, _ in part.stored] for step in plan.steps for part in step.parts}
+    return {
+        leaf: tuple(size if name == letter else n for name, n in zip(named.get(leaf, [""] * len(shape)), shape, strict=False))
+        for leaf, shape in shapes.items()
+    }  # fmt: skip
+
+
 QWEN = {"key_heads": 2, "key_head_width": 6}
 CASES = [
     ("siglip", "siglip/ckpt", {}, "txt/.*Attention", 2, 4, "48, as N = 4, H = 12 by", "24, by"),
@@ -80,13 +89,74 @@ GEMMA3 = {**GEMMA2, "rope_factor_global": 1.0, "context_length": 1024}
 def test_a_width_that_is_no_multiple_of_the_heads_is_refused_for_the_class_that_refuses_it(
     case: str, said: dict[str, object]
 ) -> None:
-    shapes = resized(shapes_of(case), "attn/(q_einsum|attn_vec_einsum)", 4, 5)
+    shapes = resized(shapes_of(case), "attn/(q_einsum|attn_vec_einsum)", 4, 10)
     with pytest.raises(convert.PlanError) as refused:
         planned("gemma", shapes, said)
     (finding,) = refused.value.findings
     assert finding.code == "target-requirement" and "--to gemma_pytorch" in finding.fix
-    assert finding.expected == "D (model width) to be a multiple of N = 5 (attention heads)" and finding.got == "D = 48"
-    assert planned("gemma", shapes, said, to="gemma_pytorch").sizes["N"] == 5
+    assert (
+        finding.expected == "D (model width) to be a multiple of N = 10 (attention heads)" and finding.got == "D = 48"
+    )
+    assert planned("gemma", shapes, said, to="gemma_pytorch").sizes["N"] == 10
+
+
+TUNIX = {**GEMMA3, "sliding_window": 4, "query_pre_attn_scalar": 4}
+del TUNIX["vocab_size"]
+GROUPED = [
+    ("gemma", "gemma2-2b/ckpt", GEMMA2),
+    ("gemma", "gemma3/ckpt", GEMMA3),
+    *(("gemma", f"gemma4/{case}", gemma_drawn.settings(case)) for case in ("gemma3n", "gemma4-31b", "gemma4-26b-a4b")),
+    ("gemma", "t5gemma/t5gemma-2b-2b", t5gemma.settings("t5gemma-2b-2b")),
+    ("tunix-gemma3", "tunix/gemma3", TUNIX),
+    *(
+        (maxtext.rules(case), f"maxtext/{case}", maxtext.settings(case))
+        for case in ("gemma3", "gemma4", "gpt-oss", "llama3.1", "olmo3", "qwen3", "qwen3-next", "qwen3-omni", "qwen3-vl")
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "case", "said"), GROUPED)
+def test_query_heads_that_cannot_share_the_key_heads_are_refused(
+    family: str, case: str, said: dict[str, object]
+) -> None:
+    """All leaves with this letter agree."""
+    shapes = shapes_of(case)
+    plan = planned(family, shapes, said)
+    shown = {name for step in plan.steps for part in step.parts for name, _ in part.stored}
+    letters = {x: axis.divides for x, axis in plan.rules.axes.items() if axis.divides and x in shown}
+    for letter, whole in letters.items():
+        wrong = plan.sizes[whole] + 1
+        with pytest.raises(convert.PlanError) as refused:
+            planned(plan.rules.model, with_size(plan, shapes, letter, wrong), said)
+        (finding,) = (one for one in refused.value.findings if "multiple" in one.expected)
+        assert finding.code == "size-conflict" and f"{whole} to be a multiple of {wrong}, by" in finding.expected
+        assert finding.got.startswith(f"{plan.sizes[whole]}, by") and finding.path and finding.fix
+    assert letters
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "said", "where", "letter"),
+    [
+        ("gemma", "gemma1-mha/ckpt", {"vocab_size": 256, "context_length": 1024}, "layer_", "N"),
+        ("gemma", "t5gemma/t5gemma-s-s", t5gemma.settings("t5gemma-s-s"), "encoder", "N"),
+        ("gemma", "t5gemma/t5gemma-s-s", t5gemma.settings("t5gemma-s-s"), "decoder", "M"),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_one_leaf_of_queries_keys_and_values_has_the_heads_of_the_output(
+    family: str, case: str, said: dict[str, object], where: str, letter: str, factor: float
+) -> None:
+    """Where the layout has one leaf, there are as many key heads as query heads."""
+    shapes = shapes_of(case)
+    plan = planned(family, shapes, said)
+    wrong = int(plan.sizes[letter] * factor)
+    others = with_size(plan, shapes, letter, wrong)
+    mixed = {leaf: shape if "qkv_einsum" in leaf else others[leaf] for leaf, shape in shapes.items()}
+    with pytest.raises(convert.PlanError) as refused:
+        planned(plan.rules.model, mixed, said)
+    found = [one for one in refused.value.findings if one.code == "size-conflict"]
+    assert found and all(where in one.path for one in found)
+    assert all("qkv_einsum" in str(one) and re.search("attn_vec_einsum|/q_einsum", str(one)) for one in found)
 
 
 def one_wider(config: dict[str, Any]) -> dict[str, Any]:

@@ -154,6 +154,8 @@ ONE_RULE: list[tuple[str, str, str, str, bool]] = [
     ("- from: w\n  linear: m\n  choice: c\n  einsum: {}", "rule-layer-conflict", '5:3', '', False),
     ("- timescales: DD\n  buffer: b", "rule-wrong-value", '5:15', '', False),
     ("- timescales: D\n  buffer: b", "rule-unknown-name", '5:3', 'min_timescale', False),
+    ("- from: w\n  axes: DN\n  same_size: {K: N}\n  parameter: p", "rule-layer-conflict", '7:14', 'K', False),
+    ("- from: w\n  axes: DN\n  same_size: {N: KV}\n  parameter: p", "rule-wrong-value", '7:18', 'KV', False),
     ('- timescales: D\n  buffer: "b.{i}"', "rule-index-mismatch", '5:3', 'b.{i}', False),
     ("- timescales: D\n  buffer: b\n  from: w", "rule-unknown-key", '7:3', 'from', True),
     ('- einsum: ...i,ij->...j\n  from: "w_{i}"\n  linear: "m.{i}"', "rule-name-clash", '5:3', 'in line 5', False),
@@ -191,6 +193,7 @@ WHOLE_FILE: list[tuple[str, str, str, str, bool]] = [
     (edited(("2*P", "2*")), "rule-wrong-value", '5:26', '', False),
     (edited(("2*P", "2.5")), "rule-wrong-value", '5:26', '2.5', True),
     (edited(("2*P", "2*Q")), "rule-unknown-name", '5:6', 'Q', False),
+    (edited(("equals: 2*P", "divides: Q")), "rule-unknown-name", '5:6', 'Q', False),
     (edited(("sizes: {D: 8}", "sizes: {D: eight}")), "rule-wrong-value", '14:16', "'eight'", True),
     (edited(("sizes: {D: 8}", "sizes: {W: 8}")), "rule-unknown-name", '14:5', 'W', False),
     (edited(("    sizes: {D: 8}\n", "")), "rule-missing-key", '14:5', 'sizes', True),
@@ -323,7 +326,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if path == () or path[-1:] not in FREE:
             found.append(path)
         for key, child in value.items():
-            if key not in ("facts", "config", "generation", "renamed_with", "is"):
+            if key not in ("facts", "config", "defaults", "generation", "renamed_with", "is"):
                 found += places(child, (*path, key))
     elif isinstance(value, list):
         for k, child in enumerate(value):
@@ -355,6 +358,7 @@ FREE = tuple(
         "products",
         "formulas",
         "fact_values",
+        "same_size",
         "needs_confirmation",
         "classes",
         "renamed",

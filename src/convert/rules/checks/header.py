@@ -39,6 +39,8 @@ def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
         for factor in axis.equals:
             if isinstance(factor, str) and factor not in rules.axes:
                 yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
+        if axis.divides and axis.divides not in rules.axes:
+            yield _undeclared(axis.at, f"`divides` of {name}", axis.divides, axes=rules.axes)
 
 
 def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:
