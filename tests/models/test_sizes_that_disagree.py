@@ -64,6 +64,7 @@ CASES = [
     ("vivit", "scenic/vivit", {}, "Attention", 5, 10, "30, as N = 3, H = 10 by", "15, by"),
     ("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), "fflayer", 96, 192, "96, as U = 24 by", "192, by"),
     ("maxtext", "maxtext/qwen3.5", QWEN, "conv1d", 64, 128, "2*key_heads*key_head_width + Z to be 128", "64 with"),
+    ("maxtext", "maxtext/deepseek4", maxtext.settings("deepseek4"), "o_a_proj", 16, 12, "N*H/G to be 12", "16 with N = 4; H = 8; G = 2"),
     ("maxtext", "maxtext/qwen3-next", QWEN, "qkvz", 104, 208, "2*key_heads*key_head_width + 2*Z to be 208", "104 with"),
 ]  # fmt: skip
 

@@ -380,6 +380,7 @@ NUMBERS = {
     "length",
     "sum",
     "or",
+    "starts_with",
     "ends_with",
 }  # of `allowed`
 
@@ -394,7 +395,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
     target = tree
     for step in where:
         target = target[step]
-    any_number = {"epsilon", "prescaled_by"} | ({"is"} if "requires" in where else set())
+    any_number = {"epsilon", "prescaled_by", "value"} | ({"is"} if "requires" in where else set())
     any_number |= NUMBERS if "allowed" in where else set()
     typed = sorted(set(target) - any_number)
     mutation = data.draw(st.sampled_from(["unknown", "wrong type"] if typed else ["unknown"]))
@@ -657,6 +658,28 @@ def test_a_formula_of_facts_is_a_size() -> None:
         (finding,) = refused.value.findings
         assert (finding.code, finding.path, finding.expected, finding.got) == ("size-conflict", place, expected, got)
         assert finding.fix in ("give the ratio of the model that was trained", "give the side of the model that was trained")  # fmt: skip
+
+
+def test_the_only_unknown_of_a_formula_has_its_only_whole_number() -> None:
+    rules = rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS)
+
+    def facts(width: int, *, rows: int = 10) -> dict[str, object]:
+        return dict(make_plan(rules, MemorySource({"w": np.ones((rows, width), np.float32)})).facts)
+
+    assert facts(20) == {"ratio": 2} and facts(10) == {"ratio": 1}
+    assert facts(16) == facts(7) == {}, "no whole number, and several numbers for the side"
+    assert facts(6, rows=1) == {"ratio": 6}
+
+
+def test_a_size_that_no_leaf_shows_is_a_whole_number() -> None:
+    head = FORMULAS.replace("F: {", "h: {is: half}, F: {").replace("int(ratio*D): F", "F/2: h")
+    rules = rule_file("- {from: w, axes: DF, parameter: w}", head)
+    assert make_plan(rules, MemorySource({"w": np.ones((10, 16), np.float32)})).sizes == {"D": 10, "F": 16}
+    with pytest.raises(ConvertError) as refused:
+        make_plan(rules, MemorySource({"w": np.ones((10, 7), np.float32)}))
+    (finding,) = refused.value.findings
+    assert (finding.expected, finding.got) == ("F/2 to be a whole number", "3.5 with F = 7")
+    assert finding.problem == "the tree tells h (half)" and finding.fix == "convert a tree whose leaves fit one another"
 
 
 @pytest.mark.parametrize(

@@ -48,29 +48,32 @@ def _solved(
 def contradicted_formulas(
     rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any], places: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Compare the `formulas` of the rules, such as patches of an image, with the sizes of the tree.
+    """Compare the `formulas` of the rules, such as patches of an image, with the sizes of the tree; of a size that no leaf shows, only that it is one.
 
     Args:
         places: fact -> where its value is stated.
     """
     for formula in rules.formulas:
         values = {name: facts.get(name, sizes.get(name)) for name in formula.names}
-        if formula.letter not in sizes or None in values.values():
+        if None in values.values():
             continue
         try:
             found = formula.value({name: value for name, value in values.items() if _is_number(value)})
         except (ArithmeticError, KeyError):
             found = None
-        size = sizes[formula.letter]
-        if found != size:
+        size = sizes.get(formula.letter)
+        fits = found == size if size is not None else found is not None and found >= 1 and found % 1 == 0
+        if not fits:
             of_facts = [name for name in values if name in facts]
             meaning = f" ({rules.axes[formula.letter].meaning})" if formula.letter in rules.axes else ""
             yield Finding(
                 "size-conflict",
-                f"the tree has {formula.letter} = {size}{meaning}",
+                f"the tree has {formula.letter} = {size}{meaning}"
+                if size is not None
+                else f"the tree tells {formula.letter}{meaning}",
                 rule=formula.at.line_only,
                 path=" ".join(dict.fromkeys(places[name] for name in of_facts)),
-                expected=f"{formula.text} to be {size}",
+                expected=f"{formula.text} to be {'a whole number' if size is None else size}",
                 got=("" if found is None else f"{found:g} with ")
                 + "; ".join(f"{k} = {v!r}" for k, v in values.items()),
                 fix=f"give the {' and '.join(of_facts)} of the model that was trained"
