@@ -20,7 +20,7 @@ Shapes = dict[str, tuple[int, ...]]
 def shapes_of(case: str) -> Shapes:
     """Return the leaves of a golden."""
     folder, _, name = case.partition("/")
-    if (folder.startswith("gemma") and name == "ckpt") or folder == "maxtext":
+    if (folder.startswith(("gemma", "recurrentgemma")) and name == "ckpt") or folder == "maxtext":
         path = maxtext.checkpoint(name) if folder == "maxtext" else GOLDEN / case
         return {leaf: x.spec.shape for leaf, x in convert.open_source(path).leaves.items()}
     if name == "ckpt":
@@ -63,7 +63,7 @@ CASES = [
     ("videoprism", "videoprism/encoder", {}, "self_attention", 7, 14, "42, as N = 3, H = 14 by", "21, by"),
     ("vivit", "scenic/vivit", {}, "Attention", 5, 10, "30, as N = 3, H = 10 by", "15, by"),
     ("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), "fflayer", 96, 192, "96, as U = 24 by", "192, by"),
-    ("maxtext", "maxtext/qwen3.5", QWEN, "conv1d", 64, 128, "2*key_heads*key_head_width + Z to be 128", "64 with"),
+    ("maxtext", "maxtext/qwen3.5", {**QWEN, "rotated": 0.5}, "conv1d", 64, 128, "2*key_heads*key_head_width + Z to be 128", "64 with"),
     ("maxtext", "maxtext/deepseek4", maxtext.settings("deepseek4"), "o_a_proj", 16, 12, "N*H/G to be 12", "16 with N = 4; H = 8; G = 2"),
     ("maxtext", "maxtext/qwen3-next", QWEN, "qkvz", 104, 208, "2*key_heads*key_head_width + 2*Z to be 208", "104 with"),
 ]  # fmt: skip
@@ -133,6 +133,37 @@ def test_query_heads_that_cannot_share_the_key_heads_are_refused(
         assert finding.code == "size-conflict" and f"{whole} to be a multiple of {wrong}, by" in finding.expected
         assert finding.got.startswith(f"{plan.sizes[whole]}, by") and finding.path and finding.fix
     assert letters
+
+
+TURNED = [
+    *((family, case, said, "H") for family, case, said in GROUPED),
+    ("gemma", "gemma1-mha/ckpt", {"vocab_size": 256, "context_length": 1024}, "H"),
+    ("gemma", "gemma4/gemma4-e2b", gemma_drawn.settings("gemma4-e2b"), "H"),
+    ("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), "B"),
+    ("gemma", "t5gemma/t5gemma-s-s", t5gemma.settings("t5gemma-s-s"), "A"),
+    ("openpi", "openpi/pi0", {"action_horizon": 3}, "H"),
+    ("recurrentgemma", "recurrentgemma/ckpt", {"attention_window": 5, "logits_soft_cap": 3.0}, "H"),
+    *(
+        (maxtext.rules(case), f"maxtext/{case}", maxtext.settings(case), letter)
+        for case, letter in (("deepseek4", "H"), ("gemma4-e", "H"), ("gemma4", "J"), ("mistral", "H"), ("qwen3-vl", "B"), ("qwen3-omni", "B"), ("qwen3.5-vision", "b"))
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "case", "said", "letter"), TURNED)
+def test_heads_of_which_rope_turns_no_pairs_are_refused(
+    family: str, case: str, said: dict[str, object], letter: str
+) -> None:
+    """All leaves with this letter agree. Of the heads of a vision tower, pairs turn in two directions; of some heads, RoPE turns a part."""
+    shapes = shapes_of(case)
+    plan = planned(family, shapes, said)
+    sizes = {n for step in plan.steps for part in step.parts for name, n in part.stored if name == letter}
+    part = 0.5 if letter in "Bb" else plan.facts.get("rotated", 1)  # of a head, which is turned at a time
+    other = next(n for n in range(max(sizes), 99) if int(n * part) % 2)
+    with pytest.raises(convert.PlanError) as refused:
+        planned(plan.rules.model, with_size(plan, shapes, letter, other), said)
+    found = [one for one in refused.value.findings if re.search("RoPE turns", one.problem)]
+    assert found and all(one.code == "size-conflict" and f"{letter}" in one.got and one.fix for one in found)
 
 
 @pytest.mark.parametrize(

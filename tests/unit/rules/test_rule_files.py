@@ -669,6 +669,11 @@ def test_the_only_unknown_of_a_formula_has_its_only_whole_number() -> None:
     assert facts(20) == {"ratio": 2} and facts(10) == {"ratio": 1}
     assert facts(16) == facts(7) == {}, "no whole number, and several numbers for the side"
     assert facts(6, rows=1) == {"ratio": 6}
+    even = rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS + "allowed: {ratio: {multiple_of: 2}}\n")
+    with pytest.raises(
+        ConvertError, match="ratio to be a number that is a multiple of 2, got 1, by the sizes of the tree;"
+    ):
+        make_plan(even, MemorySource({"w": np.ones((10, 10), np.float32)}))
 
 
 def test_a_size_that_no_leaf_shows_is_a_whole_number() -> None:
@@ -679,7 +684,9 @@ def test_a_size_that_no_leaf_shows_is_a_whole_number() -> None:
         make_plan(rules, MemorySource({"w": np.ones((10, 7), np.float32)}))
     (finding,) = refused.value.findings
     assert (finding.expected, finding.got) == ("F/2 to be a whole number", "3.5 with F = 7")
-    assert finding.problem == "the tree tells h (half)" and finding.fix == "convert a tree whose leaves fit one another"
+    assert (
+        finding.problem == "the sizes give no h (half)" and finding.fix == "convert a tree whose leaves fit one another"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from convert.rules.file import RuleFile
 from convert.rules.formula import SizeFormula
 
 
-def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts, with those that are the only unknown of one of the `formulas` and have one whole number that solves it.
+def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return the facts that are the only unknown of one of the `formulas` and have one whole number that solves it.
 
     Where several numbers do, as of the sides of an image that have the same number of patches, the user is asked.
     """
-    found = dict(facts)
-    while new := {name: number for formula in rules.formulas for name, number in _solved(formula, rules, sizes, found)}:
+    found: dict[str, int] = {}
+    while new := {x: n for formula in rules.formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})}:
         found |= new
     return found
 
@@ -70,7 +70,7 @@ def contradicted_formulas(
                 "size-conflict",
                 f"the tree has {formula.letter} = {size}{meaning}"
                 if size is not None
-                else f"the tree tells {formula.letter}{meaning}",
+                else f"the sizes give no {formula.letter}{meaning}",
                 rule=formula.at.line_only,
                 path=" ".join(dict.fromkeys(places[name] for name in of_facts)),
                 expected=f"{formula.text} to be {'a whole number' if size is None else size}",
@@ -84,6 +84,27 @@ def contradicted_formulas(
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def odd_heads(rules: RuleFile, matched: Sequence[Matched], sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Find heads of which RoPE cannot turn pairs of features: one finding for each letter."""
+    seen = set()
+    for found in matched:
+        leaf = next((leaf for of_role in found.leaves.values() for leaf in of_role.values()), None)
+        letter = found.rule.rope.axis if found.rule.rope is not None else ""
+        if leaf is None or letter in seen or sizes.get(letter, 0) % 2 == 0:
+            continue
+        seen.add(letter)
+        meaning = f" ({rules.axes[letter].meaning})" if letter in rules.axes else ""
+        yield Finding(
+            "size-conflict",
+            "RoPE turns pairs of features of a head",
+            rule=found.rule.at.line_only,
+            path=leaf,
+            expected=f"an even {letter}{meaning}",
+            got=f"{letter} = {sizes[letter]}",
+            fix="convert a tree whose leaves fit one another, or correct `rope` in rules of your own",
+        )
 
 
 def contradicted_by_leaves(
