@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 def shapes_of(case: str) -> Shapes:
     """Return the leaves of a golden."""
     folder, _, name = case.partition("/")
-    if (folder.startswith(("gemma", "recurrentgemma")) and name == "ckpt") or folder == "maxtext":
+    if (folder.startswith(("gemma", "recurrentgemma", "timesfm")) and name == "ckpt") or folder == "maxtext":
         path = maxtext.checkpoint(name) if folder == "maxtext" else GOLDEN / case
         return {leaf: x.spec.shape for leaf, x in convert.open_source(path).leaves.items()}
     if name == "ckpt":
@@ -43,12 +44,16 @@ def resized(shapes: Shapes, where: str, old: int, new: int) -> Shapes:
 
 
 def with_size(plan: convert.Plan, shapes: Shapes, letter: str, size: int) -> Shapes:
-    """Give each axis with this letter, in all leaves of the plan, another size."""
-    named = {part.leaf: [name for name, _ in part.stored] for step in plan.steps for part in step.parts}
-    return {
-        leaf: tuple(size if name == letter else n for name, n in zip(named.get(leaf, [""] * len(shape)), shape, strict=False))
-        for leaf, shape in shapes.items()
-    }  # fmt: skip
+    """Give each axis with this letter, in all leaves of the plan, another size. Axes of size 1 may have no letter."""
+    stored = {part.leaf: part.stored for step in plan.steps for part in step.parts}
+
+    def resize(leaf: str, shape: tuple[int, ...]) -> Iterator[int]:
+        named = list(stored.get(leaf, ()))
+        for n in shape:
+            name, _ = named.pop(0) if named and named[0][1] == n else ("", n)
+            yield size if name == letter else n
+
+    return {leaf: tuple(resize(leaf, shape)) for leaf, shape in shapes.items()}
 
 
 QWEN = {"key_heads": 2, "key_head_width": 6}
@@ -189,6 +194,25 @@ def test_one_leaf_of_queries_keys_and_values_has_the_heads_of_the_output(
     found = [one for one in refused.value.findings if one.code == "size-conflict"]
     assert found and all(where in one.path for one in found)
     assert all("qkv_einsum" in str(one) and re.search("attn_vec_einsum|/q_einsum", str(one)) for one in found)
+
+
+SQUARE = [
+    ("pix2struct", "t5x/pix2struct", {}, "E", "N*H to be 12", "24 with N = 3; H = 8"),
+    ("timesfm", "timesfm-2.5/ckpt", {}, "G", "32, as D = 32 by", "64, by"),
+]
+
+
+@pytest.mark.parametrize(("family", "case", "said", "letter", "expected", "got"), SQUARE)
+def test_sizes_that_the_class_has_once_are_equal(
+    family: str, case: str, said: dict[str, object], letter: str, expected: str, got: str
+) -> None:
+    """All leaves with this letter agree, and the class of transformers makes such a layer of another size."""
+    shapes = shapes_of(case)
+    plan = planned(family, shapes, said, "transformers")
+    with pytest.raises(convert.PlanError) as refused:
+        planned(plan.rules.model, with_size(plan, shapes, letter, 2 * plan.sizes[letter]), said, "transformers")
+    (finding,) = refused.value.findings
+    assert finding.code == "size-conflict" and finding.expected.startswith(expected) and finding.got.startswith(got)
 
 
 def one_wider(config: dict[str, Any]) -> dict[str, Any]:
