@@ -207,6 +207,7 @@ SQUARE = [
         "G (width of the residual blocks' hidden layers) to be a multiple of D = 64",
         "G = 32",
     ),
+    *(("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), letter, "3", "6, by") for letter in "hw"),
     ("whisper", "whisper/ckpt", {"encoder_attention_heads": 2, "decoder_attention_heads": 3}, "K", "3", "6, by"),
     ("dinov2", "dinov2/ckpt", {"num_attention_heads": 3, "mlp_ratio": 2}, "E", "24, as D = 24", "48, by"),
 ]
