@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ import convert
 from support import gemma_drawn, gemma_towers, maxtext, t5gemma
 from support.drawn_cases import DrawnCases
 from support.goldens import SpecsOnly
+from support.other_sizes import Shapes, with_size
 from support.paths import GOLDEN
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes_of(case: str) -> Shapes:
@@ -41,19 +39,6 @@ def resized(shapes: Shapes, where: str, old: int, new: int) -> Shapes:
         leaf: tuple(new if size == old else size for size in shape) if re.search(where, leaf) else shape
         for leaf, shape in shapes.items()
     }
-
-
-def with_size(plan: convert.Plan, shapes: Shapes, letter: str, size: int) -> Shapes:
-    """Give each axis with this letter, in all leaves of the plan, another size. Axes of size 1 may have no letter."""
-    stored = {part.leaf: part.stored for step in plan.steps for part in step.parts}
-
-    def resize(leaf: str, shape: tuple[int, ...]) -> Iterator[int]:
-        named = list(stored.get(leaf, ()))
-        for n in shape:
-            name, _ = named.pop(0) if named and named[0][1] == n else ("", n)
-            yield size if name == letter else n
-
-    return {leaf: tuple(resize(leaf, shape)) for leaf, shape in shapes.items()}
 
 
 QWEN = {"key_heads": 2, "key_head_width": 6}
@@ -207,7 +192,10 @@ SQUARE = [
         "G (width of the residual blocks' hidden layers) to be a multiple of D = 64",
         "G = 32",
     ),
-    *(("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), letter, "3", "6, by") for letter in "hw"),
+    *(
+        ("gemma", "gemma4-towers/gemma4-e2b", gemma_towers.settings("gemma4-e2b"), letter, "3", "6, by")
+        for letter in "hw"
+    ),
     ("whisper", "whisper/ckpt", {"encoder_attention_heads": 2, "decoder_attention_heads": 3}, "K", "3", "6, by"),
     ("dinov2", "dinov2/ckpt", {"num_attention_heads": 3, "mlp_ratio": 2}, "E", "24, as D = 24", "48, by"),
 ]
