@@ -24,7 +24,7 @@ LAYER = re.compile(r"layers?_(\d+)/")
 CASES = (
     *(f"gemma4/{case}" for case in ("gemma4-31b", "gemma4-26b-a4b", "gemma4-e2b")),
     "gemma4-towers/gemma4-e2b",
-    *(f"maxtext/{case}" for case in ("gemma4", "gemma4-e", "deepseek4")),
+    *(f"maxtext/{case}" for case in ("gemma4", "gemma4-e", "deepseek4", "deepseek4-scanned")),
     "scenic/owlvit",
     "siglip/ckpt",
 )

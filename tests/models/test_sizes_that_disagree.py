@@ -72,6 +72,16 @@ def test_sizes_that_contradict_one_another_are_refused(
     assert all(one.rule and one.fix for one in found)
 
 
+def test_a_wrong_leaf_of_a_rule_with_several_paths_is_named() -> None:
+    """Scanned layers begin with some that stand alone, and a rule has no leaves at one of its paths: it was an internal error."""
+    case = "deepseek4-scanned"
+    shapes, leaf = shapes_of(f"maxtext/{case}"), "nnx_aux/model/decoder/layers_0/mlp/MoeBlock_0/tid2eid"
+    with pytest.raises(convert.PlanError) as refused:
+        planned(maxtext.rules(case), {**shapes, leaf: (41, shapes[leaf][1])}, maxtext.settings(case))
+    (finding,) = refused.value.findings
+    assert finding.path == leaf and "makes V = 41 (rows of the embedding table)" in finding.problem
+
+
 GEMMA2 = {"vocab_size": 256, "sliding_window": 8, "query_pre_attn_scalar": 12}
 GEMMA3 = {**GEMMA2, "rope_factor_global": 1.0, "context_length": 1024}
 

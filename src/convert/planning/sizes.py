@@ -160,7 +160,7 @@ class _Solver:
         ((index, stated),) = rule.stacked.items()
         others = [constraint for constraint in known if constraint.rule != place]
         leaves = [leaf for of_role in matched.leaves.values() for leaf in of_role.values()]
-        for axis in range(max(len(self.source.leaves[leaf].spec.shape) for leaf in leaves)):
+        for axis in range(max((len(self.source.leaves[leaf].spec.shape) for leaf in leaves), default=0)):
             own: list[Statement] = []
             elsewhere = replace(matched, rule=replace(rule, stacked={index: axis}))
             if axis == stated or self._collect(own, elsewhere, variants.get(rule.choice or "")):
