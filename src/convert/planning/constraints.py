@@ -240,7 +240,7 @@ def _no_multiples(
     """Report axes whose size does not divide that of the letter that they name."""
     for name, axis in axes.items():
         whole = axis.divides
-        if name in sizes and whole in sizes and sizes[whole] % sizes[name]:
+        if name in sizes and whole in sizes and (sizes[name] == 0 or sizes[whole] % sizes[name]):
             of, by = (f", by {bound[x]}" if x in bound else "" for x in (name, whole))
             yield Finding(
                 "size-conflict",

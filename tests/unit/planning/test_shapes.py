@@ -76,6 +76,19 @@ def test_a_size_that_divides_another_one() -> None:
         assert plan(GROUPED, zeros(**{"q/w": (5, 6, 2), "k/w": (5, keys, 2)}), HEADS).sizes["K"] == keys
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(6, 0), (0, 0), (3, 6)])
+def test_no_axis_is_shared_by_none(queries: int, keys: int) -> None:
+    tree = zeros(**{"q/w": (5, queries, 2), "k/w": (5, keys, 2)})
+    assert places(GROUPED, tree, HEADS) == [("size-conflict", "r.yaml:4", "q/w")]
+
+
+def test_heads_of_which_rope_turns_no_pairs() -> None:
+    rules = GROUPED.replace("  linear", "  rope: {H: half-split}\n  linear")
+    (found,) = findings(rules, zeros(**{"q/w": (5, 6, 3), "k/w": (5, 2, 3)}), HEADS)
+    assert "q/w: RoPE turns pairs of features of a head: expected an even H (width of a head), got H = 3;" in found
+    assert plan(rules, zeros(**{"q/w": (5, 6, 4), "k/w": (5, 2, 4)}), HEADS).sizes["H"] == 4
+
+
 def test_a_rule_under_which_two_letters_have_one_size() -> None:
     rules = GROUPED.replace("  linear: k", "  same_size: {K: N}\n  linear: k")
     (found,) = findings(rules, zeros(**{"q/w": (5, 6, 2), "k/w": (5, 3, 2)}), HEADS)
