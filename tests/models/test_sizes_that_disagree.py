@@ -72,6 +72,16 @@ def test_sizes_that_contradict_one_another_are_refused(
     assert all(one.rule and one.fix for one in found)
 
 
+def test_a_head_of_the_indexer_has_the_numbers_that_rope_turns() -> None:
+    case = "deepseek3.2"
+    shapes, said = shapes_of(f"maxtext/{case}"), maxtext.settings(case)
+    plan = planned(maxtext.rules(case), shapes, said)
+    with pytest.raises(convert.PlanError) as refused:
+        planned(plan.rules.model, with_size(plan, shapes, "Y", 3), said)
+    (finding,) = refused.value.findings
+    assert "at most Y = 3 (width of a head of the indexer)" in finding.expected
+
+
 def test_a_wrong_leaf_of_a_rule_with_several_paths_is_named() -> None:
     """Scanned layers begin with some that stand alone, and a rule has no leaves at one of its paths: it was an internal error."""
     case = "deepseek4-scanned"
