@@ -108,6 +108,7 @@ def test_one_error_names_both_sides(case: str, keys: dict[str, Any], says: str, 
     ("case", "key", "wrong", "expected"),
     [
         ("unet", "freq_shift", "0", "an integer of at least 0 or null"),
+        *((case, "cross_attention_dim", [12, 12], "an integer of at least 1 or null") for case in ("unet", "unet.linear", "controlnet")),
         ("unet", "flip_sin_to_cos", "no", "true or false or null"),
         ("unet", "use_linear_projection", "no", "true or false or null"),
         ("unet", "attention_head_dim", True, "an integer of at least 1 or a list of down_block_types = 2 integers, each at least 1 or null"),

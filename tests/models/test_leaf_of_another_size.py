@@ -1,4 +1,4 @@
-"""One leaf of another size, and layers that are missing: refused, or the class of the target has such a tensor."""
+"""One leaf, or one letter in all leaves, of another size, and layers that are missing: refused, or the class of the target has such a tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import convert
 from convert.planning.plan import Plan
 from support import gemma_drawn, gemma_towers, maxtext
 from support.drawn_cases import DrawnCases
-from support.goldens import SpecsOnly
+from support.goldens import SpecsOnly, checkpoint
+from support.other_sizes import with_size
 from support.paths import GOLDEN
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ LAYER = re.compile(r"layers?_(\d+)/")
 CASES = (
     *(f"gemma4/{case}" for case in ("gemma4-31b", "gemma4-26b-a4b", "gemma4-e2b")),
     "gemma4-towers/gemma4-e2b",
-    *(f"maxtext/{case}" for case in ("gemma4", "gemma4-e", "deepseek4")),
+    *(f"maxtext/{case}" for case in ("gemma4", "gemma4-e", "deepseek4", "deepseek4-scanned")),
     "scenic/owlvit",
     "siglip/ckpt",
 )
@@ -32,11 +33,16 @@ CASES = (
 def opened(case: str) -> tuple[str, Specs, dict[str, Any]]:
     """Return the family of a golden, its tree, and what a user must say of it."""
     folder, _, name = case.partition("/")
+    if folder == "timesfm-2.5":
+        source = convert.open_source(checkpoint(folder))
+        return "timesfm", {leaf: (x.spec.shape, x.spec.dtype) for leaf, x in source.leaves.items()}, {}
     if folder in ("maxtext", "siglip"):
         source = convert.open_source(maxtext.checkpoint(name) if folder == "maxtext" else GOLDEN / f"{case}.npz")
         family, said = (maxtext.rules(name), maxtext.settings(name)) if folder == "maxtext" else ("siglip", {})
         return family, {leaf: (x.spec.shape, x.spec.dtype) for leaf, x in source.leaves.items()}, said
     specs: Specs = {leaf: (shape, "float32") for leaf, shape in DrawnCases(GOLDEN / folder).shapes(name).items()}
+    if folder == "t5x":
+        return name, specs, {}
     if folder == "scenic":
         return "owl-vit", specs, {"image_size": 20}
     return "gemma", specs, (gemma_towers if folder == "gemma4-towers" else gemma_drawn).settings(name)
@@ -82,6 +88,42 @@ def test_a_leaf_that_the_class_does_not_take_is_refused(case: str) -> None:
         if others := unlike_the_class(plan) - renamed:
             wrong[name] = others
     assert refused and not wrong
+
+
+LETTERS = (
+    *CASES,
+    "t5x/pix2struct",
+    "timesfm-2.5",
+    *(f"maxtext/{case}" for case in ("qwen3-next", "qwen3.5-vision", "qwen3-vl", "qwen3-omni", "deepseek3", "gpt-oss")),
+)
+
+
+def of_letters(plan: Plan, specs: Specs) -> Iterator[tuple[str, Specs]]:
+    """Yield trees in which all axes with one letter have another size, where it has one."""
+    shapes = {name: shape for name, (shape, _) in specs.items()}
+    stored = {axis for step in plan.steps for part in step.parts for axis in part.stored}
+    for letter in sorted({name for name, _ in stored if len(name) == 1}):
+        sizes = {size for name, size in stored if name == letter}
+        for other in {max(sizes) + 1, 2 * max(sizes), max(max(sizes) // 2, 1)} - sizes if len(sizes) == 1 else ():
+            tree = with_size(plan, shapes, letter, other)
+            yield f"{letter}: {sizes} -> {other}", {name: (tree[name], dtype) for name, (_, dtype) in specs.items()}
+
+
+@pytest.mark.parametrize("case", LETTERS)
+def test_a_letter_of_a_size_that_the_class_does_not_take_is_refused(case: str) -> None:
+    """The leaves agree with one another."""
+    family, specs, said = opened(case)
+    right = convert.plan_conversion(family, SpecsOnly(specs), settings=said, to="transformers")
+    model, wrong = right.rules.model, {}
+    renamed = {re.sub(r"\d+", "", one) for one in unlike_the_class(right)}  # there may be more experts
+    for name, tree in of_letters(right, specs):
+        try:
+            plan = convert.plan_conversion(model, SpecsOnly(tree), settings=said, to="transformers")
+        except convert.PlanError:
+            continue
+        if others := {one for one in unlike_the_class(plan) if re.sub(r"\d+", "", one) not in renamed}:
+            wrong[name] = others
+    assert not wrong
 
 
 @pytest.mark.parametrize(

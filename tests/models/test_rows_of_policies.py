@@ -32,9 +32,8 @@ def longer(tree: Specs, dropped: set[str]) -> Iterator[tuple[str, int, Specs]]:
 def test_no_axis_is_of_another_size_alone(case: str) -> None:
     family, tree = specs(case)
     plan = convert.plan_conversion(family, SpecsOnly(tree))
-    norms = {leaf for leaf in tree if "LayerNorm" in leaf}
     taken = []
-    for leaf, axis, other in longer(tree, {one.leaf for one in plan.dropped} | norms):
+    for leaf, axis, other in longer(tree, {one.leaf for one in plan.dropped}):
         try:
             convert.plan_conversion(plan.rules.model, SpecsOnly(other))
         except convert.PlanError as error:
@@ -42,6 +41,29 @@ def test_no_axis_is_of_another_size_alone(case: str) -> None:
         else:
             taken.append((leaf, axis))
     assert taken == []
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "columns", "expected", "got"),
+    [
+        ("ppo", "1/params/hidden", 7, "O[-1]/2 to be a whole number", "3.5 with O[-1] = 7"),
+        ("sac", "1/params/hidden", 5, "O[-1]/2 to be a whole number", "2.5 with O[-1] = 5"),
+        ("ppo", "2/params/hidden", 2, "B[-1] to be 1", "2 with B[-1] = 2"),
+        ("ppo-asymmetric", "2/params/hidden", 3, "B[-1] to be 1", "3 with B[-1] = 3"),
+    ],
+)
+def test_the_last_layer_has_a_mean_and_a_scale_of_each_action_or_one_value(
+    case: str, layer: str, columns: int, expected: str, got: str
+) -> None:
+    """The kernel and the bias agree: no other leaf shows the mistake."""
+    _, tree = specs(f"brax/{case}")
+    plan = convert.plan_conversion("brax", SpecsOnly(tree))
+    last = max(leaf for leaf in tree if leaf.startswith(layer) and leaf.endswith("kernel")).removesuffix("kernel")
+    wrong = {leaf: ((*shape[:-1], columns), dtype) if leaf.startswith(last) else (shape, dtype) for leaf, (shape, dtype) in tree.items()}  # fmt: skip
+    with pytest.raises(convert.PlanError) as refused:
+        convert.plan_conversion(plan.rules.model, SpecsOnly(wrong))
+    (finding,) = refused.value.findings
+    assert finding.code == "size-conflict" and finding.expected == expected and finding.got == got and finding.rule
 
 
 def test_the_error_names_both_layers() -> None:

@@ -32,6 +32,7 @@ GATED, PLAIN = (f"one of {', '.join(start + name for name in ACTIVATIONS)}" for 
         ("t5x/umt5", "t5x", {"feed_forward_proj": "gated-gelu"}, {"feed_forward_proj": "gelu_new"}, GATED),
         ("t5x/t5-1.0", "t5x", {"feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-gelu"}, PLAIN),
         ("vit/vit", "vit-jax", {"image_size": 12}, {"image_size": 16}, f"{IMAGE} 10"),
+        ("vit/vit", "vit-jax", {"mlp_ratio": 2.0, "image_size": 12}, {"mlp_ratio": 3, "image_size": 12}, "int(mlp_ratio*D) to be 24"),
         ("vit/jax-pre-logits", "vit-jax", {"image_size": 12}, {"image_size": 16}, f"{IMAGE} 10"),
         ("vit-big-vision/tok", "vit-jax", {"mlp_ratio": 40 / 24}, {"mlp_ratio": 3}, "int(mlp_ratio*D) to be 40"),
         ("vit-big-vision/map", "vit-jax", {"mlp_ratio": 40 / 24}, {"mlp_ratio": 3}, "int(mlp_ratio*W) to be 40"),
@@ -60,7 +61,7 @@ def test_a_contradiction_is_refused(
     [
         ("vit-big-vision/tok", "vit-jax", {"image_size": 20}, "vit-big-vision"),  # a table of positions tells the image
         ("vit-big-vision/gap", "vit-jax", {"posemb": "sincos2d"}, "vit-jax-gap"),
-        ("vit/vit", "vit-jax", {"mlp_ratio": 2.0, "image_size": 12}, "vit-jax-token"),
+        ("vit/jax-pre-logits", "vit-jax", {"mlp_ratio": 2.0, "image_size": 12}, "vit-jax-pooler"),
         ("vit-big-vision/tok", "vit-jax", {"global_pool": "max"}, "vit-big-vision"),
         ("siglip2/naflex", "siglip2", {"mlp_ratio": 3.0}, "siglip2-naflex"),
     ],
@@ -72,7 +73,7 @@ def test_a_setting_of_another_model_of_the_family_is_refused(
     source = SpecsOnly(
         {f"params/{leaf}": (x, "float32") for leaf, x in DrawnCases(GOLDEN / folder).shapes(name).items()}
     )
-    needed = {key: value for key, value in given.items() if key == "image_size" and of == "vit-jax-token"}
+    needed = {key: value for key, value in given.items() if key == "image_size" and of == "vit-jax-pooler"}
     assert convert.plan_conversion(family, source, settings=needed).rules.model == of
     with pytest.raises(convert.ConvertError) as refused:
         convert.plan_conversion(family, source, settings=given)

@@ -44,6 +44,7 @@ class Rule:
         dtype: dtype of its tensors; overrides ``--dtype``.
         choice: the name that ``--set`` uses to choose one of `kind.variants`.
         absent_if: a leaf that replaces these leaves: where it exists, they may be absent.
+        same_size: letter -> another one that has its size where the tree has the leaves.
         index_from: index of the target -> how it is computed from indices of the source.
         prescaled_by: a factor that the source has multiplied into the weight.
         rope: the axis that RoPE rotates after this layer, and which features form a pair.
@@ -72,6 +73,7 @@ class Rule:
     dtype: str | None = None
     choice: str | None = None
     absent_if: Pattern | None = None
+    same_size: Mapping[str, str] = field(default_factory=dict)
     index_from: Mapping[str, Numbering] = field(default_factory=dict)
     prescaled_by: Factor | None = None
     rope: Rope | None = None

@@ -209,6 +209,10 @@ SHARED: Mapping[str, Key] = {
         "Mapping of an index of the target to several indices of the source that together number it, the slowest first: {i: [s, p]}. Default: both sides have the same indices.",
     ),
     "absent_if": Key(PATTERN, "Path of leaves that may exist instead of these: where they exist, these may be absent."),
+    "same_size": Key(
+        MapOf(Scalar(str, "an axis letter", parse_letter)),
+        "Mapping of a letter of the leaves to another letter, which has the same size where the tree has these leaves, such as {K: N}. Default: none.",
+    ),
     "optional": Key(FLAG, "Whether the leaves may be absent. Default: false."),
     "optional_last": Key(
         Scalar(str, "the name of a fact"),

@@ -104,7 +104,7 @@ def bind(constraints: Iterable[Statement], axes: Mapping[str, Axis]) -> tuple[di
         before = len(sizes)
         unsolved = [one for one in unsolved if not _solve_sum(sizes, one, same, findings)]
         if len(sizes) == before:
-            return sizes, [*findings, *more]
+            return sizes, [*findings, *more, *_no_multiples(sizes, bound, axes)]
 
 
 def _solve_sum(sizes: dict[str, int], one: SumConstraint, same: Mapping[str, str], findings: list[Finding]) -> bool:
@@ -232,6 +232,26 @@ def _broken_product(name: str, axis: Axis, problem: str) -> Finding:
         rule=axis.at.line_only,
         fix="convert a tree whose leaves fit one another, or correct the product or the equation in rules of your own",
     )
+
+
+def _no_multiples(
+    sizes: Mapping[str, int], bound: Mapping[str, Constraint], axes: Mapping[str, Axis]
+) -> Iterator[Finding]:
+    """Report axes whose size does not divide that of the letter that they name."""
+    for name, axis in axes.items():
+        whole = axis.divides
+        if name in sizes and whole in sizes and (sizes[name] == 0 or sizes[whole] % sizes[name]):
+            of, by = (f", by {bound[x]}" if x in bound else "" for x in (name, whole))
+            yield Finding(
+                "size-conflict",
+                f"{whole} ({axes[whole].meaning}) is no multiple of {name} ({axis.meaning})",
+                rule=axis.at.line_only,
+                path=bound[whole].leaf if whole in bound else "",
+                expected=f"{whole} to be a multiple of {sizes[name]}{of}",
+                got=f"{sizes[whole]}{by}",
+                fix="convert a tree whose leaves fit one another, or correct the equation in rules of your own",
+                data={"letter": whole, "sizes": [sizes[whole], sizes[name]]},
+            )
 
 
 def _integer_root(number: int, power: int) -> int | None:

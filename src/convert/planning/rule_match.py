@@ -16,7 +16,13 @@ from convert.core.similarity import did_you_mean
 from convert.core.tensor_spec import SAFETENSORS_TAGS, is_float
 from convert.planning.adapters.lost import no_pair_is_merged
 from convert.planning.adapters.scale import ADAPTER, BASE, SETTINGS
-from convert.planning.facts.agreement import contradicted_by_leaves, contradicted_formulas, layers_without_leaves
+from convert.planning.facts.agreement import (
+    contradicted_by_leaves,
+    contradicted_formulas,
+    layers_without_leaves,
+    odd_heads,
+    solved_facts,
+)
 from convert.planning.facts.architectures import class_conflict, of_another_model
 from convert.planning.facts.limits import known_values, refused_facts
 from convert.planning.facts.settings import check_settings
@@ -202,6 +208,8 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     version = published_version(rules, solution.sizes)
     facts = {**collect_facts(rules, version, sidecar, solution.sizes, settings), **coverage.types}
     sizes, contradicted = solve_products(rules, solution.sizes, facts, sidecar, settings)
+    solved = solved_facts(rules, sizes, facts)
+    facts = {**facts, **solved}
     findings += class_conflict(rules, match.target, sidecar)
     findings += of_another_model(rules, match.source)
     findings += contradictions(rules, match.target, sidecar, sizes, settings, solution.of_layers)
@@ -211,9 +219,10 @@ def _size(match: RuleMatch) -> tuple[Sized, list[Finding]]:
     findings += contradicted
     places = stated_places(rules, facts, sidecar, settings)
     findings += contradicted_formulas(rules, sizes, facts, places)
+    findings += odd_heads(rules, coverage.matched, sizes)
     shown = layers_with(rules, coverage.matched, match.source.leaves)
     known = known_values(rules, sizes, facts, solution.of_layers, shown)
-    stated = {name: place for name, place in places.items() if place != rules.path}
+    stated = {name: place for name, place in places.items() if place != rules.path or name in solved}
     refusals = list(refused_facts(rules, known, facts, stated))
     findings += refusals
     findings += contradicted_by_leaves(coverage.matched, facts, places)

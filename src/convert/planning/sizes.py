@@ -104,10 +104,11 @@ class _Solver:
         return found | {one.text for one in stated if one.text in rules.axes and rules.axes[one.text].of_layers}
 
     def _ends(self, variants: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes in the first and the last layer that a `config`, `allowed` or the sidecar refers to: ``H[0]``, ``H[-1]``."""
+        """Yield the sizes in the first and the last layer that a `config`, `allowed`, `formulas` or the sidecar refers to: ``H[0]``, ``H[-1]``."""
         rules = self.coverage.rules
         named = [name for target in rules.targets.values() for name in references(target.config)]
         named += [name for allowed in rules.allowed.values() for name in allowed.names]
+        named += [name for formula in rules.formulas for name in formula.names]
         named += [name for size in (rules.sidecar.sizes if rules.sidecar is not None else ()) for name in size.names]
         for name in dict.fromkeys(named):
             if (found := END.fullmatch(name)) is None:
@@ -159,7 +160,7 @@ class _Solver:
         ((index, stated),) = rule.stacked.items()
         others = [constraint for constraint in known if constraint.rule != place]
         leaves = [leaf for of_role in matched.leaves.values() for leaf in of_role.values()]
-        for axis in range(max(len(self.source.leaves[leaf].spec.shape) for leaf in leaves)):
+        for axis in range(max((len(self.source.leaves[leaf].spec.shape) for leaf in leaves), default=0)):
             own: list[Statement] = []
             elsewhere = replace(matched, rule=replace(rule, stacked={index: axis}))
             if axis == stated or self._collect(own, elsewhere, variants.get(rule.choice or "")):

@@ -30,6 +30,7 @@ class Axis:
         varies: whether its size may differ from layer to layer.
         of_layers: indices of the layers in each of which it has one size, in all rules; empty: the leaves of one rule agree.
         behind: the letter whose size it has in the first layer, and the one whose size of the layer before it has in each other.
+        divides: the letter whose size is a multiple of its size; empty: none.
     """
 
     meaning: str
@@ -38,6 +39,7 @@ class Axis:
     varies: bool = False
     of_layers: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
+    divides: str = ""
 
     def in_front(self, layer: int) -> str:
         """Return the letter, with the number of its layer, whose size the axis has in a layer; empty if it is `behind` nothing."""

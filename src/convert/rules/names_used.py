@@ -24,6 +24,7 @@ def letters_of(rule: Rule) -> Iterator[str]:
     yield from rule.kind.letters_used
     yield from rule.flattened.order if rule.flattened else ""
     yield from "".join(part for group in rule.concatenated.values() for part in group.parts)
+    yield from rule.same_size.values()
     factor = rule.prescaled_by
     if factor is not None and isinstance(factor.of, str) and factor.fact is None:
         yield factor.of

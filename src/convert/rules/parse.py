@@ -105,6 +105,7 @@ def _parse_model(node: YamlNode, path: str, text: str) -> RuleFile:
                 any(varies := axis.get("varies", ())),
                 tuple(index for index in varies if isinstance(index, str)),
                 tuple(axis.get("behind", ())),
+                axis.get("divides", ""),
             )
             for name, axis in values.get("axes", {}).items()
         },
@@ -348,6 +349,7 @@ def _parse_rule(node: YamlNode, targets: Mapping[str, Target]) -> WrittenRule:
         dtype=values.get("dtype"),
         choice=values.get("choice"),
         absent_if=values.get("absent_if"),
+        same_size=values.get("same_size", {}),
         index_from={name: Numbering(tuple(order)) for name, order in values.get("index_from", {}).items()},
         prescaled_by=factor,
         rope=rope,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from support.memory_source import HEAD, zeros
-from support.small_plans import IO, MLP, PRODUCTS, findings, mlp, places, plan
+from support.small_plans import IO, MLP, PRODUCTS, findings, mlp, names, places, plan
 
 
 def test_a_rank_that_contradicts_the_equation() -> None:
@@ -53,6 +53,47 @@ def test_a_wrong_stacked_axis_of_layers_that_are_counted_together_is_named() -> 
     (text,) = (one for one in findings(rules, {path: np.zeros((4, 2), np.float32) for path in "abc"}) if "reads" in one)
     assert "stacked: {s: 0} reads float32[4,2] as s E, which makes E = 2; the other rules make E = 4 " in text
     assert text.endswith("with `stacked: {s: 1}` the rule agrees with the others")
+
+
+HEADS = HEAD + "axes: {N: {is: heads}, K: {is: key heads, divides: N}, D: {is: width}, H: {is: width of a head}}\n"
+GROUPED = """
+- einsum: ...D,DNH->...NH
+  from: q/w
+  linear: q
+- einsum: ...D,DKH->...KH
+  from: k/w
+  linear: k
+"""
+
+
+def test_a_size_that_divides_another_one() -> None:
+    (found,) = findings(GROUPED, zeros(**{"q/w": (5, 6, 2), "k/w": (5, 4, 2)}), HEADS)
+    assert found == (
+        "r.yaml:4: q/w: N (heads) is no multiple of K (key heads): expected N to be a multiple of 4, by r.yaml:9: k/w: float32[5,4,2] as D K H, "
+        "got 6, by r.yaml:6: q/w: float32[5,6,2] as D N H; convert a tree whose leaves fit one another, or correct the equation in rules of your own"
+    )
+    for keys in (1, 2, 3, 6):
+        assert plan(GROUPED, zeros(**{"q/w": (5, 6, 2), "k/w": (5, keys, 2)}), HEADS).sizes["K"] == keys
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 0), (0, 0), (3, 6)])
+def test_no_axis_is_shared_by_none(queries: int, keys: int) -> None:
+    tree = zeros(**{"q/w": (5, queries, 2), "k/w": (5, keys, 2)})
+    assert places(GROUPED, tree, HEADS) == [("size-conflict", "r.yaml:4", "q/w")]
+
+
+def test_heads_of_which_rope_turns_no_pairs() -> None:
+    rules = GROUPED.replace("  linear", "  rope: {H: half-split}\n  linear")
+    (found,) = findings(rules, zeros(**{"q/w": (5, 6, 3), "k/w": (5, 2, 3)}), HEADS)
+    assert "q/w: RoPE turns pairs of features of a head: expected an even H (width of a head), got H = 3;" in found
+    assert plan(rules, zeros(**{"q/w": (5, 6, 4), "k/w": (5, 2, 4)}), HEADS).sizes["H"] == 4
+
+
+def test_a_rule_under_which_two_letters_have_one_size() -> None:
+    rules = GROUPED.replace("  linear: k", "  same_size: {K: N}\n  linear: k")
+    (found,) = findings(rules, zeros(**{"q/w": (5, 6, 2), "k/w": (5, 3, 2)}), HEADS)
+    assert "k/w: float32[5,3,2] as D K H makes N = 3 (heads), but q/w" in found
+    assert names(plan(rules, zeros(**{"q/w": (5, 6, 2), "k/w": (5, 6, 2)}), HEADS)) == ["q.weight", "k.weight"]
 
 
 @pytest.mark.parametrize("wrong", [0, 4])

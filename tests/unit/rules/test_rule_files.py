@@ -154,6 +154,8 @@ ONE_RULE: list[tuple[str, str, str, str, bool]] = [
     ("- from: w\n  linear: m\n  choice: c\n  einsum: {}", "rule-layer-conflict", '5:3', '', False),
     ("- timescales: DD\n  buffer: b", "rule-wrong-value", '5:15', '', False),
     ("- timescales: D\n  buffer: b", "rule-unknown-name", '5:3', 'min_timescale', False),
+    ("- from: w\n  axes: DN\n  same_size: {K: N}\n  parameter: p", "rule-layer-conflict", '7:14', 'K', False),
+    ("- from: w\n  axes: DN\n  same_size: {N: KV}\n  parameter: p", "rule-wrong-value", '7:18', 'KV', False),
     ('- timescales: D\n  buffer: "b.{i}"', "rule-index-mismatch", '5:3', 'b.{i}', False),
     ("- timescales: D\n  buffer: b\n  from: w", "rule-unknown-key", '7:3', 'from', True),
     ('- einsum: ...i,ij->...j\n  from: "w_{i}"\n  linear: "m.{i}"', "rule-name-clash", '5:3', 'in line 5', False),
@@ -191,6 +193,7 @@ WHOLE_FILE: list[tuple[str, str, str, str, bool]] = [
     (edited(("2*P", "2*")), "rule-wrong-value", '5:26', '', False),
     (edited(("2*P", "2.5")), "rule-wrong-value", '5:26', '2.5', True),
     (edited(("2*P", "2*Q")), "rule-unknown-name", '5:6', 'Q', False),
+    (edited(("equals: 2*P", "divides: Q")), "rule-unknown-name", '5:6', 'Q', False),
     (edited(("sizes: {D: 8}", "sizes: {D: eight}")), "rule-wrong-value", '14:16', "'eight'", True),
     (edited(("sizes: {D: 8}", "sizes: {W: 8}")), "rule-unknown-name", '14:5', 'W', False),
     (edited(("    sizes: {D: 8}\n", "")), "rule-missing-key", '14:5', 'sizes', True),
@@ -323,7 +326,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if path == () or path[-1:] not in FREE:
             found.append(path)
         for key, child in value.items():
-            if key not in ("facts", "config", "generation", "renamed_with", "is"):
+            if key not in ("facts", "config", "defaults", "generation", "renamed_with", "is"):
                 found += places(child, (*path, key))
     elif isinstance(value, list):
         for k, child in enumerate(value):
@@ -355,6 +358,7 @@ FREE = tuple(
         "products",
         "formulas",
         "fact_values",
+        "same_size",
         "needs_confirmation",
         "classes",
         "renamed",
@@ -376,6 +380,7 @@ NUMBERS = {
     "length",
     "sum",
     "or",
+    "starts_with",
     "ends_with",
 }  # of `allowed`
 
@@ -390,7 +395,7 @@ def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> Non
     target = tree
     for step in where:
         target = target[step]
-    any_number = {"epsilon", "prescaled_by"} | ({"is"} if "requires" in where else set())
+    any_number = {"epsilon", "prescaled_by", "value"} | ({"is"} if "requires" in where else set())
     any_number |= NUMBERS if "allowed" in where else set()
     typed = sorted(set(target) - any_number)
     mutation = data.draw(st.sampled_from(["unknown", "wrong type"] if typed else ["unknown"]))
@@ -653,6 +658,35 @@ def test_a_formula_of_facts_is_a_size() -> None:
         (finding,) = refused.value.findings
         assert (finding.code, finding.path, finding.expected, finding.got) == ("size-conflict", place, expected, got)
         assert finding.fix in ("give the ratio of the model that was trained", "give the side of the model that was trained")  # fmt: skip
+
+
+def test_the_only_unknown_of_a_formula_has_its_only_whole_number() -> None:
+    rules = rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS)
+
+    def facts(width: int, *, rows: int = 10) -> dict[str, object]:
+        return dict(make_plan(rules, MemorySource({"w": np.ones((rows, width), np.float32)})).facts)
+
+    assert facts(20) == {"ratio": 2} and facts(10) == {"ratio": 1}
+    assert facts(16) == facts(7) == {}, "no whole number, and several numbers for the side"
+    assert facts(6, rows=1) == {"ratio": 6}
+    even = rule_file("- {from: w, axes: DF, parameter: w}", FORMULAS + "allowed: {ratio: {multiple_of: 2}}\n")
+    with pytest.raises(
+        ConvertError, match="ratio to be a number that is a multiple of 2, got 1, by the sizes of the tree;"
+    ):
+        make_plan(even, MemorySource({"w": np.ones((10, 10), np.float32)}))
+
+
+def test_a_size_that_no_leaf_shows_is_a_whole_number() -> None:
+    head = FORMULAS.replace("F: {", "h: {is: half}, F: {").replace("int(ratio*D): F", "F/2: h")
+    rules = rule_file("- {from: w, axes: DF, parameter: w}", head)
+    assert make_plan(rules, MemorySource({"w": np.ones((10, 16), np.float32)})).sizes == {"D": 10, "F": 16}
+    with pytest.raises(ConvertError) as refused:
+        make_plan(rules, MemorySource({"w": np.ones((10, 7), np.float32)}))
+    (finding,) = refused.value.findings
+    assert (finding.expected, finding.got) == ("F/2 to be a whole number", "3.5 with F = 7")
+    assert (
+        finding.problem == "the sizes give no h (half)" and finding.fix == "convert a tree whose leaves fit one another"
+    )
 
 
 @pytest.mark.parametrize(

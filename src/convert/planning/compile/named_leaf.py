@@ -172,6 +172,8 @@ def constraints(
                     yield Constraint(f"{letter}[{indices[numbered[letter]]}]", size, where, name, text)
                 elif letter != "." and letter not in varying:
                     yield Constraint(letter, size, where, name, text)
+                if letter in matched.rule.same_size:
+                    yield Constraint(matched.rule.same_size[letter], size, where, name, text)
     yield from _counted_targets(matched, variant)
     if apart := used.keys() - numbered.keys():
         _check_varying(matched, source, variant, apart)

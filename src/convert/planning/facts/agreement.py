@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
 from convert.rules.file import RuleFile
+from convert.rules.formula import SizeFormula
+
+
+def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return the facts that are the only unknown of one of the `formulas` and have one whole number that solves it.
+
+    Where several numbers do, as of the sides of an image that have the same number of patches, the user is asked.
+    """
+    found: dict[str, int] = {}
+    while new := {x: n for formula in rules.formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})}:
+        found |= new
+    return found
+
+
+def _solved(
+    formula: SizeFormula, rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the only unknown of a formula, with the only whole number that solves it."""
+    known = {**sizes, **facts}
+    unknown = [name for name in formula.names if name not in known]
+    given = {name: known[name] for name in formula.names if _is_number(known.get(name))}
+    size = sizes.get(formula.letter)
+    if size is None or len(unknown) != 1 or unknown[0] not in rules.facts or len(given) + 1 < len(formula.names):
+        return
+
+    def value(number: int) -> float:
+        return formula.value({**given, unknown[0]: number})
+
+    try:
+        number = 1 + bisect_left(range(1, size + 1), float(size), key=value)  # it grows with the number
+        if [value(number + k) == size for k in (-1, 0, 1)] == [False, True, False]:
+            yield unknown[0], number
+    except ArithmeticError:
+        return
 
 
 def contradicted_formulas(
     rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any], places: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Compare the `formulas` of the rules, such as patches of an image, with the sizes of the tree.
+    """Compare the `formulas` of the rules, such as patches of an image, with the sizes of the tree; of a size that no leaf shows, only that it is one.
 
     Args:
         places: fact -> where its value is stated.
     """
     for formula in rules.formulas:
         values = {name: facts.get(name, sizes.get(name)) for name in formula.names}
-        if formula.letter not in sizes or None in values.values():
+        if None in values.values():
             continue
         try:
             found = formula.value({name: value for name, value in values.items() if _is_number(value)})
         except (ArithmeticError, KeyError):
             found = None
-        size = sizes[formula.letter]
-        if found != size:
+        size = sizes.get(formula.letter)
+        fits = found == size if size is not None else found is not None and found >= 1 and found % 1 == 0
+        if not fits:
             of_facts = [name for name in values if name in facts]
             meaning = f" ({rules.axes[formula.letter].meaning})" if formula.letter in rules.axes else ""
             yield Finding(
                 "size-conflict",
-                f"the tree has {formula.letter} = {size}{meaning}",
+                f"the tree has {formula.letter} = {size}{meaning}"
+                if size is not None
+                else f"the sizes give no {formula.letter}{meaning}",
                 rule=formula.at.line_only,
                 path=" ".join(dict.fromkeys(places[name] for name in of_facts)),
-                expected=f"{formula.text} to be {size}",
+                expected=f"{formula.text} to be {'a whole number' if size is None else size}",
                 got=("" if found is None else f"{found:g} with ")
                 + "; ".join(f"{k} = {v!r}" for k, v in values.items()),
                 fix=f"give the {' and '.join(of_facts)} of the model that was trained"
@@ -46,6 +84,27 @@ def contradicted_formulas(
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def odd_heads(rules: RuleFile, matched: Sequence[Matched], sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Find heads of which RoPE cannot turn pairs of features: one finding for each letter."""
+    seen = set()
+    for found in matched:
+        leaf = next((leaf for of_role in found.leaves.values() for leaf in of_role.values()), None)
+        letter = found.rule.rope.axis if found.rule.rope is not None else ""
+        if leaf is None or letter in seen or sizes.get(letter, 0) % 2 == 0:
+            continue
+        seen.add(letter)
+        meaning = f" ({rules.axes[letter].meaning})" if letter in rules.axes else ""
+        yield Finding(
+            "size-conflict",
+            "RoPE turns pairs of features of a head",
+            rule=found.rule.at.line_only,
+            path=leaf,
+            expected=f"an even {letter}{meaning}",
+            got=f"{letter} = {sizes[letter]}",
+            fix="convert a tree whose leaves fit one another, or correct `rope` in rules of your own",
+        )
 
 
 def contradicted_by_leaves(

@@ -34,7 +34,7 @@ def refused_facts(
 
     Args:
         facts: name -> value.
-        places: fact -> where its value is stated, if not in the rules.
+        places: fact -> where its value is stated, if not in the rules; the rules themselves where their `formulas` give it.
     """
     rows = {getattr(rule.kind, "rows", None) for rule in rules.rules}
     for name, allowed in rules.allowed.items():
@@ -42,14 +42,21 @@ def refused_facts(
         shown = name in rules.layer_types  # no user stated it
         if name not in facts or not (name in places or others or shown or allowed.shown_by_layers):
             continue
-        if (expected := allowed.refuses(facts[name], known)) and (shown or not allowed.refuses(facts[name], NOTHING)):
+        solved = places.get(name) == rules.path
+        unread = shown or solved or not allowed.refuses(facts[name], NOTHING)
+        if (expected := allowed.refuses(facts[name], known)) and unread:
             trained = f"give the {' and '.join(dict.fromkeys([name, *others]))} of the model that was trained"
             yield Finding(
                 "setting-invalid",
                 rule=allowed.at.line_only if allowed.at is not None else rules.path,
                 path=places.get(name) or " ".join(dict.fromkeys(places[one] for one in others)),
                 expected=f"{name} to be {expected}",
-                got=repr(facts[name]) + (", by the leaves of its layers" if shown else ""),
-                fix="convert a checkpoint with all layers: no model has these" if shown else trained,
+                got=repr(facts[name])
+                + (", by the leaves of its layers" if shown else ", by the sizes of the tree" if solved else ""),
+                fix="convert a checkpoint with all layers: no model has these"
+                if shown
+                else "convert a tree whose leaves fit one another"
+                if solved
+                else trained,
                 data={"facts": [name]},
             )

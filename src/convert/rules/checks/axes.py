@@ -119,6 +119,7 @@ def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[ob
     """Yield each key that needs the sizes of axes: its position, its description, and the letters."""
     for name, axis in rules.axes.items():
         yield axis.at, f"`equals` of {name}", (*axis.equals, *([name] if axis.equals else []))
+        yield axis.at, f"`divides` of {name}", (axis.divides, name) if axis.divides else ()
     for rule in rules.rules:
         for user, names in _users_in_rule(rule):
             yield rule.at, user, names
@@ -140,6 +141,7 @@ def users_of_sizes(rules: RuleFile) -> Iterator[tuple[Position, str, Iterable[ob
 def _users_in_rule(rule: Rule) -> Iterator[tuple[str, Iterable[object]]]:
     if rule.prescaled_by is not None:
         yield "`prescaled_by`", [rule.prescaled_by.of]
+    yield "`same_size`", [*rule.same_size, *rule.same_size.values()]
     if rule.rope is not None:
         yield "`rope`", [rule.rope.axis, *rule.rope.leaf_axes]
     if rule.flattened is not None:

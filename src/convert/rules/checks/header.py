@@ -39,6 +39,8 @@ def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
         for factor in axis.equals:
             if isinstance(factor, str) and factor not in rules.axes:
                 yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
+        if axis.divides and axis.divides not in rules.axes:
+            yield _undeclared(axis.at, f"`divides` of {name}", axis.divides, axes=rules.axes)
 
 
 def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:
@@ -141,14 +143,14 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
         for fact in node.value:
             if not any(fact in declared for declared in names.values()):
                 yield _undeclared(node.keys_at[fact], key, fact, **names)
+    ends = {f"{letter}[{end}]" for letter, axis in rules.axes.items() if axis.of_layers for end in (0, -1)}
     for key, listed in (("`products`", rules.products), ("`formulas`", rules.formulas)):
         for one in listed:
             for name in one.names:
-                if name not in rules.facts and name not in rules.axes:
+                if name not in rules.facts and name not in rules.axes and name not in ends:
                     yield _undeclared(one.at, key, name, facts=rules.facts, axes=rules.axes)
             if one.letter not in rules.axes:
                 yield _undeclared(one.at, key, one.letter, axes=rules.axes)
-    ends = {f"{letter}[{end}]" for letter, axis in rules.axes.items() if axis.of_layers for end in (0, -1)}
     for size in rules.sidecar.sizes if rules.sidecar is not None else ():
         for name in size.names:
             if name not in rules.axes and name not in ends:
@@ -227,7 +229,9 @@ def _rows_are_behind_two_letters(rules: RuleFile) -> Iterator[Finding]:
                 yield _undeclared(axis.at, f"`behind` of {name}", letter, axes=rules.axes)
         known = [rules.axes[letter] for letter in axis.behind if letter in rules.axes]
         if axis.behind and (
-            len(axis.behind) != 2 or not axis.of_layers or (len(known) == 2 and known[1].of_layers != axis.of_layers)
+            len(axis.behind) != 2
+            or not axis.of_layers
+            or (len(known) == 2 and not {*axis.of_layers} <= {*known[1].of_layers})
         ):
             yield Finding(
                 "rule-layer-conflict",

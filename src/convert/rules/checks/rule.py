@@ -186,6 +186,18 @@ def _absent_if_has_the_indices_of_the_source(rule: Rule, node: YamlNode) -> Iter
         )
 
 
+def _same_size_names_a_letter_of_the_leaves(rule: Rule, node: YamlNode) -> Iterator[Finding]:
+    for letter in rule.same_size:
+        if letter not in (used := tuple(dict.fromkeys(rule.kind.letters_used))):
+            yield Finding(
+                "rule-layer-conflict",
+                f"`same_size` names {letter}, which is no axis of these leaves",
+                rule=str(node.value["same_size"].at),
+                expected=f"one of {', '.join(used) or 'none'}",
+                got=letter,
+            )
+
+
 def _module_is_in_every_path(rule: Rule, node: YamlNode) -> Iterator[Finding]:
     paths = [*rule.sources.values(), *(layer.path for _, layer in rule.layers)]
     for path in paths if bool(rule.each) or any(MODULE in path.indices for path in paths) else ():
@@ -208,6 +220,7 @@ RULE_CHECKS: tuple[Callable[[Rule, YamlNode], Iterator[Finding]], ...] = (
     _alternatives_differ,
     _alternatives_pair_up,
     _absent_if_has_the_indices_of_the_source,
+    _same_size_names_a_letter_of_the_leaves,
     _module_is_in_every_path,
 )
 

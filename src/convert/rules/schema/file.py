@@ -120,7 +120,7 @@ RULE_FILE = Record(
                 "a mapping of formulas such as int(mlp_ratio*W) to letters",
                 parse_formula,
             ),
-            "Mapping of a formula of facts and letters to the letter whose size it is, such as int(mlp_ratio*W): M; it may have + - * / //, int() and parentheses. A fact that the tree contradicts is refused. Default: none.",
+            "Mapping of a formula of facts and letters to the letter whose size it is, such as int(mlp_ratio*W): M; it may have + - * / //, int() and parentheses, and O[0] or O[-1] of a letter that varies. The size is a whole number. A fact that the tree contradicts is refused; one that is the only unknown has the only whole number that solves it. Default: none.",
         ),
         "needs_confirmation": Key(
             MapOf(TEXT),

@@ -82,6 +82,10 @@ AXIS = Record(
             ListOf(Scalar(str, "the letter of an axis", parse_letter)),
             "Two letters, for rows that follow one another: the first layer has the size of the one, and each other layer that of the other in the layer before. Default: any size.",
         ),
+        "divides": Key(
+            Scalar(str, "the letter of an axis", parse_letter),
+            "Letter whose size must be a multiple of the size of this axis, as query heads are of key heads. Default: any size.",
+        ),
     },
     "an axis",
 )
