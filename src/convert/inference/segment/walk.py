@@ -38,7 +38,8 @@ from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Signatures = tuple[tuple[Any, ...], ...]  # of the choices of several solutions
-OTHER_LAYER, NEXT_EXPERT, OTHER_BEGIN = FORMS = 0, 1, 2  # what a choice is compared with; the first two as `Candidate.places`
+# What a choice is compared with; the first two as `Candidate.places`.
+OTHER_LAYER, NEXT_EXPERT, OTHER_BEGIN = FORMS = 0, 1, 2
 
 PROPOSE = {
     Role.PRODUCT: products.propose,
