@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import convert
 from convert.core.errors import ConvertError
@@ -596,6 +596,43 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{CONVERT} plan timesfm {checkpoint('timesfm-2.0')} --json | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert done.stdout == "{\n" and "Traceback" not in done.stderr and done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_closed_pipe_does_not_change_what_was_found(more: list[str], tmp_path: Path) -> None:
+    """A pipeline in CI that cuts the report must fail all the same; it was 0."""
+    out, source = tmp_path / "o.safetensors", checkpoint("timesfm-2.5")
+    convert.convert("timesfm", source, out)
+    tensors, first = load_file(out), "output_projection_point.hidden_layer.weight"
+    save_file({**tensors, first: tensors[first] + np.float32(1)}, out, metadata={"model": "timesfm-2.5"})
+    check = [CONVERT, "check", str(out), "--from", str(source), "--level", "weights", *more]
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(check, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writes)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "tpu", "nonsense"])
+def test_jax_that_does_not_start_is_no_difference(platforms: str, tmp_path: Path) -> None:
+    """The rules were blamed, or it ended in a traceback; a recording needs no JAX."""
+    out, source = tmp_path / "o.safetensors", checkpoint("timesfm-2.5")
+    convert.convert("timesfm", source, out)
+    variables = {**os.environ, "JAX_PLATFORMS": platforms}
+
+    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [CONVERT, *map(str, arguments)]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    live = ran("check", out, "--from", source)
+    assert "Traceback" not in live.stderr and live.returncode in (0, 2), live.stderr
+    assert f"JAX_PLATFORMS is '{platforms}'" in live.stdout and "correct the axes" not in live.stdout, live.stdout
+    recording = GOLDEN / "recordings" / "timesfm-2.5.safetensors"
+    recorded = ran("check", out, "--recorded", recording, "--level", "weights", "--level", "model")
+    assert recorded.returncode == 0, (recorded.stdout, recorded.stderr)
+    record = ran("record", "timesfm", source, tmp_path / "r.safetensors")
+    assert record.returncode == 2 and "Traceback" not in record.stderr, record.stderr
+    assert "reference-unavailable" in record.stderr and platforms in record.stderr
 
 
 def test_check_with_another_target_than_that_of_the_header(run: Run, tmp_path: Path) -> None:

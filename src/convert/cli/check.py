@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,7 +122,7 @@ def check(
 
     interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html or sarif else nullcontext()
     try:
-        with interrupted:
+        with interrupted, redirect_stdout(sys.stderr):  # the code of the models may print, and stdout is the report's
             refuse_check(out)
             report = run(
                 out,

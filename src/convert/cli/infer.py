@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,17 +147,18 @@ def infer(
     option = REFERENCE_OPTION if reference else JAX_OPTION
     outside = len(found) < len(leaves)
     names = (file.stem, root.strip("/"))
-    rules = infer_rules(
-        pair,
-        described(pair),
-        found,
-        *names,
-        option=option,
-        numbers=numbers,
-        outside=outside,
-        leaf_names=() if source is None else source.names_in_order,
-        seed=seed,
-    )
+    with redirect_stdout(sys.stderr):  # the code of the models may print, and stdout is the result's
+        rules = infer_rules(
+            pair,
+            described(pair),
+            found,
+            *names,
+            option=option,
+            numbers=numbers,
+            outside=outside,
+            leaf_names=() if source is None else source.names_in_order,
+            seed=seed,
+        )
     derivation, written = rules.derivation, rules.written
     if not overwrite:
         _refuse_existing(file)  # it may have come in the meantime

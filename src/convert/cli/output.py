@@ -71,7 +71,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def data(text: str, end: str = "\n", style: str = "") -> None:
-    """Print a result to stdout. Exit quietly when the reader has closed the pipe, as `head` does.
+    """Print a result to stdout. When the reader has closed the pipe, as `head` does, the rest is not shown; the exit code stays.
 
     Raises:
         OutputError: stdout cannot be written, for example because the disk is full.
@@ -81,7 +81,7 @@ def data(text: str, end: str = "\n", style: str = "") -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it flushes
         if isinstance(error, BrokenPipeError):
-            sys.exit(0)
+            return
         raise OutputError(Finding("output-not-writable", path="stdout", problem=f"{error.strerror}")) from None
 
 

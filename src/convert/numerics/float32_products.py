@@ -28,12 +28,15 @@ class Float32Products:
 
 
 def _switches() -> list[Any]:
-    """Return what has a switch of its own in PyTorch 2.9 and newer: first those of CUDA, then those of the CPU."""
+    """Return what has a switch of its own in PyTorch 2.9 and newer: first those of all and of CUDA, then those of the CPU.
+
+    The first two have an effect only on what has none of its own.
+    """
     if not hasattr(backends.cuda.matmul, "fp32_precision"):
         return []
     cudnn: Any = backends.cudnn
     mkldnn: Any = backends.mkldnn
-    return [backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    return [backends, cudnn, backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def float32_products() -> Float32Products:
@@ -62,7 +65,7 @@ def set_float32_products(products: Float32Products) -> None:
 
 def pin_float32_products(*, tf32: bool = False) -> None:
     """Multiply float32 numbers at their full precision, on every device; or, on a GPU, with factors rounded to TF32."""
-    each = ("tf32" if tf32 else "ieee",) * 3 + ("ieee",) * 3
+    each = ("ieee",) * 2 + ("tf32" if tf32 else "ieee",) * 3 + ("ieee",) * 3
     set_float32_products(Float32Products("high" if tf32 else "highest", tf32, each[: len(_switches())]))
 
 

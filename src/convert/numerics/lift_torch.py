@@ -86,6 +86,11 @@ def _grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None
     return torch.cat([*(a[k] @ b[:, start:end] for k, (start, end) in groups), rest], 1)
 
 
+def _narrow_names(*values: Any) -> frozenset[str]:
+    """Return the names of the dtypes among these that are narrower than float64."""
+    return frozenset(str(x).removeprefix("torch.") for x in values if isinstance(x, torch.dtype) and x in _WIDE)
+
+
 class _Names(TorchFunctionMode):
     """Widens dtypes in arguments, before PyTorch rounds a Python number to them."""
 
@@ -103,7 +108,7 @@ class _Names(TorchFunctionMode):
         ):  # it would put a narrow storage into a wide tensor
             x, memo = args
             return memo.setdefault(id(x), x.detach().clone().requires_grad_(x.requires_grad))
-        self.mode.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *(kwargs or {}).values()))
+        self.mode.casts |= _narrow_names(*args, *(kwargs or {}).values())
         dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
         return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)
 
@@ -122,7 +127,7 @@ class Lift(DispatchMode):
 
     Attributes:
         unlifted: operations that still gave narrower floats; their results are rounded.
-        casts: whether the code casts to narrower floats, or contains data in them: without lifting, it rounds.
+        casts: the narrower floats to which the code casts, or in which it contains data: without lifting, it rounds.
         rounded: tensors that were rounded before the code ran, such as tables of NumPy. With `shaken`, they move at random by up to half
             a unit in the last place: one more sample of the rounding.
     """
@@ -132,7 +137,7 @@ class Lift(DispatchMode):
     def __init__(self, shaken: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unlifted: set[str] = set()
-        self.casts = False
+        self.casts: frozenset[str] = frozenset()
         self.rounded: set[str] = set()
         self._shake = torch.Generator().manual_seed(0) if shaken else None
         self._known: set[int] = set()  # addresses, as an operation may be given a view
@@ -152,9 +157,9 @@ class Lift(DispatchMode):
             with self:
                 return _grouped_product(*args, **kwargs)
         args = exact_arguments(func, args)
-        self.casts |= any(isinstance(x, torch.dtype) and x in _WIDE for x in (*args, *kwargs.values()))
+        self.casts |= _narrow_names(*args, *kwargs.values())
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
-            self.casts |= args[0].dtype in _WIDE
+            self.casts |= _narrow_names(args[0].dtype)
             return self._of_one(args[0])
         if func is torch.ops.aten.view.dtype:
             return self.bits(func, *args)

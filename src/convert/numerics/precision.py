@@ -55,6 +55,21 @@ def require_device(device: str) -> None:
         )
 
 
+def jax_problem() -> str:
+    """Return why JAX cannot compute here; empty when it can."""
+    try:
+        import jax
+
+        jax.devices()
+    except ImportError as error:
+        return f"{error.name or 'JAX'} is not installed"
+    except Exception as error:  # noqa: BLE001 - a jaxlib of another version, a platform of JAX_PLATFORMS that is not there
+        said = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+        chosen = os.environ.get("JAX_PLATFORMS")
+        return f"JAX does not start ({said})" + (f"; JAX_PLATFORMS is {chosen!r}" if chosen else "")
+    return ""
+
+
 def cuda_problem(index: int = 0) -> str:
     """Return why PyTorch cannot compute on a CUDA device; empty when it can."""
     try:
@@ -119,19 +134,17 @@ def jax_on_the_cpu() -> Iterator[None]:
     """
     try:
         import jax
-    except ImportError:  # a recording stands in for the JAX model
-        yield
-        return
-    os.environ.setdefault(XLA_PREALLOCATE, "false")
-    try:
+
+        os.environ.setdefault(XLA_PREALLOCATE, "false")
         cpu = jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except Exception:  # noqa: BLE001 - no JAX, or one that does not start (`jax_problem`), or JAX_PLATFORMS leaves the CPU out
         yield
         return
     before = _for_all_threads("jax_default_device")
     jax.config.update("jax_default_device", cpu)
     try:
-        yield
+        with jax.default_device(cpu):  # the caller's own, in this thread
+            yield
     finally:
         jax.config.update("jax_default_device", before)
 

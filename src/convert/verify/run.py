@@ -19,7 +19,7 @@ from convert.core.errors import ConvertError, UnavailableError, UserCodeError
 from convert.core.findings import Finding
 from convert.core.system import signals
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
-from convert.numerics.precision import jax_on_the_cpu
+from convert.numerics.precision import jax_on_the_cpu, jax_problem
 from convert.planning.options import DEFAULTS, ConversionOptions
 from convert.references.plan_facts import ReadFacts
 from convert.references.protocol import Reference
@@ -390,6 +390,8 @@ def _evidence(comparison: Comparison, reference: Reference) -> Evidence:
             return comparison.recorded
         if reference.jax is None:
             raise _unavailable("the reference has no JAX model; give a recording with --recorded")
+        if problem := jax_problem():
+            raise _unavailable(problem)
         with user_code_errors(comparison.factory, REFERENCE_OPTION, jax_leaves(comparison.plan)):
             return live_evidence(
                 comparison.plan, reference, precision=options.precision or "float32", seed=options.seed or 0

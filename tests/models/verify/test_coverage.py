@@ -66,7 +66,7 @@ def test_a_missing_tensor(plan: Plan, file: Path) -> None:
     level = edited(file, lambda t: t.pop(OUT), plan)
     assert level.verdict is Verdict.FAILED
     (finding,) = level.findings
-    assert finding.path == OUT and finding.rule == "rules/timesfm-2.5.yaml:109"
+    assert finding.path == OUT and finding.rule == "rules/timesfm-2.5.yaml:113"
     assert finding.code == "tensor-missing" and finding.got == "no such tensor"
     assert finding.expected == "float32[32,32] (from stacked_xf/attn/out/kernel/value)"
 

@@ -159,6 +159,16 @@ def test_code_that_switches_to_rounded_products_is_named(precision: str) -> None
     assert Path(__file__).name in line and what == TO_TF32
 
 
+def test_switches_that_stand_above_others_are_seen() -> None:
+    backends: Any = torch.backends
+    for place in (backends, backends.cudnn) if hasattr(backends.cuda.matmul, "fp32_precision") else ():
+        with torch_pinned():
+            assert not rounds_float32_products()
+            place.fp32_precision = "tf32"
+            assert rounds_float32_products()
+        assert place.fp32_precision == "none"
+
+
 def test_jax_computes_on_the_cpu_in_all_threads() -> None:
     import jax
 

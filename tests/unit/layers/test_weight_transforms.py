@@ -219,7 +219,7 @@ def test_errors_in_rules(old: str, new: str, said: str) -> None:
     ("factor", "shape", "said"),
     [
         ("1/sqrt(Q)", (3, 2, 4), "r.yaml:5: q.weight: the weight is prescaled by 1/sqrt(Q), and no leaf gives Q a size; correct the letter"),
-        ("0.5", (3, 2, 5), "r.yaml:5: w: float32[3,2,5] -> q.weight: axis 2 of float32[3,2,5] has no pairs"),
+        ("0.5", (3, 2, 5), "float32[3,2,5] -> q.weight: axis 2 of float32[3,2,5] has no pairs"),
     ],
 )  # fmt: skip
 def test_errors_of_sizes(factor: str, shape: Any, said: str) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from convert.cli import options as o
 from convert.cli import output
+from convert.core.text import one_line
 
 if TYPE_CHECKING:
     from convert.outputs.integrity import Integrity
@@ -68,6 +69,6 @@ def _print(result: Integrity, full: bool) -> None:
     if more := len(result.findings) - len(shown):
         output.data(f"  ... and {more} more (--full)")
     for key, value in result.provenance.items():
-        output.data(f"  {key}: {value}", style=output.NOTE)
+        output.data(f"  {key}: {one_line(value)}", style=output.NOTE)
     for note in result.notes:
         output.status(f"note: {note}", output.NOTE)

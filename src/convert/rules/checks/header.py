@@ -160,7 +160,7 @@ def _header_uses_declared_facts(rules: RuleFile) -> Iterator[Finding]:
 def _lengths_of_facts_are_declared(rules: RuleFile) -> Iterator[Finding]:
     for name, fact in rules.facts.items():
         if isinstance(fact, dict) and set(fact) == {"repeat", "length"}:
-            letter = str(fact["length"])[1:]
+            letter = str(fact["length"]).removeprefix("$")
             if letter not in rules.axes:
                 yield _undeclared(
                     rules.node.value["facts"].value[name].at, f"`length` of {name}", letter, axes=rules.axes

@@ -19,7 +19,7 @@ import numpy as np
 from convert.core.findings import Finding
 from convert.layers.base import LayerLeaves, Part, Step
 from convert.layers.mistake import Mistake
-from convert.numerics.precision import jax_with_float64
+from convert.numerics.precision import jax_problem, jax_with_float64
 from convert.planning.plan import Plan
 from convert.verify.layers.measure import measure_activations, measure_group, measure_tensor
 from convert.verify.layers.placement import misplaced
@@ -64,11 +64,10 @@ def check_layers(
 def missing() -> str:
     """Return why the layers level cannot run; empty when it can."""
     try:
-        import jax  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
         return f"{error.name} is not installed"
-    return ""
+    return jax_problem()
 
 
 class _LayerRuns:

@@ -94,13 +94,11 @@ def live_evidence(plan: Plan, reference: Reference, *, precision: str = "float32
     )
 
 
-def native_values(
-    side: Any, weights: Mapping[str, Array], inputs: Mapping[str, Array], precision: str
-) -> dict[str, Any]:
-    """Run the JAX model in `precision` alone."""
+def native_values(side: Any, weights: Mapping[str, Array], inputs: Mapping[str, Array], precision: str) -> Any:
+    """Run the JAX model in `precision` alone; return what it returns."""
     with jax_precision(precision):
         narrow = {name: as_jax(value, precision) for name, value in weights.items()}
-        return dict(side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()}))
+        return side(narrow, {name: as_jax(value, precision) for name, value in inputs.items()})
 
 
 def _in_order_of(native: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Array]:

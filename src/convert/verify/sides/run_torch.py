@@ -76,15 +76,17 @@ class TorchRun:
     Attributes:
         values: at the boundaries, and the outputs.
         unlifted: operations that could not run in float64.
-        casts: of a float64 run: whether the code casts to narrower floats, which the run removed.
+        casts: of a float64 run: the narrower floats to which the code casts, which the run removed.
         rounded: of a float64 run: the tensors that were rounded before the code ran.
+        switches: whether the code of the model lets PyTorch round the factors of float32 products.
     """
 
     values: dict[str, Array]
     unlifted: tuple[str, ...]
-    casts: bool
+    casts: frozenset[str]
     module: torch.nn.Module
     rounded: tuple[str, ...] = ()
+    switches: bool = False
 
 
 def run_torch(
@@ -106,6 +108,7 @@ def run_torch(
     """
     import torch
 
+    from convert.numerics.float32_products import rounds_float32_products
     from convert.numerics.lift_torch import Lift, lifted
 
     with torch_pinned(), torch.no_grad():
@@ -117,7 +120,8 @@ def run_torch(
                 values = observed(reference, module, given, names)
             return TorchRun(values, tuple(sorted(mode.unlifted)), mode.casts, module, tuple(sorted(mode.rounded)))
         module = reference.build(state).to(device)
-        return TorchRun(observed(reference, module, input_tensors(inputs, precision, device), names), (), False, module)
+        values = observed(reference, module, input_tensors(inputs, precision, device), names)
+        return TorchRun(values, (), frozenset(), module, switches=rounds_float32_products())
 
 
 def input_tensors(inputs: Values, precision: str, device: str | torch.device) -> dict[str, Any]:
@@ -162,7 +166,7 @@ class TorchInFloat64:
         perturbed: with the weights changed at random by as much as rounding may have changed them, if their values before
             rounding are unknown; else the same as `exact`.
         unlifted: operations that could not run in float64.
-        casts: whether the code casts to narrower floats, which the runs removed.
+        casts: the narrower floats to which the code casts, which the runs removed.
         rounded: the tensors that were rounded before the code ran; `shaken`: values with these moved as much as rounding may have
             moved them, or None if there are none.
     """
@@ -171,7 +175,7 @@ class TorchInFloat64:
     written: Values
     perturbed: Values
     unlifted: tuple[str, ...]
-    casts: bool
+    casts: frozenset[str]
     module: torch.nn.Module
     rounded: tuple[str, ...] = ()
     shaken: Values | None = None

@@ -26,6 +26,7 @@ from convert.verify.stopped import REPORT, Remaining, or_stopped
 from convert.verify.weights.causes import FIX
 from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.diagnose import diagnose
+from convert.verify.weights.digests import false_digests
 from convert.verify.weights.provenance import check_provenance
 from convert.verify.weights.tied import compare_tied
 from convert.verify.weights.twins import twin_notes
@@ -134,6 +135,8 @@ class WeightsPass:
             lambda: check_provenance(plan, written, combine(self._digests), equal=not findings),
             ([], []),
         )
+        right = {t.step.name for t in tensors if t.step.parts and t.narrow is None} - wrong.keys() - untied.keys()
+        provenance += remaining("the comparison of the tensors' digests", lambda: [*false_digests(written, right)], [])
         verdict = Verdict.FAILED if findings or provenance else Verdict.PASSED if tensors else Verdict.SKIPPED
         reason = "" if tensors else "no tensor of the file has the name, shape and dtype of the plan; see coverage"
         if verdict is Verdict.PASSED and remaining.errors:

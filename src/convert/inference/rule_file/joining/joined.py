@@ -104,11 +104,13 @@ def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
 
 
 def _have_axis(layer: LayerRule, split: int) -> bool:
-    """Whether this is the axis of which each leaf has one element, and an equation has further outputs."""
+    """Whether this is the axis of which each leaf has one element, and an equation has further outputs. A bias lacks the axes of the inputs."""
     axes = [{axis for axis, _ in source.layout.fixed} for _, of in layer.sources for source in of]
     main = layer.main[0]
+    of_bias = split - sum(axis < split for axis in main.contracted)
     outward = {axis.of for axis in main.layout.axes} - {*main.contracted}
-    return all(split in of for of in axes) and (layer.kind_name != "linear" or bool(outward))
+    in_each = all((split if k < len(layer.main) else of_bias) in of for k, of in enumerate(axes))
+    return in_each and (layer.kind_name != "linear" or bool(outward))
 
 
 def _as_parameters(rule: PatternRule) -> list[PatternRule]:

@@ -213,7 +213,7 @@ def _repeated(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
             where = found.index(max(found, key=found.count))
             yield (
                 "rows repeated",
-                f"{len(lost)} rows along axis {axis} are missing, {lost[:4]} first; row {found[where]} occurs {found.count(found[where])} times",
+                f"{'1 row' if len(lost) == 1 else f'{len(lost)} rows'} along axis {axis} {'is' if len(lost) == 1 else 'are'} missing, {lost[:4]} first; row {found[where]} occurs {found.count(found[where])} times",
             )
         return
 
