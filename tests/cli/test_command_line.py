@@ -630,9 +630,16 @@ def test_jax_that_does_not_start_is_no_difference(platforms: str, tmp_path: Path
     recording = GOLDEN / "recordings" / "timesfm-2.5.safetensors"
     recorded = ran("check", out, "--recorded", recording, "--level", "weights", "--level", "model")
     assert recorded.returncode == 0, (recorded.stdout, recorded.stderr)
-    record = ran("record", "timesfm", source, tmp_path / "r.safetensors")
-    assert record.returncode == 2 and "Traceback" not in record.stderr, record.stderr
-    assert "reference-unavailable" in record.stderr and platforms in record.stderr
+    programs = ("--reference", "convert.references.timesfm.timesfm_2p5:reference")
+    for arguments in (
+        ("record", "timesfm", source, tmp_path / "r.safetensors"),
+        ("infer", source, tmp_path / "i.yaml", *programs),
+        ("rules", "new", source, tmp_path / "n.yaml", *programs),
+    ):
+        done = ran(*arguments)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+        assert done.stderr.startswith("error[reference-unavailable]: the JAX model cannot run here: JAX does not start")
+        assert platforms in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_check_with_another_target_than_that_of_the_header(run: Run, tmp_path: Path) -> None:

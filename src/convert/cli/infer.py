@@ -121,6 +121,9 @@ def infer(
     from convert.core.system import process
     from convert.core.user_code import REFERENCE_OPTION, user_code_errors
     from convert.inference.pair import JAX_OPTION, whole_numbers
+    from convert.numerics.precision import require_jax
+
+    require_jax("run it where JAX is installed and starts")
     from convert.inference.rule_file.from_pair import infer_rules
 
     process.tune()  # a record keeps what it makes: a collection goes through all of it, and finds nothing

@@ -181,6 +181,9 @@ def _answered(
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules
     from convert.inference.pair import pair_of_reference, whole_numbers
+    from convert.numerics.precision import require_jax
+
+    require_jax("run it where JAX is installed and starts")
     from convert.inference.rule_file.from_pair import infer_rules
 
     pair = pair_of_reference(reference, settings, source)

@@ -70,6 +70,17 @@ def jax_problem() -> str:
     return ""
 
 
+def require_jax(fix: str) -> None:
+    """Check that JAX computes here.
+
+    Raises:
+        ConvertError: it is not installed, or does not start, and why.
+    """
+    if problem := jax_problem():
+        problem = f"the JAX model cannot run here: {problem}"
+        raise ConvertError(Finding("reference-unavailable", problem, fix=fix))
+
+
 def cuda_problem(index: int = 0) -> str:
     """Return why PyTorch cannot compute on a CUDA device; empty when it can."""
     try:

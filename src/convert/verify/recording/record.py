@@ -17,7 +17,7 @@ from convert.core.errors import ConvertError, OutputError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, user_code_errors
-from convert.numerics.precision import jax_on_the_cpu, jax_problem, require_precision
+from convert.numerics.precision import jax_on_the_cpu, require_jax, require_precision
 from convert.planning.facts.sidecar import sidecar_facts
 from convert.planning.plan import Plan
 from convert.verify.recording.file import FLOAT64, INPUT, KEY, LEAF, MASK, NATIVE, checksum
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_BYTES = 64 * 10**6  # of a recording: small enough for a repository
+ELSEWHERE = "record where JAX and the model's package are installed; the check itself needs neither"
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes", "timesfm", "praxis", "paxml", "gemma", "recurrentgemma")
 UNKNOWN = "0" * (len("xxh3_128:") + 32)  # stands for the checksum while the header is measured
 
@@ -92,13 +93,14 @@ def record(
                 "reference-unavailable", "the reference has no JAX side to record", fix="set `jax` of the reference"
             )
         )
-    if problem := jax_problem():
-        raise _cannot_run(problem)
+    require_jax(ELSEWHERE)
     try:
         with jax_on_the_cpu(), user_code_errors(factory or None, REFERENCE_OPTION):
             evidence = live_evidence(plan, reference, precision=precision, seed=seed)
     except ImportError as error:
-        raise _cannot_run(str(error)) from error
+        raise ConvertError(
+            Finding("reference-unavailable", f"the JAX model cannot run here: {error}", fix=ELSEWHERE)
+        ) from error
     return write_recording(
         plan,
         evidence,
@@ -109,11 +111,6 @@ def record(
         max_bytes=max_bytes,
         overwrite=overwrite,
     )
-
-
-def _cannot_run(why: str) -> ConvertError:
-    fix = "record where JAX and the model's package are installed; the check itself needs neither"
-    return ConvertError(Finding("reference-unavailable", f"the JAX model cannot run here: {why}", fix=fix))
 
 
 def write_recording(
