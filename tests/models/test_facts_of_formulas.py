@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import convert
 from support import maxtext
 from support.drawn_cases import DrawnCases
-from support.goldens import SpecsOnly
+from support.goldens import SpecsOnly, checkpoint
 from support.paths import GOLDEN
 
 IMAGE = {"image_size": 12}
@@ -64,3 +68,16 @@ def test_parts_of_a_head_follow_from_one_another(case: str) -> None:
     assert others != settings
     again = convert.plan_conversion(maxtext.rules(case), maxtext.checkpoint(case), settings=others)
     assert again.config == plan.config and all(again.facts[name] == settings[name] for name in parts)
+
+
+def test_key_heads_that_config_json_lacks_are_those_of_the_tree(tmp_path: Path) -> None:
+    """LLaMA 1's configuration has no such key; the width of all key heads is in the tree, and that of one follows from the query heads."""
+    folder = shutil.copytree(checkpoint("llama"), tmp_path / "ckpt")
+    given = json.loads((folder / "config.json").read_text())
+    del given["num_key_value_heads"]
+    (folder / "config.json").write_text(json.dumps(given))
+    convert.convert("llama", folder, tmp_path / "out")
+    convert.convert("llama", checkpoint("llama"), tmp_path / "whole")
+    made, whole = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "whole"))
+    assert made == whole
+    assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(tmp_path / "whole/model.safetensors").keys()

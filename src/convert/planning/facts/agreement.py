@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
-from convert.rules.file import RuleFile
+from convert.rules.file import RuleFile, SizeProduct
 from convert.rules.formula import SizeFormula
 
 
 def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the facts that are the only unknown of one of the `formulas` and have one whole number that solves it.
+    """Return the facts that are the only unknown of one of the `products` or `formulas` and have one whole number that solves it.
 
     Where several numbers do, as of the sides of an image that have the same number of patches, the user is asked.
     """
     found: dict[str, int] = {}
-    while new := {x: n for formula in rules.formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})}:
+    while new := {
+        **{x: n for formula in rules.formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})},
+        **{x: n for product in rules.products for x, n in _factor(product, rules, sizes, {**facts, **found})},
+    }:
         found |= new
     return found
+
+
+def _factor(
+    product: SizeProduct, rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]
+) -> Iterator[tuple[str, int]]:
+    """Yield the only unknown of a product, if the others divide the size: key heads where the width of a head is known."""
+    known = {**sizes, **facts}
+    unknown = [name for name in product.names if name not in known]
+    size, others = sizes.get(product.letter), [known.get(str(x), x) for x in product.factors if x not in unknown]
+    if size is None or len(unknown) != 1 or unknown[0] not in rules.facts:
+        return
+    if all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in others) and size % math.prod(others) == 0:
+        yield unknown[0], size // math.prod(others)
 
 
 def _solved(
