@@ -163,6 +163,7 @@ def test_plan_layout_of_the_two_output_projections(run: Run) -> None:
     assert layouts["timesfm-2.5"] == ("i N H D -> i D (N H)", ["axis 0 [2]", "permute (2, 0, 1)", "reshape (32, 32)"])
 
 
+@pytest.mark.slow
 def test_plan_json_accounts_for_every_leaf_and_byte(run: Run) -> None:
     for case in ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5"):
         plan = json.loads(run("plan", "timesfm", checkpoint(case), "--json", "--max-shard-size", "100kB")[0])
@@ -481,6 +482,7 @@ def test_three_names_for_one_program(tmp_path: Path) -> None:
         assert done.stdout.startswith("ckpt-convert ")
 
 
+@pytest.mark.slow
 def test_no_jax_and_no_torch(tmp_path: Path) -> None:
     """Neither importing nor converting loads them; the same probe sees torch when it is imported."""
     probe = "import sys; print(sorted({'jax', 'jaxlib', 'flax', 'orbax', 'torch', 'transformers'} & set(sys.modules)))"
@@ -494,6 +496,7 @@ def test_no_jax_and_no_torch(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
     """`convert --help` waits for neither NumPy nor YAML; no conversion for a library that validates models of data."""
     probe = (
@@ -507,6 +510,7 @@ def test_the_command_line_loads_no_more_than_its_help_needs() -> None:
     assert done.stdout.splitlines()[-1] == "['numpy', 'tensorstore', 'typer', 'yaml']"
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     """On a terminal: a bar with bytes, rate and time. In a pipe: the two closing lines."""
     command = [CONVERT, "timesfm", str(checkpoint("timesfm-1.0"))]
@@ -531,6 +535,7 @@ def test_progress_on_a_terminal_only(tmp_path: Path) -> None:
     assert piped.stdout == "" and len(piped.stderr.splitlines()) == 2 and "\x1b" not in piped.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "code", "said"),
     [
@@ -592,6 +597,7 @@ def test_names_cannot_drive_the_terminal(run: Run, monkeypatch: pytest.MonkeyPat
     assert "\x1b" not in out and '\\x1b[31mred\\n"x' in out
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{CONVERT} plan timesfm {checkpoint('timesfm-2.0')} --json | head -n 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)

@@ -48,6 +48,7 @@ def test_options_stand_in_groups(run: Run) -> None:
     assert "--step" in read and "--set" in read and "--dtype" not in read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["convert plan times", "convert times"])
 def test_models_are_completed(typed: str) -> None:
     """bash asks the program itself for the words that fit."""

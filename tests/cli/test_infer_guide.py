@@ -39,6 +39,7 @@ def _linen() -> Any:
     return nn.Sequential([nn.Dense(4), nn.BatchNorm(use_running_average=True), nn.Dense(2)])
 
 
+@pytest.mark.slow
 def test_linen() -> None:
     model = _linen()
     variables = _changed(model.init(jax.random.key(0), X))
@@ -101,6 +102,7 @@ def test_haiku_with_state() -> None:
     assert np.allclose(forward(_named(trees)), expected)
 
 
+@pytest.mark.slow
 def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(4, 2, 4, 1, key=jax.random.key(0))

@@ -147,6 +147,7 @@ def test_a_source_that_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not any(out.iterdir())
 
 
+@pytest.mark.slow
 def test_where_the_time_went(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -29,6 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return Run(monkeypatch, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
 @pytest.mark.parametrize("options", slow_but([["--full"]], [[], ["--json"], ["--full"]]))
 def test_names_that_the_encoding_of_stdout_lacks(options: list[str], variables: dict[str, str], tmp_path: Path) -> None:
@@ -159,6 +160,7 @@ program()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads", [22, 24])  # while the second leaf is opened
 def test_an_hdf5_file_that_can_no_longer_be_read_ends_with_an_error(reads: int, tmp_path: Path) -> None:
     """The HDF5 library keeps such a file open, and closed it after Python had ended: a segmentation fault."""

@@ -95,6 +95,7 @@ def test_what_the_programs_show_is_no_question(run: Run, folder: Path) -> None:
     assert mine.keys() == inferred.keys() and all((mine[name] == inferred[name]).all() for name in mine)
 
 
+@pytest.mark.slow
 def test_behind_a_difference_the_rules_are_a_draft(run: Run, folder: Path) -> None:
     """There `infer` writes its nearest guess: turn would be made of head/kernel."""
     text, said = new(run, "other")

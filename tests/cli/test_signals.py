@@ -201,6 +201,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number"),
     [("out.safetensors", signal.SIGINT), pytest.param("out", signal.SIGTERM, marks=pytest.mark.slow)],
@@ -215,6 +216,7 @@ def test_while_a_conversion_writes(moment: str, name: str, number: signal.Signal
 CALLS = ["os.fsync", "os.rename", "os.replace", "os.link", "os.unlink", "shutil.rmtree"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", slow_but(["os.rename"], CALLS))
 @pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["out", pytest.param("out.safetensors", marks=pytest.mark.slow)])
@@ -232,6 +234,7 @@ def test_while_an_output_is_replaced(name: str, exchange: bool, call: str, tmp_p
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], NUMBERS))
 def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path) -> None:
     """As under `nohup`, and in background jobs of a shell."""
@@ -240,6 +243,7 @@ def test_an_ignored_signal_stays_ignored(number: signal.Signals, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", slow_but([signal.SIGTERM], NUMBERS))
 def test_signals_that_are_not_ignored_work_beside_ignored_ones(number: signal.Signals, tmp_path: Path) -> None:
     others = [other for other in NUMBERS if other != number]

@@ -214,6 +214,7 @@ def test_a_snapshot_of_the_hub_is_links_into_its_blobs(beside: Path, run: Run, t
     assert not (tmp_path / "out" / "tokenizer.json").is_symlink()
 
 
+@pytest.mark.slow
 def test_resume_keeps_an_output_with_the_same_files_alone(beside: Path, run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("gpt2", GPT2, out, "--tokenizer", beside)

@@ -119,6 +119,7 @@ def test_a_setting_that_takes_the_place_of_the_file_is_noted(
     assert said in " ".join(told) and "takes the place" not in " ".join(silent)
 
 
+@pytest.mark.slow
 def test_each_activation_that_is_converted_is_one_of_the_example(tmp_path: Path) -> None:
     """The example has jax's function of that name; another name is refused, as the example would not load the output."""
     file = library.shipped_rules_dir() / "brax.yaml"

@@ -80,4 +80,6 @@ def test_key_heads_that_config_json_lacks_are_those_of_the_tree(tmp_path: Path) 
     convert.convert("llama", checkpoint("llama"), tmp_path / "whole")
     made, whole = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "whole"))
     assert made == whole
-    assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(tmp_path / "whole/model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "out/model.safetensors").keys() == load_file(tmp_path / "whole/model.safetensors").keys()
+    )

@@ -218,6 +218,7 @@ def test_keys_and_sizes_of_another_model_are_refused(
         convert.plan_conversion(FAMILY, source)
 
 
+@pytest.mark.slow
 def test_a_class_of_another_type_is_refused_by_the_own_names_too(tmp_path: Path) -> None:
     """`bert` has rules of its own in bert.yaml; RoBERTa's leaves are the same, and its positions begin at 2."""
     for name in ("bert", "roberta", FAMILY):
@@ -294,6 +295,7 @@ def case_of(family: str) -> str:
     return next(case for case in flax_families.CASES if case.partition(".")[0] == family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", slow_but(["roberta"], sorted({case.partition(".")[0] for case in flax_families.CASES}))
 )
@@ -339,6 +341,7 @@ def refused(source: Path, model: str = FAMILY) -> tuple[convert.Finding, ...]:
     return error.value.findings
 
 
+@pytest.mark.slow
 def test_a_class_or_type_that_is_not_known_names_the_next_step(tmp_path: Path) -> None:
     case = "roberta.RobertaForMaskedLM"
     (finding,) = refused(flax_families.write(case, tmp_path / "type", model_type="deberta"))

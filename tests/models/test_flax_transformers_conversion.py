@@ -184,6 +184,7 @@ def test_a_width_of_heads_that_the_flax_class_does_not_read(case: str, tmp_path:
         convert.plan_conversion("flax-transformers", gemma)
 
 
+@pytest.mark.slow
 def test_a_dinov2_without_a_mask_token_computes_the_same(tmp_path: Path) -> None:
     """The token stands for masked patches; the recorded outputs have none. The tree and config.json must agree."""
     stated = json.loads((checkpoint("dinov2") / "config.json").read_text())
@@ -580,6 +581,7 @@ def test_gpt2_with_a_head_of_its_own(tmp_path: Path) -> None:
         assert relative_error(untied(ids).logits.numpy(), hidden @ kernel) < BOUND
 
 
+@pytest.mark.slow
 def test_the_encoder_of_t5_alone(tmp_path: Path) -> None:
     tree = tree_of("t5")
     source, other = (

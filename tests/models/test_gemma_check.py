@@ -59,6 +59,7 @@ def test_a_correct_conversion_passes_all_levels(case: str, tmp_path: Path) -> No
     assert logits.logits.top1 == logits.float64_logits.top1 == 1 and logits.logits.positions > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3"])
 def test_what_is_meant_is_what_transformers_computes(case: str) -> None:
     """The first variant at each boundary that has some; its name is told from all others."""
@@ -101,6 +102,7 @@ def short_window(config: Any) -> None:
     config.sliding_window = 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "change", "fact"),
     [

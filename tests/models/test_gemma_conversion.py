@@ -23,6 +23,7 @@ from support.memory_source import MemorySource, run
 from support.paths import GOLDEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_reproduces_the_jax_logits(case: str, tmp_path: Path) -> None:
     assert error(case, directory(case, tmp_path / "out")) < BOUND
@@ -254,6 +255,7 @@ def test_truncated_stacks(tmp_path: Path) -> None:
     assert "layer_7/attn/kv_einsum/w: this leaf is not in the checkpoint" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "rows", "known"), [("2-2b", 257152, "256000 or 256128"), ("3-1b", 262145, "262144")]
 )

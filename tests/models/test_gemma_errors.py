@@ -133,6 +133,7 @@ def test_settings_that_nothing_could_follow(setting: dict[str, Any], said: str, 
     assert refused.startswith("rules/gemma.yaml: --set ") and said in refused.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_fit_is_named_first(tmp_path: Path) -> None:
     refused = refuse(published("3-1b", 262145), "gemma", tmp_path / "x")
     assert refused.startswith("rules/gemma.yaml (gemma3) does not fit ") and "fits none of" not in refused
@@ -148,6 +149,7 @@ def test_rows_that_are_cut_by_hand_are_not_called_padding() -> None:
     assert any("the other rows are padding" in note for note in padding)
 
 
+@pytest.mark.slow
 def test_tokens_that_end_a_turn(tmp_path: Path) -> None:
     """Instruction-tuned checkpoints stop at two tokens, and no tree tells one from a pretrained one."""
     unsaid = convert.plan_conversion("gemma", checkpoint("gemma3"), settings=settings("gemma3"))
@@ -160,6 +162,7 @@ def test_tokens_that_end_a_turn(tmp_path: Path) -> None:
     assert convert.plan_conversion("gemma", published("3-1b"), to="plain_norms").config_notes == ()
 
 
+@pytest.mark.slow
 def test_dry_run_refuses_what_the_conversion_does(run: Run, tmp_path: Path) -> None:
     given = ("gemma", checkpoint("gemma3"), tmp_path / "out", "--set", "vocab_size=256")
     said = [run(*given, *more, code=2)[1] for more in ((), ("--dry-run",))]
@@ -299,6 +302,7 @@ def test_check_of_a_directory_of_another_class_ends_with_a_finding(whole: Path, 
     )
 
 
+@pytest.mark.slow
 def test_check_passes_directories_that_load(whole: Path, tmp_path: Path) -> None:
     assert check(whole, checkpoint("gemma3"), levels=("coverage",)).exit_code == 0
     out = directory("gemma1-mqa", tmp_path / "out", dtype="bfloat16")

@@ -35,6 +35,7 @@ def test_timesfm_2p5_reproduces_the_jax_outputs() -> None:
         assert relative_error(got, io[name]) < BOUND, name
 
 
+@pytest.mark.slow
 def test_a_head_that_accelerate_unties_is_tied_again(tmp_path: Path) -> None:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -77,6 +78,7 @@ def test_gemma_3_reproduces_the_jax_logits(case: str, tmp_path: Path) -> None:
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, but for the checkpoints and classes of published sizes, which small ones replace."""
     timesfm, gemma, tensors = BLOCK.findall((DOCS / "guides" / "into-a-model.md").read_text())

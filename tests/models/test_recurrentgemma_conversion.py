@@ -25,6 +25,7 @@ def hugging(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recurrentgemma.converted("transformers", tmp_path_factory.mktemp("out"))
 
 
+@pytest.mark.slow
 def test_from_pretrained_computes_what_jax_computed(hugging: Path) -> None:
     model = recurrentgemma.load("transformers", hugging)
     assert type(model).__name__ == "RecurrentGemmaForCausalLM"
@@ -33,6 +34,7 @@ def test_from_pretrained_computes_what_jax_computed(hugging: Path) -> None:
     assert single < 2e-6 and double < 1e-12
 
 
+@pytest.mark.slow
 def test_upstreams_torch_computes_what_jax_computed(tmp_path: Path) -> None:
     out = recurrentgemma.converted("recurrentgemma", tmp_path)
     single, double = recurrentgemma.errors("recurrentgemma", out)

@@ -217,6 +217,7 @@ def test_what_the_configuration_of_the_jax_model_may_state_differently_is_named(
     ]
 
 
+@pytest.mark.slow
 def test_a_setting_counts_for_the_models_that_know_it(tmp_path: Path) -> None:
     """Of a family: the flax class of transformers, which has the same tensors, has no N."""
     file = tmp_path / "out.safetensors"

@@ -28,6 +28,7 @@ def longer(tree: Specs, dropped: set[str]) -> Iterator[tuple[str, int, Specs]]:
             yield leaf, axis, {**tree, leaf: ((*shape[:axis], size + 1, *shape[axis + 1 :]), dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*(f"brax/{case}" for case in brax.CASES), "sbx/ppo", "sbx/ppo-choices", "sbx/sac"])
 def test_no_axis_is_of_another_size_alone(case: str) -> None:
     family, tree = specs(case)

@@ -211,6 +211,7 @@ def test_upstream_flax_reproduces_its_recording() -> None:
     assert relative_error(got["ar_outputs"][:, :1], io["ar_outputs"]) < GOLDEN_BOUND
 
 
+@pytest.mark.slow
 def test_patches_of_padding_differ_and_are_masked() -> None:
     """Without the mask the comparison would fail: it leaves out what legitimately differs, and nothing else."""
     at = pair("timesfm-2.5", "timesfm")
@@ -362,6 +363,7 @@ def test_recording_leaves_upstream_as_it_was() -> None:
     assert timesfm_2p5_flax.TimesFM_2p5_200M_flax_module.config.stacked_transformers.num_layers == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "to"), slow_but([("timesfm-1.0", "timesfm"), ("timesfm-2.5", "timesfm")], CASES))
 def test_built_modules_have_the_dtype_of_their_weights(case: str, to: str) -> None:
     reference = pair(case, to).reference
@@ -425,6 +427,7 @@ def test_facts_are_read_off_the_live_module(case: str, to: str) -> None:
     assert rules and said == {"activation": layers + blocks, "epsilon": per_layer * layers}
 
 
+@pytest.mark.slow
 def test_facts_show_what_was_changed() -> None:
     reference = pair("timesfm-2.0", "timesfm").reference
     module = build("timesfm-2.0", "timesfm", lift=False)

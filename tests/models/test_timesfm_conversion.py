@@ -29,6 +29,7 @@ def test_upstream_model_reproduces_the_jax_outputs(case: str, tmp_path: Path) ->
         assert relative_error(got, io[name]) < BOUND, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_reproduces_the_jax_outputs(case: str, tmp_path: Path) -> None:
     convert.convert("timesfm", checkpoint(case), tmp_path / "out", to="transformers", settings=SETTINGS[case])

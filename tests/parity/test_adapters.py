@@ -155,6 +155,7 @@ def test_gemma_in_its_lora_wrapper(tmp_path: Path) -> None:
     assert error("gemma3-lora", directory("gemma3-lora", tmp_path / "out")) < BOUND
 
 
+@pytest.mark.slow
 def test_the_merge_is_not_rounded_before_the_end(qwix: Any) -> None:
     """bfloat16 leaves: the sum is rounded once, to the weight's dtype."""
     import ml_dtypes

@@ -174,6 +174,7 @@ def test_keys_and_values_with_widths_of_their_own(name: str) -> None:
     assert np.abs(torch_attention(tensors, *OWN)(*x) - np.asarray(want(*x))).max() <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "axes"), [(SAME, "DNH"), (OWN, "DNHKV")])
 def test_separate_projections(sizes: tuple[int, int], axes: str) -> None:
     name = "flax.linen.MultiHeadDotProductAttention"
@@ -211,6 +212,7 @@ def test_heads_that_are_together_as_wide_as_torch_cannot_have_them_are_refused()
     )
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys_are_not_lost() -> None:
     layer = linen.MultiHeadDotProductAttention(HEADS, normalize_qk=True)
     x = jnp.zeros((1, 2, WIDTH))

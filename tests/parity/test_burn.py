@@ -85,6 +85,7 @@ def test_a_cell_is_burns_module_made_as_the_file_says(name: str) -> None:
             assert np.abs(burn_states(name, swapped, x, h, c, call) - want).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_where_the_reset_stands_decides_how_the_module_is_made() -> None:
     """A reset before the matrix is refused for torch, and Burn has it: with_reset_after(false), Burn 0.17 and later."""
     tree = {f"params/cell/{k}": v for k, v in LIVE["haiku.GRU"][1]()[0].items()}
@@ -118,6 +119,7 @@ def test_the_gates_of_torchs_rows_and_what_is_computed_on_them() -> None:
             assert np.array_equal(file[f"net.rnn.{gate}_gate.{inner}.bias"], ordinary[f"net.rnn.bias_{side}_l0"][rows])
 
 
+@pytest.mark.slow
 def test_stacked_and_bidirectional_layers() -> None:
     """A Vec of BiGru, against torch.nn.GRU with the ordinary conversion."""
     rules = """
@@ -178,6 +180,7 @@ def flax_attention(**arguments: Any) -> tuple[Tree, np.ndarray, np.ndarray]:
     return {f"at/{k}": v for k, v in flat(params).items()}, x, want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_attention_is_burns_multi_head_attention(bias: bool) -> None:
     tree, x, want = flax_attention(use_bias=bias)
@@ -252,6 +255,7 @@ def epsilon_of(call: str) -> float:
     return float(re.search(r"with_epsilon\(([^)]*)\)", call)[1])  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 0.03])
 def test_norms_are_burns_with_the_epsilon_that_the_file_states(epsilon: float) -> None:
     from flax import linen

@@ -96,6 +96,7 @@ def law(c: dict[str, Any]) -> None:
     assert np.abs(got - wanted).max() <= 1e-12 * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 @given(convolutions())
 @settings(max_examples=40, deadline=None)
 def test_derived_kernel_is_the_convolution(case: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ def conv_rule(many: int, word: str, *more: str, out: str = "O") -> str:
 BOTH = [("linen", 1), ("linen", 2), ("linen", 3), ("nnx", 2)]  # they share their body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "many"), BOTH)
 def test_flax_conv_with_strides(library: str, many: int) -> None:
     """SAME of an even kernel with strides, in sizes that leave a rest and in ones that do not; padded as the plan says."""
@@ -73,6 +74,7 @@ def test_flax_conv_with_strides(library: str, many: int) -> None:
     same(last(module(torch.nn.functional.pad(first(x), numbers))), want)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_flax_conv_depthwise_grouped_dilated() -> None:
     for groups, out, dilation in ((4, 8, 1), (2, 6, 2), (4, 4, 3)):
@@ -96,6 +98,7 @@ DEPTHWISE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiplier", [1, 2, 3])
 def test_keras_depthwise(multiplier: int) -> None:
     """Keras's kernel has the channels and then their results; flax's has all results, group by group: in the same order."""
@@ -120,6 +123,7 @@ def test_keras_depthwise(multiplier: int) -> None:
     same(np.asarray(flax.apply({"params": grouped}, x)), want)
 
 
+@pytest.mark.slow
 def test_keras_separable_conv() -> None:
     """Two convolutions in torch; the bias is the second's. And along time, where a filter has one axis."""
     import keras
@@ -171,6 +175,7 @@ def test_a_check_of_a_depthwise_kernel(tmp_path: Path) -> None:
     assert check_layers(plan, open_written(out)).verdict == "failed"
 
 
+@pytest.mark.slow
 def test_standardized_conv_of_big_vision_and_of_an_epsilon_inside() -> None:
     """vit_jax's StdConv: flax's Conv with (w - mean) / (std + 1e-5); and the variance with an epsilon, as others write it."""
 
@@ -258,6 +263,7 @@ def test_flax_conv_transpose(library: str, padding: str, turned: bool, many: int
     same(last(transposed(loaded(module, converted(rules, tree)), x, plan)), want)
 
 
+@pytest.mark.slow
 def test_the_law_catches_a_transposed_kernel_that_is_not_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConvTranspose, "turned", lambda self, role, layer: ())
     with pytest.raises(AssertionError):
@@ -293,6 +299,7 @@ def test_equinox_conv_transpose(groups: int) -> None:
     same(loaded(module, converted(rules, tree))(torch.tensor(x)).numpy(), jax.vmap(layer)(x))
 
 
+@pytest.mark.slow
 def test_haiku_conv_transpose() -> None:
     import haiku as hk
 
@@ -307,6 +314,7 @@ def test_haiku_conv_transpose() -> None:
     same(last(transposed(loaded(module, converted(rules, tree)), x, plan)), layer.apply(params, x))
 
 
+@pytest.mark.slow
 def test_keras_conv_transpose_and_batch_normalization() -> None:
     """Keras stores H, W, O, I and turns the kernel, as flax does with transpose_kernel; here without its bias."""
     import keras
@@ -407,6 +415,7 @@ def test_nnx_batch_and_group_norm() -> None:
     same(last(loaded(torch.nn.GroupNorm(3, 6, eps=1e-6), converted(rules, tree))(first(x))), group(jnp.asarray(x)))
 
 
+@pytest.mark.slow
 def test_flax_and_equinox_group_norm() -> None:
     import equinox as eqx
 
@@ -496,6 +505,7 @@ def test_flax_weight_norm(kept: str) -> None:
     same(loaded(module, state)(torch.tensor(x)).numpy(), Outer().apply(variables, x))
 
 
+@pytest.mark.slow
 def test_flax_weight_norm_of_a_convolution() -> None:
     x = draw(2, 5, 4, 3)
 

@@ -127,6 +127,7 @@ def plan(variables: Any, tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return plan_saved(variables, RULES, HEAD, tmp_path_factory.mktemp("rows"))
 
 
+@pytest.mark.slow
 def test_both_models_compute_the_same(plan: Plan, variables: Any, tmp_path: Path) -> None:
     path = write(plan, tmp_path / "out.safetensors")
     module = Torch()

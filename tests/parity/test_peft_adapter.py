@@ -307,6 +307,7 @@ def test_options_that_contradict(out: str, options: list[str], message: str, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_base_goes_back_to_the_tree_with_the_pairs(tmp_path: Path, run: Run) -> None:
     """The pairs are those of --like; a merged file cannot be taken apart, and the error says what can."""
     from support.gemma_models import settings

@@ -128,6 +128,7 @@ def test_the_refused_cells_cannot_be_had_from_torch() -> None:
     assert np.abs(got - real(x, h, c)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_the_plan_says_what_is_done() -> None:
     tree, _ = LIVE["haiku.LSTM"][1]()
     plan = plan_of("haiku.LSTM", tree)

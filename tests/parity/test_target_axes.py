@@ -101,6 +101,7 @@ def test_both_models_compute_the_same(variables: Any, written: Path) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_levels_pass(plan: Plan, written: Path) -> None:
     assert_levels_pass(plan, written)
 

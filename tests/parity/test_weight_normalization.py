@@ -152,6 +152,7 @@ def test_equinox_weight_norm(many: int) -> None:
 # ---- spectral norm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_flax_spectral_norm_of_heads(steps: int) -> None:
     """A matrix of all axes against the last one: u has as many numbers as a head is wide. And the bias, which has two axes here, is
@@ -221,6 +222,7 @@ def test_equinox_spectral_norm(many: int) -> None:
     same(loaded(module, converted(rules, tree))(torch.tensor(x)).numpy(), want)
 
 
+@pytest.mark.slow
 def test_torch_at_inference_has_the_same_sigma() -> None:
     """torch's own spectral norm divides by u w v of its stored vectors, too: a source that keeps both is meant so."""
     _, tree, x, want = equinox_spectral(1)
@@ -319,6 +321,7 @@ def test_the_check_of_heads(rules: str, more: Any, diagnosis: str, wrong: Any, t
     _check(rules, tree, {"m.weight": wrong(tree["params/dense/kernel"])}, diagnosis, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_check_of_both_vectors(tmp_path: Path) -> None:
     """One step of the iteration from the stored u is what flax computes; Equinox does not, and the check says so."""
     rules, tree, _, _ = equinox_spectral(2)

@@ -144,6 +144,7 @@ def test_an_output_that_appears_meanwhile_is_kept(s3: ObjectStore, bucket: str, 
     assert stored(s3, bucket, "out.safetensors")[""] == b"other" and s3.unfinished(bucket) == []
 
 
+@pytest.mark.slow
 def test_a_job_whose_batch_has_ended_sends_nothing(s3: ObjectStore, bucket: str, small: tuple[str, Path]) -> None:
     """Its upload would stay, as the next run of the batch may have looked for uploads before."""
     reading, writing = os.pipe()

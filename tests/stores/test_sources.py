@@ -64,6 +64,7 @@ def test_formats_are_read_from_a_web_server(form: str, s3: ObjectStore, tmp_path
         assert_same(f"{url}/{path.name}", path)
 
 
+@pytest.mark.slow
 def test_a_conversion_from_s3_has_the_bytes_of_a_local_one(
     s3: ObjectStore, bucket: str, tmp_path: Path, run: Run
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_conversion_from_s3_has_the_bytes_of_a_local_one(
     assert (tmp_path / "s3.safetensors").read_bytes() == (tmp_path / "local.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_large_object_is_read_in_ranges(
     s3: ObjectStore, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+import pytest
+
 from support.paths import DOCS, ROOT
 
 CODE = re.compile(r"[a-z]+(-[a-z0-9]+)*")
@@ -49,6 +51,7 @@ def codes() -> Iterator[str]:
                     )
 
 
+@pytest.mark.slow
 def test_codes_and_pages_are_the_same() -> None:
     used = {code for code in codes() if CODE.fullmatch(code)}
     described = {path.stem for path in PAGES}

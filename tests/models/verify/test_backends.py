@@ -95,6 +95,7 @@ def test_torch_compile_runs_or_says_why_not(rules: Path, out: Path) -> None:
     assert level.verdict is not Verdict.FAILED
 
 
+@pytest.mark.slow
 def test_torch_compile_without_a_compiler_is_skipped(rules: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(backend_runs.shutil, "which", lambda name: None)
@@ -110,6 +111,7 @@ def test_cuda_is_skipped_with_the_reason(rules: Path, out: Path) -> None:
     assert any(note.startswith(f"{CUDA} was skipped: ") and "CUDA" in note for note in level.notes)
 
 
+@pytest.mark.slow
 def test_a_file_in_bfloat16_makes_no_backend_odd(rules: Path, tmp_path: Path) -> None:
     out = tmp_path / "narrow.safetensors"
     convert(str(rules), conv_norm.source(), out, dtype="bfloat16")
@@ -121,6 +123,7 @@ def test_a_file_in_bfloat16_makes_no_backend_odd(rules: Path, tmp_path: Path) ->
 # ---- a backend with a wrong kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_a_wrong_fused_kernel_is_named_and_located(rules: Path, out: Path, precision: str) -> None:
     reference = conv_norm.with_wrong_kernel(None)
@@ -213,6 +216,7 @@ def test_outputs_that_are_not_there_or_of_another_shape_are_findings(rules: Path
     assert [finding.got for finding in level.findings] == ["shape [1, 16, 5]", "no value"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_many_bad_backends_do_not_excuse_each_other(rules: Path, out: Path, precision: str) -> None:
     """However many there are, and however much they agree: JAX op by op and torch eager say what rounding is."""
@@ -290,6 +294,7 @@ def test_a_recording_stands_in_for_jax(rules: Path, out: Path) -> None:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_matrix(rules: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         backends, "torch_runs", lambda *args: (r for r in backend_runs.torch_runs(*args) if r.name != COMPILED)

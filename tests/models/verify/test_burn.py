@@ -187,6 +187,7 @@ def test_planted_faults_are_caught_and_named(ckpt: Path, tmp_path: Path, change:
     assert report.exit_code == 1 and said in {f.data.get("diagnosis") for f in findings}, [str(f) for f in findings]
 
 
+@pytest.mark.slow
 def test_a_derivation_that_is_wrong_fails_the_layers(
     ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_another_rope_base_in_config(made: Any) -> None:
     assert finding.data["impact"]["max_abs"] > 1 and "1e+06" in str(finding)
 
 
+@pytest.mark.slow
 def test_a_size_and_other_facts_in_config(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     for key, value in {"num_hidden_layers": 2, "context_length": 512, "quantiles": [0.1, 0.9], "decode_index": 4, "use_bias": True}.items():  # fmt: skip
@@ -200,6 +201,7 @@ def test_a_module_with_another_epsilon(made: Any) -> None:
     assert "1 more module" in finding.problem and finding.data["impact"]["relative"] > 0.01
 
 
+@pytest.mark.slow
 def test_a_module_with_another_activation_and_another_base(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "timesfm")
 

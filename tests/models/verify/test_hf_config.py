@@ -240,6 +240,7 @@ def test_a_key_of_a_part_is_named_with_the_part(key: str, value: int | None, pat
     assert (found.path, found.data["changes"]) == (path, [f"text_config.{key}"])
 
 
+@pytest.mark.slow
 def test_what_follows_from_another_key_is_said_to(made: Any, tmp_path: Path) -> None:
     """Both directions halve the window in the module, though config.json has the right one."""
     plan, written = made("gemma3")

@@ -110,6 +110,7 @@ def test_a_true_declaration_is_verified(run: Run, tmp_path: Path, monkeypatch: p
     assert "not verified" not in checked(run, tmp_path, monkeypatch, way, "gelu_erf", 0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value is added before the next layer."""
     added = ("Identity()", "torch.nn.functional.gelu(self.up(x)) + self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False) + x @ w['gate']")  # fmt: skip

@@ -100,6 +100,7 @@ def test_a_small_error_of_one_precision(rules: Path, out: Path) -> None:
     assert run(rules, out, coarse).verdict is Verdict.FAILED
 
 
+@pytest.mark.slow
 def test_a_difference_of_the_functions_comes_first(rules: Path, out: Path) -> None:
     """Where both differ, the weights or the code are wrong, not one precision."""
     level = run(rules, out, in_torch(lambda y: y + (1 if y.dtype == torch.float64 else 9)))
@@ -172,6 +173,7 @@ def test_nan_on_both_sides_proves_nothing(rules: Path, out: Path) -> None:
     assert "the reference's `masks`" in level.reason
 
 
+@pytest.mark.slow
 def test_some_nan_that_count(rules: Path, out: Path) -> None:
     """One position is enough; when the reference says that it is padding, it is left out."""
 

@@ -141,6 +141,7 @@ def test_all_levels_live_and_recorded(folder: Path, run: Run) -> None:
             assert [(f["path"], f["data"]["diagnosis"]) for f in wrong["weights"]["findings"]] == [(name, diagnosis)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_for_burn(folder: Path, run: Run) -> None:
     run("./rules.yaml", "ckpt.npz", "out.safetensors", "--to", "burn")
     burn = ("--model", "./rules.yaml", "--to", "burn", "--from", "ckpt.npz", "--level", "coverage,weights,layers")

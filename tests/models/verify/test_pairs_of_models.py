@@ -118,6 +118,7 @@ def test_what_the_rules_say_of_the_target_is_a_note(folder: Path, run: Run) -> N
     assert "note: it rounds" in out + said
 
 
+@pytest.mark.slow
 def test_a_leaf_that_the_jax_model_is_not_given_is_named_with_the_nearest(folder: Path, run: Run) -> None:
     model = REFERENCE.replace("FORWARD", "def forward(self, x): return self.head(x)")
     model = model.replace("CALL", "return self.block(self.stem(x))").replace(

@@ -151,6 +151,7 @@ def remade(path: Path, out: Path, edit: Callable[[dict[str, Any]], object], *, s
 # ---- what passes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_right_conversion_passes(case: str, files: Files) -> None:
     report = check(files.written(case), recorded=golden(case), require=("coverage", "weights", "model"))
@@ -282,6 +283,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("case", ["timesfm-1.0", pytest.param("timesfm-2.0", marks=pytest.mark.slow)])
 def test_planted_faults_are_found_and_named(case: str, fault: str, files: Files, tmp_path: Path) -> None:
@@ -409,6 +411,7 @@ def test_the_size_is_bounded_and_faults_are_still_found(limit: int, files: Files
         )  # a place in the whole value
 
 
+@pytest.mark.slow
 def test_an_impossible_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as error:
         keep(tmp_path / "r.safetensors", max_bytes=100_000)
@@ -648,6 +651,7 @@ def test_leaves_are_computed_back(files: Files) -> None:
 # ---- the command line
 
 
+@pytest.mark.slow
 def test_record_and_check(run: Run, tmp_path: Path) -> None:
     out, recorded = tmp_path / "out.safetensors", tmp_path / "r.safetensors"
     run("timesfm", checkpoint(CASE), out, "--quiet")

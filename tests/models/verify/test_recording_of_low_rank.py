@@ -195,6 +195,7 @@ def test_a_recording_of_something_else(recorded: Path, run: Run) -> None:
     assert "another checkpoint or another step" in err
 
 
+@pytest.mark.slow
 def test_weights_that_were_rounded(recorded: Path, run: Run) -> None:
     """bfloat16 does not give the merged leaf back: that is said, and the model level tells what it can."""
     run("./rules.yaml", "ckpt.npz", "out.safetensors", "--overwrite", "--dtype", "bfloat16")

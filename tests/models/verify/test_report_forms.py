@@ -265,6 +265,7 @@ QUICK = ("--level", "coverage,weights")
 FROM = ("--from", GOLDEN / "timesfm-1.0" / "checkpoints")
 
 
+@pytest.mark.slow
 def test_exit_codes(run: Run, file: Path) -> None:
     out, err = run(file, *FROM, *QUICK, code=0)
     assert out.splitlines()[-1].endswith("not checked: layers, model (exit code 0)") and err == ""
@@ -314,6 +315,7 @@ def test_json_on_stdout(run: Run, file: Path) -> None:
     assert made["plan"]["rules"]["model"] == "timesfm-1" and made["plan"]["target"] == "timesfm"
 
 
+@pytest.mark.slow
 def test_report_files(run: Run, file: Path, tmp_path: Path) -> None:
     """Written whichever way the check ends, over an older report, and nothing is left beside them."""
     junit, html = tmp_path / "report.xml", tmp_path / "report.html"
@@ -327,6 +329,7 @@ def test_report_files(run: Run, file: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "report.html", "report.xml"]
 
 
+@pytest.mark.slow
 def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report of an earlier, passing check must not stay: CI would show that one."""
     junit, html = tmp_path / "report.xml", tmp_path / "report.html"

@@ -110,6 +110,7 @@ def check(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator
     sys.modules.pop("my_grid", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize(("jax", "torch", "side"), [("float64", "float32", "PyTorch"), ("float32", "float64", "JAX")])
 def test_a_table_rounded_on_one_side_is_compared_as_far_as_it_is_known(
@@ -156,6 +157,7 @@ def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_compilers")
 @pytest.mark.parametrize(("jax", "torch"), [("float64", "float32"), ("float32", "float64")])
 def test_a_table_rounded_on_one_side_is_no_wrong_conversion_between_backends(
@@ -164,6 +166,7 @@ def test_a_table_rounded_on_one_side_is_no_wrong_conversion_between_backends(
     assert check(jax, torch, level="backends")["verdict"] == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_compilers")
 def test_another_table_is_a_wrong_conversion_between_backends(check: Check) -> None:
     (found,) = check("float64", "float32", "100.01", code=1, level="backends")["findings"]

@@ -48,6 +48,7 @@ def checked(
     return report, {level.level: level for level in report.levels}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "level"),
     [

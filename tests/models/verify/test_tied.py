@@ -121,6 +121,7 @@ def test_a_strict_load_and_the_whole_proof(place: Path, tmp_path: Path, run: Run
     assert {"emb.weight", "head.weight"} <= names, "the head is run as a head, not as a table"
 
 
+@pytest.mark.slow
 def test_the_plan_says_it(place: Path, run: Run) -> None:
     stdout, _ = run("plan", place / "tied.yaml", place / "ckpt.msgpack")
     assert "  head.weight  float32[97,12]  (tied to emb.weight)  model.safetensors" in stdout
@@ -237,6 +238,7 @@ def test_names_that_differ_are_caught_and_named(edit: Callable[[dict[str, np.nda
         assert not any("untied" in text for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [None, head_trained_on, table_trained_on])
 def test_a_recording_tells_it_without_the_checkpoint(edit: Callable[[dict[str, np.ndarray]], None] | None, place: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """A leaf is computed back from the table; that the head is the same is seen for itself."""
@@ -260,6 +262,7 @@ def test_a_recording_tells_it_without_the_checkpoint(edit: Callable[[dict[str, n
     assert (edit is None) or any((f.code, f.path) == ("tied-weights-differ", "head.weight") for f in found.findings)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_burn_gets_a_transposed_copy(place: Path, tmp_path: Path, run: Run) -> None:
     """Burn's Linear has (in, out); its head is a Linear of its own, loaded with the table turned."""
     out = written(place, tmp_path / "burn.safetensors", "--to", "burn", run=run)
@@ -327,6 +330,7 @@ def test_only_tables_are_tied_and_no_name_is_made_twice() -> None:
         make_plan(rules, MemorySource({"e": np.ones((5, 3), np.float32), "f": np.ones((5, 3), np.float32)}))
 
 
+@pytest.mark.slow
 def test_the_schema_has_it() -> None:
     import jsonschema
 

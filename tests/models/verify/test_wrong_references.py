@@ -154,6 +154,7 @@ def test_build_changes_the_weights(name: str, boundaries: bool, converted: Path,
     assert level.diagnosis["error_after"] <= 1e-9
 
 
+@pytest.mark.slow
 def test_build_changes_what_no_output_shows(converted: Path, said: dict[str, Any]) -> None:
     """Equal outputs do not hide that another model was compared."""
 
@@ -180,6 +181,7 @@ def test_a_module_in_training_mode(part: str, converted: Path, said: dict[str, A
     assert "eval()" in level.diagnosis["fix"]
 
 
+@pytest.mark.slow
 def test_training_mode_without_an_effect_is_a_note(converted: Path, said: dict[str, Any]) -> None:
     said["build"] = lambda module, state: (module.get_submodule("blocks.0.q").train(), module)[1]
     level = model(checked(converted))
@@ -187,6 +189,7 @@ def test_training_mode_without_an_effect_is_a_note(converted: Path, said: dict[s
     assert any("blocks.0.q in training mode" in note for note in level.notes)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_deterministic(converted: Path, said: dict[str, Any]) -> None:
     def noisy(module: nn.Module, state: Any) -> None:
         module.get_submodule("blocks.0.o").register_forward_hook(lambda m, args, y: y + torch.randn_like(y))
@@ -221,6 +224,7 @@ def stateful(part: Any, kind: str) -> None:
     part.forward = forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said_to_keep"),
     [("tensor", "`head.before`"), ("number", "`head.calls`"), ("list", "`head.before`"), ("closure", "something outside of its attributes")],
@@ -264,6 +268,7 @@ def test_a_module_in_another_dtype(converted: Path, said: dict[str, Any]) -> Non
     assert "head.weight" in level.findings[0].fix and "bfloat16" in level.findings[0].fix
 
 
+@pytest.mark.slow
 def test_weights_that_build_rounds(converted: Path, said: dict[str, Any]) -> None:
     """They are float32 again afterwards, and the module of the float64 run takes the values of the file."""
 
@@ -291,6 +296,7 @@ def test_two_boundaries_have_each_others_name(converted: Path, said: dict[str, A
     assert "under the name blocks.0.norm, it returns the value of blocks.1.norm" in level.diagnosis["problem"]
 
 
+@pytest.mark.slow
 def test_a_boundary_has_the_name_of_another_place(converted: Path, said: dict[str, Any]) -> None:
     """The value in front of the layer."""
     said["names"] = {"blocks.1.o": "blocks.0"}
@@ -401,6 +407,7 @@ def test_a_dropped_leaf_that_the_model_reads(required: bool, tmp_path: Path, sai
     assert found[0].data["diagnosis"] == "dropped leaf is read"
 
 
+@pytest.mark.slow
 def test_a_dropped_leaf_of_zeros_is_not_verified(tmp_path: Path, said: dict[str, Any]) -> None:
     said["load"] = target_without_bias
     arrays = {name: np.zeros_like(x) if name.endswith("o/bias") else x for name, x in source().arrays.items()}
@@ -409,6 +416,7 @@ def test_a_dropped_leaf_of_zeros_is_not_verified(tmp_path: Path, said: dict[str,
     assert {f.name for f in report.facts if f.open} == {"leaf:blocks_0/o/bias", "leaf:blocks_1/o/bias"}
 
 
+@pytest.mark.slow
 def test_a_dropped_leaf_that_is_not_read_says_nothing(tmp_path: Path) -> None:
     made = tmp_path / "step"
     made.mkdir()
@@ -422,6 +430,7 @@ def test_a_dropped_leaf_that_is_not_read_says_nothing(tmp_path: Path) -> None:
 # ---- names that the user gives to the leaves
 
 
+@pytest.mark.slow
 def test_the_order_of_leaves_without_names_is_not_verified(tmp_path: Path) -> None:
     """Both models take the leaves by the names of the list."""
     arrays = source().arrays
@@ -523,6 +532,7 @@ def test_tolerances_come_from_numbers_that_the_model_can_have(converted: Path, s
     assert level.findings[0].path == "blocks.0.norm"
 
 
+@pytest.mark.slow
 def test_masks_that_hide_most(converted: Path, said: dict[str, Any]) -> None:
     def first(inputs: Any) -> dict[str, Any]:
         mask = np.zeros((3, 7), bool)

@@ -184,6 +184,7 @@ any_array = hnp.arrays(
 any_name = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), max_size=8)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(any_array, max_size=5), st.booleans())
 def test_any_arrays_come_back_from_npz_and_equinox(
@@ -201,6 +202,7 @@ def test_any_arrays_come_back_from_npz_and_equinox(
         assert all(same(source.read(name), x) for name, x in native(named).items())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(any_name, st.dictionaries(any_name, any_array, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_any_tree_comes_back_from_msgpack(
@@ -217,6 +219,7 @@ def test_any_tree_comes_back_from_msgpack(
         assert same(source.read(name), tree[leaf.keys[0]][leaf.keys[1]])
 
 
+@pytest.mark.slow
 def test_memory_is_limited_by_the_machine_not_by_a_crash(tmp_path: Path) -> None:
     path = writers.npz(tmp_path / "x.npz", {"w": np.zeros(300 << 20, np.uint8)}, compressed=True)
     code = (

@@ -75,6 +75,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> Callable[
     return asked
 
 
+@pytest.mark.slow
 def test_a_pattern_is_tried_once_on_each_leaf_that_is_spelt_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = counted(monkeypatch, Pattern, "match")
     for layers, experts in ((6, 5), (12, 5), (6, 40)):
@@ -82,6 +83,7 @@ def test_a_pattern_is_tried_once_on_each_leaf_that_is_spelt_like_it(monkeypatch:
         assert tried() == len(plan.source.leaves)
 
 
+@pytest.mark.slow
 def test_shapes_are_read_and_steps_compiled_once_for_all_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     read = counted(monkeypatch, compiler, "read_leaf"), counted(monkeypatch, named_leaf, "read_leaf")
     compiled = counted(monkeypatch, compiler.Compiler, "_step")

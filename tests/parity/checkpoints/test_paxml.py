@@ -257,6 +257,7 @@ def test_masked_leaves_are_nil(tmp_path: Path) -> None:
     assert source.absent == (Absent(("b",), "None"),)
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 40),
     st.lists(st.integers(0, 5), min_size=1, max_size=3),
@@ -316,6 +317,7 @@ def test_reading_from_many_threads() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_reading_imports_no_framework() -> None:
     code = """
         import sys

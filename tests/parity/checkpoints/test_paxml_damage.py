@@ -204,6 +204,7 @@ def test_the_name_of_a_truncated_leaf_is_the_right_one(golden: Path) -> None:
         assert finding.data["leaf"] == names[k] and f"element {k} of 62" in finding.path
 
 
+@pytest.mark.slow
 def test_truncation_anywhere_is_an_error(golden: Path) -> None:
     whole = golden.read_bytes()
     rng = random.Random(0)
@@ -218,6 +219,7 @@ def test_truncation_anywhere_is_an_error(golden: Path) -> None:
         assert (finding.code, finding.got) == ("checkpoint-truncated", f"{length} bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_flipped_bits_give_an_error_or_other_data(golden: Path, seed: int) -> None:
     whole = golden.read_bytes()
@@ -270,6 +272,7 @@ json_like = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_like, st.binary(max_size=20))
 def test_skipping_ends_where_msgpack_does(value: Any, after: bytes) -> None:
     for single in (False, True):

@@ -90,6 +90,7 @@ def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
+@pytest.mark.slow
 @given(st.recursive(leaves, containers, max_leaves=25))
 @example({"x_layers_2": 1, "x_layers_10": 2})
 @example({"it's": {'"': 1}, "'\"": (2,), "\\": [3], "\n": ()})
@@ -229,6 +230,7 @@ def test_any_text_gives_slots_or_an_error(text: str) -> None:
         slots(parse(f"PyTreeDef({text})"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     ["CustomNode(A[", "CustomNode(A['", "{(", "{'a': ", "[", "'", "\\'", "{'\\'", "CustomNode(A[it's", "{b'", "[*, "],

@@ -203,6 +203,7 @@ def test_pickles_are_refused_and_not_loaded(tmp_path: Path, monkeypatch: pytest.
     assert not Path("unpickled").exists()
 
 
+@pytest.mark.slow
 def test_an_entry_point_adds_a_source(tmp_path: Path) -> None:
     """A package with one module, as pip would install it."""
     site = tmp_path / "site"

@@ -139,6 +139,7 @@ def test_a_wrong_answer_gives_another_conversion(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one["dense.weight"], other["dense.weight"].T)
 
 
+@pytest.mark.slow
 def test_every_golden_tree_is_covered_and_nothing_contradicts() -> None:
     seen = 0
     for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
@@ -168,6 +169,7 @@ TREES = st.dictionaries(
 ).filter(lambda t: not any(other.startswith(f"{name}/") for name in t for other in t))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @tried({"vars/0": ()})
 @tried({"vars/0": (2, 2, 2, 2, 2, 2, 2)})

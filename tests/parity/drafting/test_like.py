@@ -315,6 +315,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["equinox MLP"], OWN))
 def test_a_module_with_other_names_needs_no_edit(
     name: str, tmp_path: Path, convert: Run, target: Callable[[Callable[[], nn.Module]], str]
@@ -630,6 +631,7 @@ def any_case(seed: int) -> tuple[MemorySource, TargetModel]:
     return source, TargetModel("x", tuple(modules.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(8, 160, 8))])
 def test_a_draft_like_any_target_covers_its_tree_and_contradicts_nothing(first: int) -> None:
     for seed in range(first, first + 8):

@@ -78,6 +78,7 @@ def through(state: dict[str, torch.Tensor], modules: dict[str, torch.nn.Module])
     return y
 
 
+@pytest.mark.slow
 def test_flax_linen() -> None:
     from flax import linen
     from flax.traverse_util import unflatten_dict
@@ -115,6 +116,7 @@ def test_flax_nnx() -> None:
     close(through(state, {name: torch.nn.BatchNorm1d(6) for name in PAIRS}), y)
 
 
+@pytest.mark.slow
 def test_haiku() -> None:
     """And no leaf is dropped twice: the averages' counters are integers, which are dropped anyhow."""
     import haiku as hk

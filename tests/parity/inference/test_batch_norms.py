@@ -117,6 +117,7 @@ class Critics(torch.nn.Module):
         return torch.stack([critic(x) for critic in self.critics])
 
 
+@pytest.mark.slow
 def test_batch_norms_of_an_ensemble_that_sees_the_same_data() -> None:
     function, shapes = linen(Ensemble(), np.zeros((5, D)))
     net = Critics()

@@ -80,6 +80,7 @@ def _over_time(step: Any, w: Any, x: Any) -> Any:
     return jax.lax.scan(lambda state, x: step(w, state, x), begin, x.swapaxes(0, 1))[1].swapaxes(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "directions"),
     [
@@ -126,6 +127,7 @@ class Flattened(torch.nn.Module):
         return self.c(torch.tanh(self.b(torch.sigmoid(self.a(x.movedim(-1, 1))).flatten(1))))
 
 
+@pytest.mark.slow
 def test_what_follows_has_the_layout_of_the_values_in_front_of_the_difference() -> None:
     """The JAX model flattens its pixels with the channels last, and each order of them fits what follows."""
 

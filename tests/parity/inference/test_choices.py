@@ -84,6 +84,7 @@ FAULTS: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "words"), FAULTS)
 def test_what_is_in_front_of_a_choice_differs(fault: dict[str, Any], words: str) -> None:
     found = of_torch(CHOICES["the square"], **fault)
@@ -251,6 +252,7 @@ def test_noise_that_only_chooses(limit: Callable[..., Any], equal: bool) -> None
     assert found.complete is equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_distribution_whose_numbers_are_buffers(factor: float) -> None:
     """PyTorch asks whether they are numbers, which is a choice by a buffer of zeros."""
@@ -301,6 +303,7 @@ def _sparse(w: Any, x: Any) -> Any:
     return (x * jax.nn.relu(z - total / inside.sum(-1, keepdims=True))) @ w["dec"]
 
 
+@pytest.mark.slow
 def test_numbers_in_order_of_which_one_program_takes_the_places_too() -> None:
     """torch.sort gives both, jnp.sort the numbers alone; one subtracts the largest before, and compares other numbers by as much."""
     found = derive(_sparse, Sparse(), {"enc": (D, D), "dec": (D, D)}, floats(ROWS, D))

@@ -57,6 +57,7 @@ def check(found: Derivation) -> None:
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rope", "as_complex"),
     [
@@ -90,6 +91,7 @@ STORED = [(one, other) for one in m.WEIGHTS for other in m.WEIGHTS]
 FIRST = [("two", "complex"), ("complex", "last axis"), ("last axis", "two")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_source", "of_target"), [way if way in FIRST else pytest.param(*way, marks=slow) for way in STORED]
 )
@@ -128,6 +130,7 @@ def test_recurrences_of_complex_numbers(function: Any, module: torch.nn.Module, 
     assert set(grade.values()) == {Grade.DERIVED}
 
 
+@pytest.mark.slow
 def test_complex_inputs_weights_and_outputs() -> None:
     check(derive(m.dense, m.Dense(), m.DENSE, m.complex_inputs, tuple(m.DENSE)))
 
@@ -141,6 +144,7 @@ def test_complex_leaves_become_complex_tensors() -> None:
     assert found.to_dict()["complex_tensors"] == ["a.bias", "a.weight", "b.weight"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of_source", "of_target"), [("two", "complex"), ("complex", "last axis")])
 def test_real_leaves_of_a_complex_tensor_have_no_words_yet(of_source: str, of_target: str) -> None:
     leaves = ("c",) if of_source == "complex" else ()
@@ -151,6 +155,7 @@ def test_real_leaves_of_a_complex_tensor_have_no_words_yet(of_source: str, of_ta
     assert compare_rules(written.decided, found, written.open) == []
 
 
+@pytest.mark.slow
 def test_circular_correlation() -> None:
     check(derive(m.hole, m.HolE(), {"e": (11, m.D), "r": (7, m.D)}, pairs_of_tokens))
 
@@ -207,6 +212,7 @@ FAULTS: dict[str, tuple[Any, torch.nn.Module, Any, Any, tuple[str, ...], str]] =
 FAST = ("norm of a Fourier transform", "conjugate missing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [name if name in FAST else pytest.param(name, marks=slow) for name in FAULTS])
 def test_another_part_sign_or_norm_is_a_difference(fault: str) -> None:
     *pair, words = FAULTS[fault]

@@ -58,6 +58,7 @@ def s4d(w: Any, x: Any) -> Any:
     return y @ w["w"] + w["b"]
 
 
+@pytest.mark.slow
 def test_a_state_space_layer() -> None:
     module = S4D()
     found = derive(s4d, module, LEAVES, floats(2, LENGTH, WIDTH))

@@ -60,6 +60,7 @@ class Linears(torch.nn.Module):
         return self.last(torch.cat([values[k] for k in self.order], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "order", "source", "target"),
     [
@@ -134,6 +135,7 @@ class Split(torch.nn.Module):
         return self.three(torch.tanh(u)) + self.four(torch.sigmoid(v))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [A, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_that_are_split_in_another_order(at: int) -> None:
     written = one(derived(Heads(at), Split(at), T, W), "heads/kernel")
@@ -366,6 +368,7 @@ def _scaled(w: Mapping[str, Any], x: Any) -> Any:
     return jnp.concatenate([a, 2 * b], -1) @ w["c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_other_columns, _scaled])
 def test_another_value_is_no_order(change: Change) -> None:
     class Model(torch.nn.Module):
@@ -448,6 +451,7 @@ class ChannelsFirst(torch.nn.Module):
         return self.last(torch.cat([values[key] for key in self.order], 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "other", "stored", "of_target"),
     [
@@ -470,6 +474,7 @@ def test_a_flattened_map_joined_with_numbers_has_a_rule_for_each(
     assert {re.sub("[A-Z]", lambda found: named[found[0]], text) for text in said} == {f"{stored} -> {of_target}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["twice", "sigmoid"])
 def test_a_fault_in_what_is_joined_with_a_map_is_not_derived(fault: str) -> None:
     function, shapes = linen(FlattenedMaps("mz"), np.zeros((5, 4, 4, 2)))

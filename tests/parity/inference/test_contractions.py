@@ -65,6 +65,7 @@ def test_exchanged_scores_are_another_way_to_make_the_vector() -> None:
     assert leaves[0] == "right"
 
 
+@pytest.mark.slow
 def test_scores_that_are_added_over_another_axis_are_a_difference() -> None:
     found = derive(source(lambda w, h: (SUMS(w, h)[0], (h * w["right"]).sum(-1)[..., ::-1])), Scored(), SHAPES)
     assert found.differences or any(tensor.grade is not Grade.DERIVED for tensor in found.tensors)

@@ -187,6 +187,7 @@ def test_both_forms_of_the_second_order_term(second: Any) -> None:
     assert any(rule.startswith("- einsum") and rule.endswith("from: out\n  linear: out") for rule in written), written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [by_pairs, by_squares])
 @pytest.mark.parametrize("module", [Machine(1.0), Machine(fields=(0, 0, 2, 3))], ids=["no 0.5", "a field twice"])
 def test_another_second_order_term_is_a_difference(second: Any, module: Machine) -> None:

@@ -49,6 +49,7 @@ def test_the_own_weights_of_the_module_do_not_matter(fill: float) -> None:
     assert all(((x == fill) | x.isnan()).all() for x in module.parameters()), "it is left as it was"
 
 
+@pytest.mark.slow
 def test_a_difference_is_named_without_the_own_weights() -> None:
     found = derive(lambda w, x: jnp.tanh(decayed(w, x)), Decayed(float("nan")), SHAPES)
     assert "tanh" in found.differences[0].problem

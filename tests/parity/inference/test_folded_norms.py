@@ -85,6 +85,7 @@ def test_a_frozen_batch_norm_has_a_rule_for_each_tensor(norm: Callable[..., Any]
     ]
 
 
+@pytest.mark.slow
 def test_a_function_that_folds_it_against_the_module_of_torch() -> None:
     leaves = {f"{n}_{i}": shape for i in range(2) for n, shape in {"k": (D, D), **dict.fromkeys("wbmv", (D,))}.items()}
 
@@ -114,6 +115,7 @@ def _bias_scaled(x: Any, w: Any, b: Any, m: Any, v: Any) -> Any:
     return x * scale + (b - m) * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [_other_epsilon, _mean_unscaled, _bias_scaled])
 def test_a_fault_in_it_is_not_derived(fault: Callable[..., Any]) -> None:
     function, shapes = linen(Norms(), np.zeros((3, 5, D)))

@@ -74,6 +74,7 @@ def test_kernels_one_after_the_other_are_a_rule() -> None:
     assert any("linear: {module: out.2" in rule for rule in written)  # no rule with {i}: it would take this leaf too
 
 
+@pytest.mark.slow
 def test_one_kernel_for_both_is_a_difference() -> None:
     found = derive(lambda w, x: gated(w, x, "filter"), Gated(), SHAPES, floats(2, T, C))
     assert any(tensor.grade is not Grade.DERIVED for tensor in found.tensors) or sorted(found.dropped) == sorted(

@@ -110,6 +110,7 @@ def _derive(name: str, off: int = 0) -> Derivation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "pooled" else pytest.mark.slow) for name in PAIRS]
 )
@@ -119,6 +120,7 @@ def test_rows_that_are_hidden_behind_a_recurrent_layer(name: str) -> None:
     assert grades(found) == {Grade.DERIVED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [pytest.param(1), pytest.param(-1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "chosen" else pytest.mark.slow) for name in PAIRS]
@@ -228,6 +230,7 @@ def _last_normed(module: nn.Module) -> Derivation:
     return derive(function, module, {**shapes, "scale": (D,), "shift": (D,)}, floats(B, T, D))
 
 
+@pytest.mark.slow
 def test_results_that_no_output_takes() -> None:
     found = _last_normed(AllNormed())
     assert found.complete and grades(found) == {Grade.DERIVED, Grade.INTERCHANGEABLE}  # of what meets the zeros

@@ -48,6 +48,7 @@ def _derive(module: nn.Module) -> Derivation:
     return infer(_forward, module.eval(), lambda net, given: net(**given), _inputs, SHAPES)
 
 
+@pytest.mark.slow
 def test_digits_that_a_program_loses_are_no_difference() -> None:
     found = _derive(Policy())
     assert found.complete and grades(found) == {Grade.DERIVED}

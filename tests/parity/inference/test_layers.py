@@ -51,6 +51,7 @@ class Channels(torch.nn.Module):
         return self.f((x * at[:, None] + at * x**2).flatten(1))
 
 
+@pytest.mark.slow
 def test_a_network_of_images():
     function, shapes = linen(Images(), np.zeros((2, 8, 8, 3)))
     module = Channels()

@@ -217,6 +217,7 @@ class Cell(Head):
         return self.o(h) + g.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_cell_with_one_bias_for_each_gate(before: bool) -> None:
     def cell(leaves: Leaves, x: Any, g: Any) -> Any:
@@ -283,6 +284,7 @@ class Twice(Head):
         return torch.cat([self.o(torch.tanh(a + self.cg(g.mT)).mT), self.q(torch.tanh(a.mT))], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [False, True])
 def test_a_bias_that_is_left_out_differs(second: bool) -> None:
     """Planted: the target lacks the second bias, and no bias of its own holds the sum."""
@@ -309,6 +311,7 @@ class Condition(Head):
         return self.o(torch.tanh(self.c(x.mT) + self.d(g[:, 0])[..., None]).mT)
 
 
+@pytest.mark.slow
 def test_a_bias_that_another_term_may_hold_is_no_difference() -> None:
     """The bias in front of a broadcast is not found; it makes the programs equal."""
 

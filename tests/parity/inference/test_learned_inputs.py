@@ -119,6 +119,7 @@ class Early(torch.nn.Module):
         return out(functional.scaled_dot_product_attention(*(way(x) for way, x in zip(ways, of, strict=True))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_learned_queries_that_are_repeated_before_an_encoder_runs(same: bool) -> None:
     """Any leaf of their shape fits them there: no value tells, before the encoder is done."""
@@ -166,6 +167,7 @@ def pooled(w: Any, x: Any) -> Any:
     return jax.vmap(attend)(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [5, D])  # D: sizes do not tell the queries from the weight
 def test_learned_queries_stand_last_in_a_product_with_one_vector(rows):
     shapes = {"z": (rows, D), **dict.fromkeys("qkv", SQUARE), **dict.fromkeys(("qb", "kb", "vb"), (D,))}
@@ -237,6 +239,7 @@ class Policy(torch.nn.Module):
         return {"y": self.m(x), "std": self.d.clamp(self.floor, 2).exp(), "table": self.t.T}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [-5.0, 0.1])
 def test_outputs_of_parameters_alone(floor: float) -> None:
     def function(w: Any, given: Any) -> Any:

@@ -21,6 +21,7 @@ D, RANK = WIDTH, 3
 HEAD = "model: m\ntitle: m\naxes:\n  D: {is: a width}\n  C: {is: a width, equals: D}\n  A: {is: a rank}\ntargets:\n  torch: {loads: m}\nrules:\n"
 
 
+@pytest.mark.slow
 def test_the_lora_of_flax_nnx_is_merged():
     from flax import nnx
 

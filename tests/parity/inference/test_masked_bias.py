@@ -126,6 +126,7 @@ class Buffer(Model):
         return (((q @ k.mT + bias) + self.mask).softmax(-1) @ v).transpose(1, 2).reshape(-1, T, D)
 
 
+@pytest.mark.slow
 def test_a_mask_by_a_smaller_number_that_no_sum_shows_has_a_note() -> None:
     found = derived(function(("choose, sum", LARGE)), Buffer(-100.0))
     assert found.complete and list(sources(found).values()) == ["", "q", "k", "v", "table"]
@@ -138,6 +139,7 @@ def window(xp: Any, padding: Any) -> Any:
     return xp.asarray(near)[None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "seen"), [(-10.0, causal), pytest.param(-100.0, window, marks=pytest.mark.slow)])
 def test_a_mask_by_a_number_that_shows_or_of_other_positions_is_a_difference(number: float, seen: Any) -> None:
     found = derived(function(("choose, sum", LARGE)), Buffer(number, seen))

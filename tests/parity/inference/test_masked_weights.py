@@ -58,6 +58,7 @@ def test_a_masked_convolution():
     assert "value: [[1, 1, 1], [1, 0, 0], [0, 0, 0]]" in written and "constant: m.{0,1}.mask" in written
 
 
+@pytest.mark.slow
 def test_another_mask_is_a_difference():
     def function(w, x):
         for name in "ab":

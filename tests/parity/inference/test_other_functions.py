@@ -56,6 +56,7 @@ def _differences(source: Callable[[Any], Any], target: Callable[[Any], Any]) -> 
 PAIRS = [(one, two) for one in SOURCES for two in TARGETS if one != two]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "two"), [pytest.param(*pair, marks=[pytest.mark.slow] if k % 4 else []) for k, pair in enumerate(PAIRS)]
 )

@@ -212,6 +212,7 @@ def test_packed_sequences_in_both_directions(source: str, kind: str, gives: str)
     assert grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}  # either of torch's two biases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", ["length", pytest.param("unpacked", marks=SLOW), pytest.param("exchanged", marks=SLOW)]
 )

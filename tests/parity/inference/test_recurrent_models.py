@@ -53,6 +53,7 @@ NAMES = {"linen": "flax.linen", "nnx": "flax.nnx", "equinox": "equinox.nn", "ker
 SAME_TREE = {"flax.linen.OptimizedLSTMCell": "flax.linen.LSTMCell"}  # the first of the two is named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "cell", "layers", "two_way"),
     [pytest.param(*case, marks=() if case[0] == "nnx" and "GRU" in case[1] else SLOW) for case in CASES],

@@ -304,6 +304,7 @@ def test_pairs_of_nodes_without_those_of_a_node_and_itself_whose_distance_is_zer
     assert sources(found)["edge.weight"] == ("to", "from", "far")
 
 
+@pytest.mark.slow
 def test_messages_of_nodes_to_themselves_are_a_difference() -> None:
     found = derive(lambda w, x: _all_pairs(w, x, own=True), Pairs(), PAIRS, floats(NODES, D))
     assert not found.complete and found.proof is None

@@ -110,6 +110,7 @@ class Norms(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -> None:
     def norm(x: Any) -> Any:
         x = x - x.mean(-1, keepdims=True)

@@ -197,6 +197,7 @@ def test_columns_that_the_inputs_make_zero_stay_tied() -> None:
     assert found.tensor("0.weight").grade is Grade.TIED and not found.complete
 
 
+@pytest.mark.slow
 def test_a_mask_of_other_columns_is_named() -> None:
     found = derive(_coupling, Coupling(1 - MASK, saved=False), COUPLING)
     assert not found.complete and found.differences and found.proof is None

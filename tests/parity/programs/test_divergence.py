@@ -70,6 +70,7 @@ def test_the_operations_that_differ_are_named_on_both_sides(fault: str) -> None:
         assert words in said.problem
 
 
+@pytest.mark.slow
 def test_a_model_that_is_taken_apart_differently_is_not_accused() -> None:
     """Its queries are scaled and not its scores, and so on: unknown values, all of which lead to known ones."""
     before, found, _ = compared(None)

@@ -112,6 +112,7 @@ def test_numpy_gives_what_xla_gives(case: str) -> None:
                     np.testing.assert_array_equal(ours, theirs, err_msg=str(eqn))
 
 
+@pytest.mark.slow
 def test_every_function_is_compared() -> None:
     for case in CASES:  # where this test runs alone
         test_numpy_gives_what_xla_gives(case)

@@ -221,6 +221,7 @@ def nested(w: Arrays) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.slow
 def test_an_operation_knows_its_module() -> None:
     weights = flat(Block().init(jax.random.key(0), X["x"]))
     program = recorded(
@@ -246,6 +247,7 @@ def test_a_product_in_another_method_of_a_module_is_of_the_module() -> None:
     assert product(program).module == "embed"
 
 
+@pytest.mark.slow
 def test_random_numbers_with_a_fixed_seed_are_constants() -> None:
     program = recorded(lambda w, i: {"y": i["x"] + jax.random.normal(jax.random.key(3), (4,))})
     assert any(operation.name.startswith("random") for operation in program.operations)
@@ -340,6 +342,7 @@ def test_constants_are_values_without_data() -> None:
     assert at.operands[1].constant
 
 
+@pytest.mark.slow
 def test_a_table_by_indices_of_numpy_is_recorded_again_and_again() -> None:
     """JAX remembers the int32 or int64 that it made of them, without and with float64."""
     places = np.arange(4)[None] - np.arange(4)[:, None] + 3  # of relative positions; int64

@@ -362,6 +362,7 @@ def test_an_operator_of_another_library_is_one_operation() -> None:
     assert [operand.of_parameters for operand in operation.operands] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_run_imports_no_compiler() -> None:
     """It takes seconds, and a module that nothing compiled has no use for it."""
     code = (

@@ -69,6 +69,7 @@ def test_of_many_problems_those_that_name_the_mistake_come_first() -> None:
     assert last == "  ... and 5 more"
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_of_nnx_draws_keys_within_a_trace() -> None:
     """It counts the keys that it draws, and a trace changes no variable of another one."""
     jax, nnx = pytest.importorskip("jax"), pytest.importorskip("flax.nnx")

@@ -79,6 +79,7 @@ def test_a_correct_conversion_passes() -> None:
     assert {"stem.weight", "up.weight", "norm.weight", "group.weight", "mix.weight", "head.weight"} <= measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(list(FAULTS)[::4], FAULTS))
 def test_a_wrong_derivation_fails_the_layers_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, attribute, fault, at = FAULTS[name]

@@ -35,6 +35,7 @@ def test_every_layer_is_recorded_by_its_path(library: str) -> None:
     assert embed.given.shape == embed.result.shape == (2, named_modules.STEPS, named_modules.WIDTH)
 
 
+@pytest.mark.slow
 def test_modules_of_haiku_have_the_names_of_their_parameters() -> None:
     model = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP([5, 3])(x)))
     params = model.init(jax.random.key(0), np.ones((2, 4), np.float32))

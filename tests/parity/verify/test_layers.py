@@ -116,6 +116,7 @@ def test_correct_conversions_pass(case: str, options: dict[str, Any], tmp_path: 
     assert rules == {step.rule.line_only for step in plan.steps if step.parts}  # every rule was run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [np.float32, ml_dtypes.bfloat16, np.float16, np.float64])
 @pytest.mark.parametrize("dtype", slow_but([None], [None, "bfloat16", "float16"]))
 def test_every_dtype_passes(stored: Any, dtype: str | None, tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ def test_functions_of_computed_constants_are_lifted() -> None:
         assert relative(lift(rope, staged=staged)(X), want) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
 def test_integers_booleans_and_keys_are_left_alone(staged: bool) -> None:
     def integers(x: Any, n: Any, mask: Any, key: Any) -> Any:
@@ -321,6 +322,7 @@ def test_staged_code_that_needs_float32_arguments_gets_them_in_the_trace() -> No
     assert relative(lift(total, staged=True)(x), x.astype(np.float64).sum(0) * 0.1) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staged", [False, True])
 def test_indices_of_numpy_that_jax_made_narrow_before(staged: bool) -> None:
     """JAX remembers the int32 that it made of them where float64 was not enabled."""

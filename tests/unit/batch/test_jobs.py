@@ -114,6 +114,7 @@ def test_the_shards_are_all_jobs_once() -> None:
             take_shard(jobs, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "code", "at"),
     [

@@ -265,6 +265,7 @@ def test_the_sidecar_is_a_file_of_the_checkpoint(tmp_path: Path, name: str) -> N
     convert.convert(str(tmp_path / "rules.yaml"), path, tmp_path / "out", follow_links=True)
 
 
+@pytest.mark.slow
 def test_every_command_that_opens_a_checkpoint_takes_the_option(tmp_path: Path) -> None:
     path = flax(tmp_path / "ckpt")
     moved(path, "flax_model.msgpack", tmp_path / "elsewhere" / "real")

@@ -157,6 +157,7 @@ def plain() -> dict[str, np.ndarray]:
     return {name: values for name, values in five().items() if name.endswith("w")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 6 << 20, 12 << 20])
 @pytest.mark.parametrize("rows", slow_but([700], [97, 700, 4000]))
 def test_a_small_budget_does_not_stop_seven_threads(
@@ -171,6 +172,7 @@ def test_a_small_budget_does_not_stop_seven_threads(
     assert chunks.AT_ONCE_BUDGET.in_use == 0
 
 
+@pytest.mark.slow
 def test_threads_do_not_multiply_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = plain()  # 5 leaves of 5.3 MB
     monkeypatch.setattr(chunks, "AT_ONCE_BUDGET", Budget(1))
@@ -209,6 +211,7 @@ def test_an_error_gives_back_what_was_held(fault: str, tmp_path: Path, monkeypat
 ROPE = "- einsum: ...D,DNH->...NH\n  from: '{q,k}/w'\n  rope: {H: PAIRS}\n  linear: '{q,k}'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [None, 0, 1])
 def test_rope_goes_straight_to_its_place(stacked: int | None, tmp_path: Path) -> None:
     shape = [260, 3, 1024] if stacked is None else [260, 3, 256]
@@ -279,6 +282,7 @@ def test_a_long_row_has_the_same_bits_in_blocks(block: int, monkeypatch: pytest.
         assert norm.apply(x).tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_folds_of_a_matrix_in_blocks(data: st.DataObject) -> None:
@@ -320,6 +324,7 @@ FOLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fold", FOLDS)
 def test_a_fold_takes_the_leaf_alone_in_float32(fold: str, dtype: str, tmp_path: Path) -> None:
@@ -385,6 +390,7 @@ LORA = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [300, 1 << 30])
 @pytest.mark.parametrize("columns", [1024, 400])
 def test_a_pair_is_merged_piece_by_piece(rows: int, columns: int, tmp_path: Path) -> None:

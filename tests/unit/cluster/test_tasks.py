@@ -75,6 +75,7 @@ def in_tasks(
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but([case for case in CASES if case != "chunks"], CASES))
 def test_tasks_write_the_bytes_of_the_local_engine(case: str, tmp_path: Path) -> None:
     model, source, options, limit = CASES[case]

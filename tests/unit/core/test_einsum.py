@@ -162,12 +162,14 @@ def law(case: Case) -> None:
         assert error(eq.linear(x, weight, bias), eq.reference(x, w, b)) <= EXACT
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=150, deadline=None)
 def test_derived_linear_is_the_einsum(case: Case) -> None:
     law(case)
 
 
+@pytest.mark.slow
 @given(equations(), st.integers(2, 3), st.booleans(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_fused_linear_is_the_einsums_side_by_side(eq: Equation, count: int, bias: bool, seed: int) -> None:
@@ -187,6 +189,7 @@ def test_fused_linear_is_the_einsums_side_by_side(eq: Equation, count: int, bias
         assert error(eq.linear(x, w, b), eq.reference(x, tree[f"{m}/w"], tree.get(f"{m}/b"))) <= EXACT
 
 
+@pytest.mark.slow
 @given(equations(min_outputs=2), st.booleans(), st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)
 def test_split_linears_are_slices_of_the_einsum(eq: Equation, bias: bool, seed: int) -> None:
@@ -235,6 +238,7 @@ def bias_reversed(self: Linear, role: str, letters: str, variant: str | None, la
     return (eq.outputs[::-1],) if role == "bias" else (eq.outputs, eq.inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [by_stored_order, inputs_reversed, not_transposed, bias_reversed])
 def test_the_law_catches_a_wrong_derivation(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(case: Case) -> bool:
@@ -417,6 +421,7 @@ def test_what_is_no_projection(equation: str, message: str) -> None:
         assert str(refused_rule.value) == f"r.yaml:5:11: {message}"
 
 
+@pytest.mark.slow
 @given(equations())
 @settings(deadline=None)
 def test_axes_are_classified_by_where_they_occur(eq: Equation) -> None:

@@ -118,6 +118,7 @@ seeds = st.integers(0, 2**32 - 1)
 # --- operations that only move elements -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.data(), specs(), seeds)
 @settings(max_examples=200, deadline=None)
 def test_parts_in_another_order_are_what_concatenate_makes_of_them(
@@ -134,6 +135,7 @@ def test_parts_in_another_order_are_what_concatenate_makes_of_them(
     assert same_bits(op.inverse(spec).apply(made), x)
 
 
+@pytest.mark.slow
 @given(pipelines(), seeds)
 @settings(max_examples=400, deadline=None)
 def test_laws_of_one_movement(case: tuple[TensorSpec, tuple[Op, ...]], seed: int) -> None:
@@ -155,6 +157,7 @@ def test_laws_of_one_movement(case: tuple[TensorSpec, tuple[Op, ...]], seed: int
     assert str(op)
 
 
+@pytest.mark.slow
 @given(pipelines(most=6), seeds)
 @settings(max_examples=200, deadline=None)
 def test_laws_of_a_pipeline(case: tuple[TensorSpec, tuple[Op, ...]], seed: int) -> None:

@@ -36,6 +36,7 @@ PIECES = st.sampled_from(
 PATTERNS = st.lists(PIECES, min_size=1, max_size=3).map("/".join)
 
 
+@pytest.mark.slow
 @given(NAMES, PATTERNS)
 @settings(max_examples=400, deadline=None)
 def test_it_is_the_same_as_trying_all(names: list[str], text: str) -> None:

@@ -80,6 +80,7 @@ def test_fill_each_is_fill_for_each(
     assert pattern.fill_each(indices, names, elements, choices) == each
 
 
+@pytest.mark.slow
 @given(st.text(max_size=12))
 def test_any_text_is_a_pattern_or_a_value_error(text: str) -> None:
     try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from convert.core.system.process import collector_paused
 
 
+@pytest.mark.slow
 def test_what_is_made_meanwhile_is_old_afterwards() -> None:
     with collector_paused():
         assert not gc.isenabled()

@@ -308,6 +308,7 @@ def keys_of(node: YamlNode) -> Iterator[tuple[str, Position]]:
         yield from keys_of(child)
 
 
+@pytest.mark.slow
 @given(VALUES, st.sampled_from([None, 0, 2]))
 @settings(deadline=None)
 def test_json_is_yaml(value: Any, indent: int | None) -> None:

@@ -57,6 +57,7 @@ def texts(axes: Axes, groups: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(layout_text, other_layouts(axes, tuple(map(tuple, groups))) or ()))
 
 
+@pytest.mark.slow
 @given(layouts())
 @settings(max_examples=400, deadline=None)
 def test_other_layouts_are_those_found_by_brute_force(case: tuple[Axes, tuple[str, ...]]) -> None:

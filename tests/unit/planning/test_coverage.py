@@ -212,6 +212,7 @@ def models(draw: st.DrawFn) -> tuple[list[str], dict[str, tuple[int, ...]]]:
     return draw(st.permutations(rules)), tree
 
 
+@pytest.mark.slow
 @given(models(), st.data())
 @settings(max_examples=120, deadline=None)
 def test_one_leaf_more_or_less_or_one_rule_twice_is_refused(

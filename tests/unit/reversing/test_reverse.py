@@ -177,6 +177,7 @@ def refusal(rules: convert.RuleFile, file: Path, like: MemorySource, **options: 
     return {(finding.code, finding.rule, finding.path) for finding in error.value.findings}
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_rule_file_comes_back_bit_for_bit_or_is_refused(data: Any, tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def test_schema_file_is_the_generated_one() -> None:
     assert json.loads((RULES_DIR / "schema.json").read_text()) == schema()
 
 
+@pytest.mark.slow
 def test_schema_is_valid() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
     assert schema()["$schema"] == jsonschema.Draft202012Validator.META_SCHEMA["$id"]
@@ -385,6 +386,7 @@ NUMBERS = {
 }  # of `allowed`
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=80, deadline=None)
 def test_schema_and_loader_refuse_the_same_mutations(data: st.DataObject) -> None:

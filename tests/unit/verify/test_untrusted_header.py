@@ -71,6 +71,7 @@ def test_a_header_names_no_path(written: Callable[..., Written], rules: Path, mo
             assert error.value.findings[0].got == model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["model", "target", "dtype"])
 def test_a_long_name_in_a_header_is_shortened(written: Callable[..., Written], rules: Path, key: str) -> None:
     for name in ("a" * 100_000, "é/" * 100_000):

@@ -77,6 +77,7 @@ def chains(draw: st.DrawFn) -> tuple[TensorSpec, tuple[Op, ...]]:
     return first, tuple(ops)
 
 
+@pytest.mark.slow
 @given(chains(), st.integers(1, 40), st.randoms(use_true_random=False))
 @settings(max_examples=300, deadline=None)
 def test_pieces_in_any_order_give_what_the_operations_give(
@@ -145,6 +146,7 @@ def _split(shape: tuple[int, ...], chunk: int) -> Iterator[Box]:
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.data(), SHAPES, st.integers(16, 99), st.sampled_from(["<f4", "<i2", "|u1", "<c16"]))
 @settings(max_examples=200, deadline=None)
 def test_pieces_tile_a_chunk(data: st.DataObject, shape: tuple[int, ...], limit: int, dtype: str) -> None:

@@ -151,6 +151,7 @@ def test_any_way_to_write_the_path(small: Path, monkeypatch: pytest.MonkeyPatch)
         assert same(open_orbax(path).read("a/short"), np.arange(3.0))
 
 
+@pytest.mark.slow
 def test_random_keys_are_their_data(tmp_path: Path) -> None:
     import jax
 
@@ -160,6 +161,7 @@ def test_random_keys_are_their_data(tmp_path: Path) -> None:
         assert same(source.read(name), np.asarray(jax.random.key_data(key)))
 
 
+@pytest.mark.slow
 def test_nnx_keeps_the_last_key(tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
     from flax import nnx

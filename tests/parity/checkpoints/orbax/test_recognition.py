@@ -41,6 +41,7 @@ def test_files_of_others_called_checkpoint(tmp_path: Path, content: bytes) -> No
     assert not looks_like_orbax(tmp_path)
 
 
+@pytest.mark.slow
 def test_looks_like_orbax(managed: Path, written: Path, processes: Path) -> None:
     for path in (managed, written, processes):
         assert all(looks_like_orbax(child) for child in path.iterdir())
@@ -49,6 +50,7 @@ def test_looks_like_orbax(managed: Path, written: Path, processes: Path) -> None
     assert not looks_like_orbax(TESTS)
 
 
+@pytest.mark.slow
 def test_neither_jax_nor_orbax_is_needed(written: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from convert.checkpoints.orbax.reader import open_orbax\n"

@@ -118,6 +118,7 @@ def test_a_fault_is_never_derived(source: Callable[..., Any], module: type[Exper
     assert not found.complete and found.proof is None
 
 
+@pytest.mark.slow
 def test_experts_that_a_run_does_not_choose_are_found_by_further_runs() -> None:
     """Three tokens choose six of seven experts at most, others in each run."""
     found = derive(all_of_all, Looped(7), shapes(7), floats(3, WIDTH))

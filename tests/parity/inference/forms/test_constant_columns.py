@@ -74,6 +74,7 @@ def test_times_of_a_loop(joined: str, shapes: dict[str, Any]) -> None:
     assert parts[joined] in written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", ["", "last"])
 def test_another_time_is_a_difference(joined: str) -> None:
     module = Steps(joined=joined, clock=lambda time: time + 1 / STEPS)

@@ -127,6 +127,7 @@ class Resampler(nn.Module):
         return self.proj(latents)
 
 
+@pytest.mark.slow
 def test_latents_that_are_projected_with_the_sequence() -> None:
     module = Resampler()
     function, shapes = linen(Latents(), floats(2, 7, D)(0)["x"])

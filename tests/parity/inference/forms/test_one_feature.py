@@ -121,6 +121,7 @@ def test_several_features_with_a_vector_each_are_a_layer_for_each() -> None:
     )  # layer by layer, and not by the outputs alone, which takes too long for a model of several such layers
 
 
+@pytest.mark.slow
 def test_another_function_behind_one_of_the_features_is_no_derivation() -> None:
     found = derive(_selected, Selection(wrong=True), SELECTION, floats(5, V))
     assert not found.complete and found.proof is None

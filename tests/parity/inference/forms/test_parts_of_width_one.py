@@ -41,6 +41,7 @@ def test_each_part_has_a_rule(widths: tuple[int, ...]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_another_function_of_one_part_is_a_difference() -> None:
     module = Heads(1, 1, 1)
     found = derive(

@@ -96,6 +96,7 @@ def test_a_matrix_without_a_layer_for_both_values(turned: bool, axes: str):
     assert f'  parameter: {{name: l,{axes} part: "2 of 2"}}' in written
 
 
+@pytest.mark.slow
 def test_the_halves_of_a_vector_of_an_attention_over_a_graph():
     """As in pyGAT: ``[a; b]``, whose halves score both ends of an edge, for each head."""
 

@@ -52,6 +52,7 @@ class Falcon(nn.Module):
         return self.dense(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 def test_queries_a_key_and_a_value_of_each_group() -> None:
     module = Falcon()
     found = derive(grouped, module, APART, floats(2, 7, D))

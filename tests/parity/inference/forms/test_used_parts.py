@@ -153,6 +153,7 @@ def test_columns_that_no_result_is_used_of_are_found_with_the_rest() -> None:
     assert found.complete
 
 
+@pytest.mark.slow
 def test_queries_of_the_wrong_rows_are_a_difference() -> None:
     module = _Fused(lambda qkv, x: (qkv(x)[0][:, :LAST], *qkv(x)[1:]))
     found = derive(_apart(USES["the queries of the last rows"][1]), module, APART, floats(3, 6, D))

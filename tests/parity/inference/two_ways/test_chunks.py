@@ -68,6 +68,7 @@ class Chooses(nn.Module):
         return y + (self.table(y.argmax(-1)) - y).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty", [False, True])
 def test_a_choice_behind_chunks(faulty: bool) -> None:
     def function(w: Any, x: Any) -> Any:
@@ -79,6 +80,7 @@ def test_a_choice_behind_chunks(faulty: bool) -> None:
     assert (found.proof is not None) is not faulty, found.differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["epsilon", "order", "mean"])
 def test_a_fault_in_chunks(fault: str) -> None:
     """Chunks in another order are no whole; a mean of each is not that of all."""

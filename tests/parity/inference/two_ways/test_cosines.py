@@ -64,6 +64,7 @@ def test_norms_of_the_factors_or_of_the_result(source: str, similarity: str) -> 
     assert any("from: m\n" in rule and "memory" in rule for rule in written), written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "similarity"),
     [("of the memory alone", "cosine"), ("of the key alone", "cosine"), ("at once", "columns")],

@@ -86,6 +86,7 @@ def test_a_distance_in_two_ways(source: str, target: str, end: str) -> None:
     assert grades(found) == {Grade.DERIVED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["softmax", "choice"])
 @pytest.mark.parametrize(
     ("source", "target"),

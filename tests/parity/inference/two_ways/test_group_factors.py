@@ -50,6 +50,7 @@ def test_gates_are_divided_by_their_sum() -> None:
     assert sources(found)["a.weight"] == "a" and sources(found)["v.weight"] == "v"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["nodes", "epsilon"])
 def test_a_fault_in_the_sum(fault: str) -> None:
     found = derive(_gated, Gated(fault), SHAPES, floats(NODES, D))

@@ -86,6 +86,7 @@ def test_parts_in_another_order_are_seen(joined: bool, fault: str) -> None:
     assert all(one.shown for one in found.differences) and found.differences and Grade.DERIVED not in grades(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [False, True])
 def test_statistics_of_a_joined_batch_are_not_those_of_its_parts(joined: bool) -> None:
     module = Siamese(joined=not joined, norm="batch", layer_first=False)

@@ -126,6 +126,7 @@ def test_a_batch_norm_whose_leaves_have_an_axis_of_heads() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_group_norm_over_every_fourth_channel_is_another_one() -> None:
     def other(w: Any, x: Any) -> Any:
         return _norm_of_groups(w, x, axis=-2)

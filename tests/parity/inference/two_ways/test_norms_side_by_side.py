@@ -127,6 +127,7 @@ def test_two_norms_become_one(kind: str) -> None:
     assert scale.startswith('- from: "{main,short}/scale"\n')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_another_epsilon_in_one_of_two_norms_is_no_derivation(kind: str) -> None:
     """The JAX model has no value between the kernel of both and the norm of both that the second layer could share: the layer is named."""

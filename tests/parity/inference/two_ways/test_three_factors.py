@@ -125,6 +125,7 @@ def test_a_number_times_a_product_or_one_of_its_values(of_first: bool) -> None:
     assert any("prescaled_by: -1" in rule for rule in rules(found, module)) is of_first
 
 
+@pytest.mark.slow
 def test_another_map_is_a_difference() -> None:
     found = _derive(_two_maps, TwoMaps(fault=True), MAPS)
     assert not found.complete and grades(found) <= UNPROVEN

@@ -34,6 +34,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_plan_of_the_written_rules_is_the_derivation(case: str) -> None:
     model, settings = CASES[case]
@@ -66,6 +67,7 @@ def test_the_words_are_those_that_a_person_writes() -> None:
     assert len(rules) == 8, "as few as the shipped file has"
 
 
+@pytest.mark.slow
 def test_layers_that_are_stacked_in_units_are_numbered_by_two_digits() -> None:
     derivation, target = derived("gemma", GOLDEN / "gemma3-stacked" / "ckpt", GEMMA3)
     rules = rules_of(write_rules(derivation, target).text)

@@ -102,6 +102,7 @@ def test_html_keeps_a_text_on_its_line() -> None:
     assert "r\\n::error::z" in text and not any(line.startswith("::") for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_html_says_what_matters_first(plan: Plan) -> None:
     page = pages(plan)["bad"]
     assert page.words[page.words.index("Different") :][:1] == ["Different"]

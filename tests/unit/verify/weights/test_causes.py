@@ -133,6 +133,7 @@ def test_layers_in_another_order(order: list[int], text: str, plan: Plan, tmp_pa
     assert finding.rule == "" and len(finding.data["rules"]) == 3
 
 
+@pytest.mark.slow
 def test_many_layers_are_one_cause_beyond_those_that_are_searched(tmp_path: Path) -> None:
     """After 64 tensors only the causes that were found are tried."""
     leaves = {f"w_{i}": RANDOM.standard_normal((3, 4)).astype(np.float32) for i in range(70)}
@@ -269,6 +270,7 @@ def test_a_tensor_with_one_equal_value_is_not_stale_in_part(plan: Plan, tmp_path
     assert len(finding.data["tensors"]) == len(plan.steps)
 
 
+@pytest.mark.slow
 def test_a_file_made_of_the_tree_that_the_rules_drop(tmp_path: Path) -> None:
     """The moving average in place of the weights; more tensors than are searched for all mistakes."""
     weights = {f"params/w_{i}": RANDOM.standard_normal((3, 4)).astype(np.float32) for i in range(70)}

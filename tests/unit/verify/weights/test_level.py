@@ -199,6 +199,7 @@ def test_damage_is_named(fault: str, tmp_path: Path) -> None:
     assert all(part.leaf in str(finding) for part in step.parts)
 
 
+@pytest.mark.slow
 def test_where_rows_were_moved_to_is_said() -> None:
     want = np.arange(20.0).reshape(10, 2)
     said = {k: (find_corruption(np.roll(want, k, 0), want) or pytest.fail()).description for k in (1, -2, 5)}
@@ -239,6 +240,7 @@ def test_what_has_no_name_says_so(tmp_path: Path) -> None:
     assert finding.problem == "no known mistake gives these values" and finding.data["diagnosis"] == ""
 
 
+@pytest.mark.slow
 def test_all_damaged_is_not_diagnosed_for_hours(tmp_path: Path) -> None:
     """After some tensors that nothing explains, the rest is counted and no more."""
     plan = planned("timesfm-2.5")
@@ -491,6 +493,7 @@ CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", slow_but(["all values are multiplied by 16"], CHANGES))
 def test_the_cause_of_a_wrong_table_takes_the_memory_of_a_few_tables(said: str, tmp_path: Path, traced: None) -> None:
     """Of Gemma 3 1B's embedding, 0.6 GB, the same search would take more than 13 GB if each value were held in float64 several times."""
