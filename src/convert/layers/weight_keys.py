@@ -70,6 +70,8 @@ class Factor:
             number = float(sizes[self.of])
         else:
             number = self.of
+        if not number and (self.is_inverse or self.power < 0):
+            raise ValueError(f"the weight is prescaled by {self.text}, and {self.of} is 0")
         number = math.pow(number, self.power)
         number = 1 / number if self.is_inverse else number
         return -number if self.is_negative else number

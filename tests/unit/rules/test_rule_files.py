@@ -154,6 +154,7 @@ ONE_RULE: list[tuple[str, str, str, str, bool]] = [
     ("- from: w\n  linear: m\n  choice: c\n  einsum: {}", "rule-layer-conflict", '5:3', '', False),
     ("- timescales: DD\n  buffer: b", "rule-wrong-value", '5:15', '', False),
     ("- timescales: D\n  buffer: b", "rule-unknown-name", '5:3', 'min_timescale', False),
+    ("- from: w\n  axes: DN\n  same_size: {N: K}\n  parameter: p", "rule-unknown-name", '5:3', 'K', False),
     ("- from: w\n  axes: DN\n  same_size: {K: N}\n  parameter: p", "rule-layer-conflict", '7:14', 'K', False),
     ("- from: w\n  axes: DN\n  same_size: {N: KV}\n  parameter: p", "rule-wrong-value", '7:18', 'KV', False),
     ('- timescales: D\n  buffer: "b.{i}"', "rule-index-mismatch", '5:3', 'b.{i}', False),

@@ -58,7 +58,7 @@ def _solved(
         number = 1 + bisect_left(range(1, size + 1), float(size), key=value)  # it grows with the number
         if [value(number + k) == size for k in (-1, 0, 1)] == [False, True, False]:
             yield unknown[0], number
-    except ArithmeticError:
+    except (ArithmeticError, ValueError):  # of NaN, too
         return
 
 
@@ -76,7 +76,7 @@ def contradicted_formulas(
             continue
         try:
             found = formula.value({name: value for name, value in values.items() if _is_number(value)})
-        except (ArithmeticError, KeyError):
+        except (ArithmeticError, KeyError, ValueError):
             found = None
         size = sizes.get(formula.letter)
         fits = found == size if size is not None else found is not None and found >= 1 and found % 1 == 0

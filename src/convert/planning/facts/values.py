@@ -60,7 +60,9 @@ def unfit_sizes(rules: RuleFile, target: str, sizes: Mapping[str, int]) -> Itera
     """Find sizes that the target's code does not take, as they are no multiple of another one."""
     code = rules.targets[target]
     for letter, need in code.multiples.items():
-        if letter not in sizes or need.of not in sizes or sizes[letter] % sizes[need.of] == 0:
+        if letter not in sizes or need.of not in sizes:
+            continue
+        if sizes[need.of] and sizes[letter] % sizes[need.of] == 0:
             continue
         others = [other for other in rules.targets if other != target]
         yield Finding(

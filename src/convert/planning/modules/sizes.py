@@ -109,7 +109,8 @@ def _finding(found: Sequence[_Conflict], file: str) -> Finding:
     first = found[0]
     shape = first.step.spec.shape
     leaf = first.step.parts[0].leaf if first.step.parts else ""
-    others = f", and so have {len(found) - 1} others" if len(found) > 1 else ""
+    more = len(found) - 1
+    others = f", and so {'has 1 other' if more == 1 else f'have {more} others'}" if more else ""
     return Finding(
         "config-conflict",
         f"the {file} of the checkpoint {first.said}, and the tensor {first.step.name} has {shape[first.axis]} in axis {first.axis}{others}",

@@ -41,6 +41,10 @@ def _axis_factors_are_declared(rules: RuleFile) -> Iterator[Finding]:
                 yield _undeclared(axis.at, f"`equals` of {name}", factor, axes=rules.axes)
         if axis.divides and axis.divides not in rules.axes:
             yield _undeclared(axis.at, f"`divides` of {name}", axis.divides, axes=rules.axes)
+    for rule in rules.rules:
+        for letter, other in rule.same_size.items():
+            if other not in rules.axes:
+                yield _undeclared(rule.at, f"`same_size` of {letter}", other, axes=rules.axes)
 
 
 def _rope_rotates_one_head(rules: RuleFile) -> Iterator[Finding]:

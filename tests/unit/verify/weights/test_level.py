@@ -25,6 +25,7 @@ from convert.rules.library import shipped_rules_dir
 from convert.verify.report.report import LevelReport, Verdict
 from convert.verify.weights.corruption.find import find_corruption
 from convert.verify.weights.corruption.relations import MAX_ROWS
+from convert.verify.weights.tied import compare_tensors
 from convert.writing.execute import execute
 from convert.writing.written import open_written
 from support.goldens import checkpoint
@@ -548,3 +549,9 @@ def test_rows_that_were_cut_off_make_it_another_checkpoint(tmp_path: Path) -> No
     out = write(make_plan(rules, MemorySource(values)), tmp_path / "out.safetensors")
     (finding,) = checked(make_plan(rules, MemorySource(other)), out).findings
     assert finding.data["diagnosis"] == "another checkpoint"
+
+
+def test_counters_of_tied_modules_are_compared() -> None:
+    """A BatchNorm that stands under two names has a counter without axes: the comparison stopped with an error."""
+    assert compare_tensors(np.array(3), np.array(3)) == (0, 0.0)
+    assert compare_tensors(np.array(3), np.array(5)) == (1, 2.0)
