@@ -91,7 +91,7 @@ def test_what_the_way_back_cannot_take_is_refused(tensors: Path, run: Run, tmp_p
     gone = held.pop("stacked_xf.1.ff0.weight")
     save_file(held, tensors)
     said = problem(*back, "--like", str(LIKE))
-    assert "rules/timesfm-2.5.yaml:141: stacked_xf.1.ff0.weight: expected float32[32,32]" in said
+    assert "rules/timesfm-2.5.yaml:145: stacked_xf.1.ff0.weight: expected float32[32,32]" in said
     save_file({**held, "stacked_xf.1.ff0.weight": gone[:1]}, tensors)
     assert "expected float32[32,32], got float32[1,32]" in problem(*back, "--like", str(LIKE))
 

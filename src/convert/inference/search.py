@@ -13,7 +13,7 @@ from typing import Any
 from convert.inference.candidates.source import Source
 from convert.inference.meetings.sites import parameter_operands
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
-from convert.inference.segment.walk import FORMS, OTHER_LAYER, Signatures, Walk
+from convert.inference.segment.walk import FORMS, OTHER_BEGIN, OTHER_LAYER, Signatures, Walk
 from convert.programs.program import Operation, Program
 
 MAX_SOLUTIONS = 8  # of a segment
@@ -135,17 +135,19 @@ class Search(Walk):
             if level.strict:
                 self._start = self.tried
             if segment is not None:
-                found = Ways(
-                    level, tuple(tuple(self.signatures(x.choices, form) for x in segment.solutions) for form in FORMS)
-                )
-                if found not in ways:
-                    ways.insert(0, found)
-                    del ways[REMEMBERED:]
+                self._remember(ways, segment)
                 return segment
             if self._differs:
                 break  # what is tried in front of it does not help
         self.context.near = self._near
         return None
+
+    def _remember(self, ways: list[Ways], segment: Segment) -> None:
+        """Take the solutions of a segment for the next one like it."""
+        signatures = tuple(tuple(self.signatures(x.choices, form) for x in segment.solutions) for form in FORMS)
+        if (found := Ways(segment.level, signatures)) not in ways:
+            ways.insert(0, found)
+            del ways[REMEMBERED:]
 
     def _takes_parts(self, at: int) -> bool:
         """Whether the target splits what the next parameter gives, as gates: where they stand in another order, their functions tell."""
@@ -155,11 +157,16 @@ class Search(Walk):
     def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions that one like it has in another layer or for another expert."""
         self._near, self._start = self.context.near, self.tried
-        for known in self._ways.setdefault(self.like(self._first_meeting(at)), []):
-            for form, wanted in enumerate(known.signatures) if known.level in levels else ():
-                segment = self._found(at, known.level, wanted, form)
-                if segment is not None and len(segment.solutions) == len(wanted):
-                    return segment
+        ways = self._ways.setdefault(self.like(self._first_meeting(at)), [])
+        at_levels = [known for known in ways if known.level in levels]
+        each = [(known, form) for known in at_levels for form in FORMS[:OTHER_BEGIN]]
+        for known, form in (*each, *((known, OTHER_BEGIN) for known in at_levels)):
+            wanted = known.signatures[form]
+            segment = self._found(at, known.level, wanted, form)
+            if segment is not None and len(segment.solutions) == len(wanted):
+                if form == OTHER_BEGIN:  # the next one has the same operations in front of it as this one
+                    self._remember(ways, segment)
+                return segment
         self.context.near = self._near
         return None
 
