@@ -407,6 +407,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.safetensors", "model"])
 def test_kill_leaves_nothing_that_looks_valid_and_the_next_run_tidies_up(tmp_path: Path, name: str) -> None:
     process = in_python(KILLED, tmp_path / name)

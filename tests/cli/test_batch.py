@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_batch_writes_what_single_conversions_write(folder: Path, run: Run) -> None:
     made = json.loads(run("batch", "./small.yaml", "*.npz", "out/{name}.safetensors", "--jobs", 2, "--json")[0])
     assert made["counts"] == {"converted": 2}
@@ -102,6 +103,7 @@ def test_a_check_that_does_not_pass_is_a_failure(folder: Path, run: Run) -> None
     assert "--level model --require model" in stdout.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_batch(folder: Path) -> None:
     """A job whose batch was killed must not write on, while another run continues its work."""
     reading, writing = os.pipe()

@@ -68,6 +68,7 @@ def test_dry_run_has_nothing_to_check(run: Run, tmp_path: Path) -> None:
     assert "error[usage]: --dry-run writes nothing that --check could check" in stderr
 
 
+@pytest.mark.slow
 def test_a_reference_and_levels_that_must_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `convert check` takes them; what is wrong with them is said before anything is written."""
     np.savez(tmp_path / "c.npz", k=np.arange(12, dtype=np.float32).reshape(3, 4) / 12)

@@ -65,6 +65,7 @@ def test_full_lists_every_layer(run: Run) -> None:
     assert all(f"stacked_xf.{i}.attn.out.weight  float32[32,32]" in full for i in range(3))
 
 
+@pytest.mark.slow
 def test_inspect_folds_layers_and_names_the_nearest_rules(run: Run) -> None:
     folded, full = (run("inspect", checkpoint("timesfm-1.0"), *more)[0] for more in ((), ("--full",)))
     assert "x_layers_{0.." in folded and "x_layers_0/" not in folded

@@ -347,6 +347,7 @@ def parts(torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
     return ("--jax", f"{m}:forward", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
 
 
+@pytest.mark.slow
 def test_the_rules_are_written_and_convert(run: Run, folder: Path) -> None:
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts())
     assert "wrote mine.yaml: 4 tensors (" in said

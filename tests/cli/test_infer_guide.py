@@ -80,6 +80,7 @@ def test_nnx() -> None:
     assert np.allclose(model(X), changed)
 
 
+@pytest.mark.slow
 def test_haiku() -> None:
     hk = pytest.importorskip("haiku")
     net = hk.transform(lambda x: hk.nets.MLP([4, 2])(x))

@@ -251,6 +251,7 @@ def test_signals_that_are_not_ignored_work_beside_ignored_ones(number: signal.Si
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_program_that_runs_the_command_keeps_its_handlers() -> None:
     code = """
 import signal, sys

@@ -61,6 +61,7 @@ def once() -> Iterator[Any]:
             seen.add(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", list(once()))
 def test_the_fault_is_caught_and_named(fault: Fault) -> None:
     """As expected, and as the generated table in the docs says."""

@@ -10,6 +10,7 @@ from fuzz import child, harness
 from support.marks import slow_but
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(["orbax", "rules"], harness.KINDS))
 def test_damaged_checkpoints_are_read_or_refused(tmp_path: Path, kind: str) -> None:
     done = harness.fuzz(kind, tmp_path / kind, 60, seed=7, cases=25)

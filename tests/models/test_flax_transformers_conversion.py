@@ -116,6 +116,7 @@ CODE = {  # golden -> key of its config.json that the flax code reads in another
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CODE)
 def test_what_the_flax_code_computes_is_written_and_not_what_config_json_says(case: str, tmp_path: Path) -> None:
     """The notes of plan and model card name both; with the values of the source's config.json the outputs are far off."""
@@ -206,6 +207,7 @@ def test_a_dinov2_without_a_mask_token_computes_the_same(tmp_path: Path) -> None
         convert.plan_conversion("dinov2", source)
 
 
+@pytest.mark.slow
 def test_no_note_where_config_json_says_what_the_flax_code_computes() -> None:
     for case in ("mistral-model", "gemma-flax-untied"):
         notes = convert.plan_conversion(case.split("-")[0], checkpoint(case)).notes
@@ -227,6 +229,7 @@ def without_config(case: str, folder: Path) -> Path:
     return Path(shutil.copy(checkpoint(case) / "flax_model.msgpack", folder))
 
 
+@pytest.mark.slow
 def test_what_the_tree_does_not_hold_is_asked_for_by_name_without_config_json(tmp_path: Path) -> None:
     alone = without_config("bert", tmp_path / "alone")
     plan = convert.plan_conversion("bert", alone)

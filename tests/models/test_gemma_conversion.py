@@ -29,6 +29,7 @@ def test_transformers_reproduces_the_jax_logits(case: str, tmp_path: Path) -> No
     assert error(case, directory(case, tmp_path / "out")) < BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma1-mqa", "gemma2-9b", "gemma3-stacked"])
 def test_twice_is_the_same_byte_for_byte(case: str, tmp_path: Path) -> None:
     a, b = directory(case, tmp_path / "a", jobs=1), directory(case, tmp_path / "b", jobs=3)
@@ -277,6 +278,7 @@ def test_padding_is_cut_off_and_nothing_else(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "x.safetensors")["model.embed_tokens.weight"], torch.tensor(table))
 
 
+@pytest.mark.slow
 def test_an_unpublished_size_is_asked_for_by_name(tmp_path: Path) -> None:
     said = refuse(checkpoint("gemma3"), "gemma", tmp_path / "x", settings={"vocab_size": 256})
     for name in ("sliding_window", "query_pre_attn_scalar", "rope_factor_global", "context_length"):
@@ -294,6 +296,7 @@ def test_a_soft_cap_that_is_given_as_an_integer_is_written_as_a_float(value: flo
     assert repr(plan.config["sliding_window"]) == "8"
 
 
+@pytest.mark.slow
 def test_a_sharded_directory_loads_and_stores_the_tied_table_once(tmp_path: Path) -> None:
     out = directory("gemma2-2b", tmp_path / "out", max_shard_bytes=100_000)
     index = json.loads((out / "model.safetensors.index.json").read_text())
@@ -303,6 +306,7 @@ def test_a_sharded_directory_loads_and_stores_the_tied_table_once(tmp_path: Path
     assert (GOLDEN / "gemma2-2b" / "case.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gemma1-mha", "gemma2-9b", "gemma3"])
 def test_a_tree_of_quantization_aware_training_has_the_same_weights(case: str) -> None:
     """The names that gemma 4.0.1 gives them: gm/ckpts/_quantization.py, convert_to_qat_checkpoint."""

@@ -291,6 +291,7 @@ def test_check_names_a_directory_that_does_not_load(fault: str, whole: Path, tmp
     assert all(finding.fix or finding.got or finding.problem for finding in findings)
 
 
+@pytest.mark.slow
 def test_check_of_a_directory_of_another_class_ends_with_a_finding(whole: Path, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)

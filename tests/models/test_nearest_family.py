@@ -40,6 +40,7 @@ def test_naflex_without_its_temperature_is_no_siglip_1() -> None:
     assert named.hint == "The tree is that of siglip2-naflex (SigLIP 2, NaFlex): name siglip2-naflex in place of siglip"
 
 
+@pytest.mark.slow
 def test_a_qwen_3_without_its_norms() -> None:
     error = refused("maxtext", stored("qwen3"), "query_norm", "key_norm", **maxtext.settings("qwen3"))
     assert "maxtext-qwen3-tied matches 100 % and lacks" in error.hint and "{query,key}_norm/scale" in error.hint
@@ -63,6 +64,7 @@ def test_a_deepseek_4_without_a_part_of_its_compressors(case: str, part: str) ->
     assert missing and all("attention_pattern" in finding.path for finding in others)  # no layer is of this type now
 
 
+@pytest.mark.slow
 def test_a_pix2struct_is_named_under_t5x() -> None:
     specs = drawn("t5x", "pix2struct", "target/")
     for family in ("t5x", "t5x-1.1"):

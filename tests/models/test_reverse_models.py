@@ -109,6 +109,7 @@ def ckpt(at: Path | Callable[[Path], Path], tmp_path: Path) -> Path:
     return at if isinstance(at, Path) else at(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "case", "at", "said"),
     [

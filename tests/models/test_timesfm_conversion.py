@@ -20,6 +20,7 @@ CASES = ("timesfm-1.0", "timesfm-2.0", "timesfm-2.5")
 # What the wrong conversions of the planted faults differ by is above 1e-2; see test_faults_in_rules_of_timesfm.py.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_upstream_model_reproduces_the_jax_outputs(case: str, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"

@@ -127,6 +127,7 @@ def test_every_layer_of_openpi() -> None:
     assert relative_error(got.numpy(), recorded["y/mlp"]) < 2e-6
 
 
+@pytest.mark.slow
 def test_a_layer_of_flax_nnx() -> None:
     """`nnx.LoRALinear` multiplies by no factor."""
     import jax.numpy as jnp

@@ -66,6 +66,7 @@ def burn_states(name: str, file: Tree, x: np.ndarray, h: np.ndarray, c: np.ndarr
     return burn.gru(own, x, h, reset_after=".with_reset_after(true)" in call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(list(LIVE)[::3], [name for name in LIVE if name != REFUSED]))
 def test_a_cell_is_burns_module_made_as_the_file_says(name: str) -> None:
     tree, real = LIVE[name][1]()
@@ -488,6 +489,7 @@ def test_a_window_is_said_as_burn_takes_it(rank: int, said: str, call: str) -> N
         close(np.moveaxis(got, 1, -1), np.asarray(want))
 
 
+@pytest.mark.slow
 def test_transposed_windows_and_groups() -> None:
     from flax import linen
 

@@ -103,6 +103,7 @@ def test_linear_derivatives_differ_at_inner_knots_only() -> None:
     assert relative(of_diffrax("cubic", "derivative", left=False), of_torchcde("cubic", "derivative")) < EXACT  # smooth
 
 
+@pytest.mark.slow
 def test_a_vector_of_times_broadcasts_or_fails() -> None:
     """diffrax#619: `derivative` takes one time. With T of them (T, C) is divided by (T,): that fits when C is 1, or T."""
     ts, at = jnp.asarray(TS), jnp.asarray(TS)
@@ -251,6 +252,7 @@ def tensors(rules: str, source: MemorySource) -> dict[str, Array]:
     return {step.name: expected(step, source) for step in plan.steps}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["NTC", "TCN"])
 def test_coefficients_become_torchcdes(data: str, tmp_path: Path) -> None:
     """Bit for bit what torchcde keeps of diffrax's numbers, and the same path; every check passes; the plan runs backwards."""

@@ -398,6 +398,7 @@ def test_momentum_is_the_share_that_is_kept() -> None:
     same(old * 0.9 + (new - old * 0.9) * 49 / 50, after["batch_stats"]["var"])
 
 
+@pytest.mark.slow
 def test_nnx_batch_and_group_norm() -> None:
     """nnx keeps statistics beside the parameters, each below `value`."""
     x = draw(2, 4, 3, 6)
@@ -478,6 +479,7 @@ def normalized(word: str, path: str, more: str = "", target: str = "m") -> str:
     return f"- einsum: ...D,DK->...K\n  from: params/dense/kernel\n  bias: params/dense/bias\n  {word}: {path}\n{more}  linear: {target}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["", "weight_norm", "old_weight_norm"])
 def test_flax_weight_norm(kept: str) -> None:
     """Folded, and in both of torch's parametrizations."""

@@ -75,6 +75,7 @@ def test_a_missing_scale_or_bias_is_written_as_ones_or_zeros(scaled: bool, biase
     same(last(loaded(module, state)(first(x))), layer.apply(variables, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", ["scale", "1+scale"])
 @pytest.mark.parametrize("target", ["m", "{module: m, multiplies_by: 1+weight}"])
 def test_the_probe_runs_both_sides(tmp_path: Path, factor: str, target: str) -> None:

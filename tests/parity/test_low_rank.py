@@ -246,6 +246,7 @@ def nnx_tree(seed: int) -> tuple[Model, dict[str, np.ndarray]]:
     return model, leaves
 
 
+@pytest.mark.slow
 def test_nnx_lora_linear_merged() -> None:
     model, leaves = nnx_tree(5)
     assert {"q/kernel", "q/lora/lora_a", "q/lora/lora_b"} <= {*leaves}

@@ -84,6 +84,7 @@ def with_pairs(tree: Tree, paths: Mapping[str, tuple[int, tuple[int, ...]]], rng
 # ---- models
 
 
+@pytest.mark.slow
 def test_gemma_by_peft(tmp_path: Path) -> None:
     """peft loads the adapter over the converted base: the recorded logits of gemma 3.3.0, without and with its adapter."""
     from peft import PeftModel

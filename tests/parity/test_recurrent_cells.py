@@ -65,6 +65,7 @@ def test_every_known_cell_is_run() -> None:
     assert {name.partition("(")[0] for name in LIVE} == set(CELLS)
 
 
+@pytest.mark.slow
 def test_nnx_with_hn_bias() -> None:
     """flax #5594: a later nnx keeps the bias inside the reset as ``hn_bias``. By its equation, which is linen's."""
     tree, _ = LIVE["flax.nnx.GRUCell"][1]()
@@ -190,6 +191,7 @@ def test_layers_stacked_on_an_axis() -> None:
         assert np.array_equal(out[f"m.weight_ih_l{k}"], np.concatenate([r, -z, n], axis=1).T)
 
 
+@pytest.mark.slow
 def test_our_module_is_its_equation_in_every_arrangement() -> None:
     """Layers, directions, batch first, bias: against the statement of the equations, layer by layer."""
     from convert.layers.torch_modules import GRU
@@ -376,6 +378,7 @@ def test_dtypes() -> None:
     assert np.array_equal(np.split(out["net.rnn.bias_ih_l0"], 4)[1], (f + 1).astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.slow
 def test_the_flag_of_the_command_line(tmp_path: Path) -> None:
     """Refused without it, with it written; the check reads from the file that it was given."""
     rng = np.random.default_rng(0)

@@ -176,6 +176,7 @@ def test_flax_spectral_norm_of_heads(steps: int) -> None:
     same(got.reshape(2, 5, 3).numpy(), want)
 
 
+@pytest.mark.slow
 def test_flax_spectral_norm_of_an_output_projection() -> None:
     """From heads: the last axis is the output."""
     x = draw(2, 5, 3)

@@ -121,6 +121,7 @@ def test_without_credentials_requests_are_not_signed(gs: GoogleStore, gs_bucket:
     assert_same(gs.put(gs_bucket, "a.safetensors", path), path)
 
 
+@pytest.mark.slow
 def test_a_conversion_has_the_bytes_of_a_local_one(gs: GoogleStore, gs_bucket: str, tmp_path: Path, run: Run) -> None:
     url = gs.put(gs_bucket, "timesfm", TIMESFM)
     convert.convert("timesfm", TIMESFM, tmp_path / "local.safetensors")

@@ -92,6 +92,7 @@ def test_a_commit_while_it_is_read_is_noticed(hub: Hub, tmp_path: Path) -> None:
     assert source.changed() is not None
 
 
+@pytest.mark.slow
 def test_a_conversion_has_the_bytes_of_a_local_one(hub: Hub, tmp_path: Path, run: Run) -> None:
     hub.upload("org/timesfm", TIMESFM)
     convert.convert("timesfm", TIMESFM, tmp_path / "local.safetensors")

@@ -51,6 +51,7 @@ def of_formats(*names: str, quick: tuple[str, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("form", [pytest.param(name, marks=marks[name in quick]) for name in names])
 
 
+@pytest.mark.slow
 @of_formats(*FORMATS, quick=QUICK)
 def test_every_format_is_read_from_s3_bit_for_bit(form: str, s3: ObjectStore, bucket: str, tmp_path: Path) -> None:
     path = FORMATS[form](tmp_path)

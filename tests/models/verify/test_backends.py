@@ -155,6 +155,7 @@ def test_two_backends_are_enough_to_tell(rules: Path, out: Path) -> None:
     assert [finding.data["backend"] for finding in level.findings] == ["fused"]
 
 
+@pytest.mark.slow
 def test_a_backend_that_runs_the_modules_is_observed(rules: Path, out: Path) -> None:
     def broken_head(module: Any, inputs: Any) -> Any:
         return {"y": module.head(module.norm(module.conv(inputs["x"].permute(0, 2, 1)).permute(0, 2, 1))) + 1e-3}

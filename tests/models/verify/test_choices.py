@@ -77,6 +77,7 @@ def test_numbers_that_cannot_be_compared_are_not_verified(name: str, case: str, 
     assert not_compared(report) == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 1.005])
 def test_too_large_to_be_recorded(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """No record is made: the operators are seen in a run that is not kept."""

@@ -161,6 +161,7 @@ def test_a_size_and_other_facts_in_config(made: Any) -> None:
         assert f"config.json's {key}" in str(finding), str(finding)
 
 
+@pytest.mark.slow
 def test_a_key_that_is_left_out_has_the_default_of_transformers(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "transformers")
     assert not check_facts(plan, with_config(out, rms_norm_eps=None), reference).findings  # the default is right
@@ -186,6 +187,7 @@ def test_config_against_the_header_alone(made: Any) -> None:
 # ---- planted in the module
 
 
+@pytest.mark.slow
 def test_a_module_with_another_epsilon(made: Any) -> None:
     plan, out, reference = made("timesfm-2.5", "timesfm")
 
@@ -216,6 +218,7 @@ def test_a_module_with_another_activation_and_another_base(made: Any) -> None:
     assert any("gelu_erf" in str(finding) and "tokenizer.hidden_layer" in str(finding) for finding in facts.findings)
 
 
+@pytest.mark.slow
 def test_a_norm_that_multiplies_by_something_else(made: Any) -> None:
     plan, out, reference = made("timesfm-1.0", "timesfm")
 

@@ -55,6 +55,7 @@ def made(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any
     return "check", "out.safetensors", "--from", "c.npz", "--model", "./r.yaml", "--reference", "scaled_pair:pair"
 
 
+@pytest.mark.slow
 def test_it_is_listed_with_its_value_and_where_it_comes_from(made: tuple[Any, ...], run: Run) -> None:
     stdout, _ = run(*made, code=0)
     assert "not verified:  scale = 2.5 (r.yaml:5)" in stdout and "note = in words (r.yaml:5)" in stdout

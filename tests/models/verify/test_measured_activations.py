@@ -96,6 +96,7 @@ def checked(
     )[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_false_declaration_is_a_finding(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Both sides compute the exact GeLU, and the outputs are equal."""
@@ -105,6 +106,7 @@ def test_a_false_declaration_is_a_finding(run: Run, tmp_path: Path, monkeypatch:
     assert "different: model (exit code 1)" in stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_true_declaration_is_verified(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     assert "not verified" not in checked(run, tmp_path, monkeypatch, way, "gelu_erf", 0)

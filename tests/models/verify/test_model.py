@@ -108,6 +108,7 @@ def test_a_difference_of_the_functions_comes_first(rules: Path, out: Path) -> No
     assert " in float64" in finding.problem and level.diagnosis is not None and "diagnosis" not in finding.data
 
 
+@pytest.mark.slow
 def test_weights_that_were_rounded_are_allowed_for(rules: Path, tmp_path: Path) -> None:
     """JAX's own run does not show what rounding the file to bfloat16 changes; a float64 run of it does, and no more than that."""
     narrow = tmp_path / "narrow.safetensors"
@@ -121,6 +122,7 @@ def test_weights_that_were_rounded_are_allowed_for(rules: Path, tmp_path: Path) 
     assert wrong.verdict is Verdict.FAILED
 
 
+@pytest.mark.slow
 def test_a_bound_that_allows_everything_proves_nothing(rules: Path, out: Path) -> None:
     """A model so deep that bfloat16 may change all of it: only float64 decides, and a note reports it.
 

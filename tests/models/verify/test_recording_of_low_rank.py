@@ -204,6 +204,7 @@ def test_weights_that_were_rounded(recorded: Path, run: Run) -> None:
     assert load_file("out.safetensors")["mix.weight"].dtype == ml_dtypes.bfloat16
 
 
+@pytest.mark.slow
 def test_a_merged_weight_that_is_computed_with_is_kept(folder: Path, run: Run) -> None:
     """A factor behind the product cannot be undone to the bit, so the recording holds the merged leaf."""
     Path("rules.yaml").write_text(RULES.replace("  times: mix/v\n", "  times: mix/v\n  prescaled_by: 1/3\n"))
@@ -219,6 +220,7 @@ def test_a_merged_weight_that_is_computed_with_is_kept(folder: Path, run: Run) -
     assert [finding["path"] for finding in findings] == ["mix.weight"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_manifest_that_lists_a_leaf_twice(recorded: Path, run: Run) -> None:
     metadata, _ = read_header(Path("r.safetensors"))
     manifest = json.loads(metadata["recording"])

@@ -280,6 +280,7 @@ def test_exit_codes(run: Run, file: Path) -> None:
     assert out.splitlines()[-1] == "different: weights (exit code 1)"
 
 
+@pytest.mark.slow
 def test_a_skip_and_a_required_skip(run: Run, file: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     text = (ROOT / "rules" / "timesfm-1.yaml").read_text(encoding="utf-8")
@@ -366,6 +367,7 @@ def test_reports_of_a_check_that_stopped(run: Run, file: Path, tmp_path: Path, m
     stopped("ZeroDivisionError")
 
 
+@pytest.mark.slow
 def test_a_report_does_not_replace_what_is_checked(run: Run, file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
     assert "is part of what is checked" in run(file, *FROM, *QUICK, "--html", file, code=2)[1]

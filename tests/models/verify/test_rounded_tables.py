@@ -123,12 +123,14 @@ def test_a_table_rounded_on_one_side_is_compared_as_far_as_it_is_known(
     assert any("constant float32[7, 6]" in note for note in level["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize(("jax", "torch"), [("float64", "float32"), ("float64", "float64"), ("float32", "float64")])
 def test_another_table_is_found_beside_the_rounding(jax: str, torch: str, recorded: bool, check: Check) -> None:
     assert check(jax, torch, "100.01", code=1, recorded=recorded)["verdict"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forged", [-1.0, "1e-9", [1.0], float("inf")])
 def test_a_recording_whose_movement_is_no_number_is_damaged(forged: Any, check: Check, run: Run) -> None:
     check("float32", "float64", recorded=True)

@@ -105,6 +105,7 @@ def test_the_other_levels_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert report.exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", sorted(TESTS))
 def test_what_was_not_tested_is_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     monkeypatch.setattr(stopped, "STOPS", (Exception,))
@@ -113,6 +114,7 @@ def test_what_was_not_tested_is_not_verified(tmp_path: Path, monkeypatch: pytest
     assert [fact.name for fact in report.facts if "ValueError: planted" in fact.next and fact.open]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", ["convert.verify.model.level._rounding", "convert.verify.model.dependence.jax_without_weights"]
 )

@@ -243,6 +243,7 @@ def test_a_module_that_keeps_state_from_call_to_call(
     assert "start each call from the first state" in str(finding)
 
 
+@pytest.mark.slow
 def test_a_module_in_another_dtype(converted: Path, said: dict[str, Any]) -> None:
     """The float64 run removes casts, so only native precision shows it."""
 
@@ -391,6 +392,7 @@ def target_without_bias(state: Mapping[str, torch.Tensor]) -> nn.Module:
     return module.requires_grad_(False).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", [False, True])
 def test_a_dropped_leaf_that_the_model_reads(required: bool, tmp_path: Path, said: dict[str, Any]) -> None:
     """Whether the JAX model fails without the leaf or takes it as zero."""

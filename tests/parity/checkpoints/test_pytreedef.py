@@ -111,6 +111,7 @@ def with_classes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )
 
 
+@pytest.mark.slow
 @given(st.recursive(leaves, with_classes, max_leaves=25))
 def test_classes_have_positions_in_place_of_fields(tree: Any) -> None:
     got = found(printed(tree))

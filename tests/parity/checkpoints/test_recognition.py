@@ -40,6 +40,7 @@ def all_formats(folder: Path) -> dict[str, Path]:
     return made | {"Keras 3": folder / "f"}
 
 
+@pytest.mark.slow
 def test_formats_are_told_by_content_whatever_the_name(tmp_path: Path) -> None:
     made = all_formats(tmp_path / "files")
     for wrong in ("x.npz", "x.eqx", "x.msgpack", "x.safetensors", "x.h5", "x.bin"):

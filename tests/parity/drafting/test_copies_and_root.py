@@ -251,6 +251,7 @@ def optax_agent() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_an_agent_saved_by_orbax_is_drafted_without_a_moment(tmp_path: Path) -> None:
     ocp = pytest.importorskip("orbax.checkpoint")
     pytest.importorskip("optax")

@@ -450,6 +450,7 @@ def transformer_tree() -> MemorySource:
     return tree(**{f"params__{name.replace('/', '__')}": shape for name, shape in shapes.items()})
 
 
+@pytest.mark.slow
 def test_attention_as_torch_has_it_and_fused(target: Any) -> None:
     source = transformer_tree()
 

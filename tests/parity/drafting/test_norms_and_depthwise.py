@@ -99,6 +99,7 @@ def test_flax_linen() -> None:
     close(through(state, {**modules, "ln": torch.nn.LayerNorm(6, eps=1e-5)}), want)
 
 
+@pytest.mark.slow
 def test_flax_nnx() -> None:
     from flax import nnx
 

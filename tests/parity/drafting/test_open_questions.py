@@ -109,6 +109,7 @@ def test_the_nearest_rule_and_why_it_does_not_match() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_rule_that_lacks_its_main_leaf_is_not_covered(convert: Run, tmp_path: Path) -> None:
     ckpt, file = tmp_path / "net.npz", tmp_path / "mine.yaml"
     np.savez(ckpt, **{"a/kernel": np.ones((3, 4), np.float32), "a/bias": np.ones(4, np.float32)})

@@ -66,6 +66,7 @@ def test_what_a_bias_may_hold_is_no_difference() -> None:
     assert [difference.shown for difference in found.differences] == [False]
 
 
+@pytest.mark.slow
 def test_what_a_matrix_may_hold_is_no_difference() -> None:
     """``h + h U`` is ``h (U + 1)``, as in linen's SimpleCell with ``residual=True``."""
 

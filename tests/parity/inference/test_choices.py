@@ -201,6 +201,7 @@ def test_inputs_that_only_choose() -> None:
 LIMITS = np.linspace(-2, 2, D - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [0.0, 1e-4])
 @pytest.mark.parametrize("kind", ["constant", "buffer", "parameter"])
 def test_bins_of_an_input(kind: str, off: float) -> None:

@@ -42,6 +42,7 @@ class Attention(torch.nn.Module):
         return self.o(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 def test_queries_that_the_source_stores_divided_by_the_root_of_a_head():
     module = Attention()
     found = derive(attention(1.0), module, SHAPES)

@@ -74,6 +74,7 @@ def frozen(norm: Callable[..., Any]) -> torch.nn.Module:
     return Module(*(Frozen(norm) for _ in range(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [detr, in_turns, taken_away, as_written])
 def test_a_frozen_batch_norm_has_a_rule_for_each_tensor(norm: Callable[..., Any]) -> None:
     function, shapes = linen(Norms(), np.zeros((3, 5, D)))

@@ -47,6 +47,7 @@ class Flax(linen_layers.Module):
         return linen_layers.RNN(linen_layers.LSTMCell(self.hidden, name="cell"))(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "hidden"), [(4, 6), (6, 6)])
 def test_the_gates_of_flax_in_one_layer(width: int, hidden: int) -> None:
     function, shapes = linen(Flax(hidden), np.zeros((B, T, width)))

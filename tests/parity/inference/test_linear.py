@@ -327,6 +327,7 @@ def test_a_factor_of_a_leaf():
     assert found.complete and found.tensor("0.weight").parts[0].factor == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_inputs_of_no_columns_that_differ_by_layer_are_not_needed():
     """Ten times the same shapes: the cost grows with the number of layers, not faster."""
     tried = []

@@ -92,6 +92,7 @@ def assert_derived(found: Derivation) -> None:
     assert list(sources(found).values()) == ["q", "k", "v", "table"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "two"), list(pairwise([*PLACES, *PLACES][:7])))
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_causal_mask_in_two_places(one: str, two: str, turned: bool) -> None:

@@ -72,6 +72,7 @@ def test_the_one_of_a_forget_gate_is_in_a_part_of_the_bias(fused: bool) -> None:
     assert plus.endswith('{name: layers.both.bias, part: "2 of 4"}' if fused else "parameter: layers.xf.bias")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_one_behind_the_gate_is_no_bias(fused: bool) -> None:
     net = Lstm(fused, lambda f: f.sigmoid() + 1)

@@ -118,6 +118,7 @@ def test_rows_that_begin_elsewhere_are_a_difference() -> None:
     assert not found.complete and found.differences
 
 
+@pytest.mark.slow
 def test_rows_that_are_taken_one_by_one() -> None:
     shapes = {"table": (sum(FIELDS), WIDTH), "weights": (sum(FIELDS), 1), **HEAD}
     found = derived(row_by_row, Joined(), shapes)

@@ -87,6 +87,7 @@ def _derived(module: Messages) -> Derivation:
     return infer(_messages, module.eval(), _run, _inputs, _shapes(len(module.contexts)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_parts_in_another_order_behind_a_product_of_two_layers_are_found(layers: int) -> None:
     module = Messages(layers)

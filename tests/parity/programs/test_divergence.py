@@ -83,6 +83,7 @@ def test_values_that_are_equal_in_another_order_are_no_evidence() -> None:
     assert before < 1e-12 and found is None
 
 
+@pytest.mark.slow
 def test_a_fault_in_one_layer_is_repaired_there_alone() -> None:
     def edit(module: Any) -> None:
         module.layers[1].cap = 25.0

@@ -82,6 +82,7 @@ def test_a_value_knows_whether_inputs_and_which_parameters_are_in_it() -> None:
     assert (outputs["x"].data, outputs["x"].leaves) == (True, frozenset())
 
 
+@pytest.mark.slow
 def test_narrow_weights_are_lifted_exactly_and_casts_are_no_operations() -> None:
     weights = {"a": W["a"].astype(ml_dtypes.bfloat16), "b": W["b"].astype(np.float16)}
 
@@ -142,6 +143,7 @@ def test_a_scan_is_recorded_as_its_iterations(function: Callable[[Arrays, Arrays
     assert not program.path_taken
 
 
+@pytest.mark.slow
 def test_a_scan_of_no_iterations_and_a_reversed_one() -> None:
     def function(w: Arrays, i: Arrays) -> Arrays:
         def step(carry: Any, row: Any) -> Any:
@@ -176,6 +178,7 @@ def test_a_loop_that_counts_depends_on_no_value() -> None:
     assert not program.path_taken
 
 
+@pytest.mark.slow
 def test_the_staged_mode_records_too() -> None:
     def function(w: Arrays, i: Arrays) -> Arrays:
         x = i["x"].astype(jnp.float32)
@@ -295,6 +298,7 @@ def test_a_function_that_returns_no_arrays_by_name_is_refused() -> None:
         assert refused("reference-values-invalid", function).findings[0].got == got
 
 
+@pytest.mark.slow
 def test_complex_values_are_lifted() -> None:
     def function(w: Arrays, i: Arrays) -> Arrays:
         turned = i["x"] * w["turn"]

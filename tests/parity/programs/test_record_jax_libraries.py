@@ -238,6 +238,7 @@ def test_a_model_of_each_library_is_recorded(name: str) -> None:
     np.testing.assert_allclose(made.array, np.asarray(native), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(list(MODELS)[::4], MODELS))
 def test_every_operation_runs_again(name: str) -> None:
     _, program = recorded(name)

@@ -46,6 +46,7 @@ def test_modules_of_haiku_have_the_names_of_their_parameters() -> None:
     assert found["mlp/~/linear_0"] is not None and found["mlp/~/linear_0"].shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_values_of_a_compiled_loop_are_not_recorded() -> None:
     """They exist only within the loop; a call without values is no boundary."""
     side, calls = with_module_calls(lambda weights, inputs: named_modules.apply("linen", weights, inputs))

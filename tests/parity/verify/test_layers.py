@@ -261,6 +261,7 @@ def test_a_tampered_plan_is_caught(case: str, dtype: str | None, tmp_path: Path)
     assert any(wanted in (finding.code, finding.got) for finding in level.findings), level.findings
 
 
+@pytest.mark.slow
 def test_a_wrong_file_is_caught_by_the_right_plan(tmp_path: Path) -> None:
     """The two more of its rule are counted, and the worst of them is shown."""
     plan = plan_conversion("timesfm", checkpoint("timesfm-2.5"))
@@ -311,6 +312,7 @@ def test_a_norm_over_two_axes(kind: str, tmp_path: Path) -> None:
     assert checked(turned, tmp_path / "turned.safetensors", against=plan).verdict is Verdict.FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "equation", ["zd,dnh->znh", "d,dnh->nh", "znh,nhd->zd", "bdz,dc->bcz", "bd,dd->b", "bhd,hdc->bhc"]
 )
@@ -330,6 +332,7 @@ def test_a_product_in_blocks_is_the_product(equation: str, values: int, monkeypa
     assert made["float32"].dtype == np.float64 and 0 < np.abs(made["float32"] - wanted).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [5, 19, 20])
 def test_of_a_large_table_some_rows_are_looked_up(rows: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same rows on both sides: a table that is moved by one row does not pass."""

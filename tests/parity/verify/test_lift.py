@@ -256,6 +256,7 @@ def test_integers_booleans_and_keys_are_left_alone(staged: bool) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_random_numbers_of_float32_are_named() -> None:
     """They are made of 32 bits, so they cannot have more; as many as code asks for is what it gets."""
     run = lift(lambda key: jax.random.normal(key, (5,), jnp.float32))

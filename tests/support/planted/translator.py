@@ -39,7 +39,7 @@ class Translator(Faulty):
     def forward(self, x: Any) -> Any:
         given, made = x[:, :S], x[:, S:]
         start = 1 if self.has("positions from one on") else 0
-        y = self.e(made) + self.p(torch.arange(T))
+        y = self.e(made) + self.p(torch.arange(T))  # shows: positions from one on
         e = self.e(given) + self.p(torch.arange(start, S + start))  # shows: positions from one on
         e = e + self.m[1](f.gelu(self.m[0](e)))
         memory = e if self.has("no norm of the encoder") else self.n[1](e) if self.has("norm of the decoder") else self.n[0](e)

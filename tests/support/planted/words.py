@@ -77,7 +77,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no last tanh": _TANH,
     },
     "translator": {
-        "positions from one on": r"of p.weight, the target takes row k \+ 1 where the JAX model takes row k",
+        "positions from one on": "the target adds p.weight .*the target uses p.weight, and the JAX model p",  # the table is what the encoder shows, and fits the decoder's rows no more
         "norm of the decoder": "multiplies by n.1.weight .*JAX model multiplies by u",
         "no norm of the encoder": _NORM,
         "keys for values": "and what m.3 gives, the target takes the matrix product",

@@ -240,6 +240,7 @@ def test_a_stacked_operand_is_read_once_for_a_leaf(tmp_path: Path) -> None:
 # ---- what is computed, in blocks
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_a_weight_norm_in_blocks_has_the_same_bits(data: st.DataObject) -> None:
@@ -269,6 +270,7 @@ def test_a_weight_norm_in_blocks_has_the_same_bits(data: st.DataObject) -> None:
         assert each.shape == want.shape and each.dtype == want.dtype and each.tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 1 << 18])
 def test_a_long_row_has_the_same_bits_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the block of NumPy's pairwise sums, and beyond its buffers; in both orders of the axes."""

@@ -45,6 +45,7 @@ def test_ten_million_absent_chunks_are_refused(tmp_path: Path) -> None:
     assert "w" in error.findings[0].path
 
 
+@pytest.mark.slow
 def test_absent_chunks_are_the_fill_value(tmp_path: Path) -> None:
     source = open_source(orbax(tmp_path / "c", [3000], [2], stored=2))
     assert np.array_equal(source.read("w"), [1] * 4 + [0] * 2996)

@@ -457,6 +457,7 @@ def test_bare_equation_in_a_file_keeps_its_position() -> None:
         )
 
 
+@pytest.mark.slow
 @given(equations())
 @settings(max_examples=30, deadline=None)
 def test_reference_is_blind_to_nothing(eq: Equation) -> None:

@@ -181,6 +181,7 @@ def test_a_wrong_inverse_breaks_the_law() -> None:
     assert not same_bits(op.apply(op.apply(op.apply(x))), op.apply(x))
 
 
+@pytest.mark.slow
 @given(pipelines(), seeds)
 def test_zeros_stand_where_elements_were_left_out(case: tuple[TensorSpec, tuple[Op, ...]], seed: int) -> None:
     spec, (op,) = case

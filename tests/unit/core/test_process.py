@@ -19,6 +19,7 @@ def test_what_is_made_meanwhile_is_old_afterwards() -> None:
     assert all(id(one) in oldest for one in made)
 
 
+@pytest.mark.slow
 def test_what_the_caller_has_frozen_stays_frozen() -> None:
     gc.freeze()
     try:

@@ -40,6 +40,7 @@ def turned(y: np.ndarray, convention: str) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow
 @given(
     st.tuples(*(st.integers(1, n) for n in (5, 4, 4))),
     st.sampled_from(CONVENTIONS),

@@ -67,6 +67,7 @@ def every_bit(out: Path, step: int) -> None:
         out.write_bytes(original)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_in_header_and_data_and_its_tensor_named_by_both_commands(file: Path) -> None:
     every_bit(file, 61)
 

@@ -89,6 +89,7 @@ def _affine(w: Any, b: Any, x: Any) -> Any:
     return x @ w + b
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fused", "apart"), USES.values(), ids=USES)
 def test_a_fused_matrix_of_pytorch_of_which_parts_are_used(fused: Any, apart: Any) -> None:
     module = _Fused(fused)
@@ -115,6 +116,7 @@ def test_rows_are_taken_behind_a_matrix_that_is_not_fused() -> None:
     rules(found, module)
 
 
+@pytest.mark.slow
 def test_rows_of_a_matrix_that_is_fused_head_by_head() -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:

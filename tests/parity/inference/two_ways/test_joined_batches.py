@@ -68,6 +68,7 @@ class Siamese(nn.Module):
         return one, one * other.exp()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_first", [False, True])
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_joined_batch_is_each_of_its_parts(joined: bool, layer_first: bool) -> None:

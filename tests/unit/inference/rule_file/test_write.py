@@ -180,6 +180,7 @@ def test_an_order_without_words_is_open() -> None:
     assert write_rules(changed, target).open == {tensor.name: "its elements lie in an order that has no name"}
 
 
+@pytest.mark.slow
 def test_arithmetic_of_norms_is_compared() -> None:
     derivation, target = derived("gemma", GOLDEN / "gemma2-9b" / "ckpt", GEMMA2)
     text = write_rules(derivation, target).text
