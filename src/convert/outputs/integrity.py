@@ -188,23 +188,13 @@ def _read(file: Path) -> _Header:
         return _Header(file, {}, {}, {}, {}, (_damaged(file, f"cannot be read: {error.strerror or error}"),))
     if not any(key in metadata for key in digests.KEYS):
         return _Header(file, metadata, entries, {}, {}, (), has_digests=False)
-    tensors, files = (_names(metadata.get(key)) for key in (digests.TENSORS, digests.FILES))
+    tensors, files = (digests.names(metadata.get(key)) for key in (digests.TENSORS, digests.FILES))
     findings = (
         () if digests.is_sealed(header) else (_damaged(file, "the header differs from the one that was written"),)
     )
     if not findings and (tensors is None or files is None or tensors.keys() != entries.keys()):
         findings = (_damaged(file, "its header has no digest for some of its tensors"),)
     return _Header(file, metadata, entries, tensors or {}, files or {}, findings)
-
-
-def _names(text: str | None) -> dict[str, str] | None:
-    """Parse a map of names to digests; None where it is not one."""
-    try:
-        value = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return None
-    well_formed = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-    return value if well_formed else None
 
 
 def _mixed(headers: list[_Header]) -> Iterator[Finding]:

@@ -28,6 +28,16 @@ def digest(content: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
+def names(text: str | None) -> dict[str, str] | None:
+    """Parse a map of names to digests; None where it is not one."""
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return None
+    well_formed = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    return value if well_formed else None
+
+
 def file_metadata(tensors: Mapping[str, str], files: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata keys of one file.
 

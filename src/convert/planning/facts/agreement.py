@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core.findings import Finding
 from convert.layers.base import Matched, Rule
-from convert.rules.file import RuleFile, SizeProduct
+from convert.rules.file import RuleFile
 from convert.rules.formula import SizeFormula
 
 
@@ -18,26 +17,12 @@ def solved_facts(rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, 
 
     Where several numbers do, as of the sides of an image that have the same number of patches, the user is asked.
     """
+    products = (SizeFormula(str(product), product.names, product.letter, product.at) for product in rules.products)
+    formulas = (*rules.formulas, *products)
     found: dict[str, int] = {}
-    while new := {
-        **{x: n for formula in rules.formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})},
-        **{x: n for product in rules.products for x, n in _factor(product, rules, sizes, {**facts, **found})},
-    }:
+    while new := {x: n for formula in formulas for x, n in _solved(formula, rules, sizes, {**facts, **found})}:
         found |= new
     return found
-
-
-def _factor(
-    product: SizeProduct, rules: RuleFile, sizes: Mapping[str, int], facts: Mapping[str, Any]
-) -> Iterator[tuple[str, int]]:
-    """Yield the only unknown of a product, if the others divide the size: key heads where the width of a head is known."""
-    known = {**sizes, **facts}
-    unknown = [name for name in product.names if name not in known]
-    size, others = sizes.get(product.letter), [known.get(str(x), x) for x in product.factors if x not in unknown]
-    if size is None or len(unknown) != 1 or unknown[0] not in rules.facts:
-        return
-    if all(isinstance(x, int) and not isinstance(x, bool) and x > 0 for x in others) and size % math.prod(others) == 0:
-        yield unknown[0], size // math.prod(others)
 
 
 def _solved(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 
 from convert.core.findings import Finding
 from convert.core.safetensors_header import read_header
 from convert.writing.digests import TENSORS, digest
+from convert.writing.digests import names as names_of
 from convert.writing.written import Written
 
 
@@ -24,7 +23,7 @@ def false_digests(written: Written, equal: Collection[str]) -> Iterator[Finding]
         metadata, entries = read_header(file)
         if TENSORS not in metadata:
             continue
-        recorded = _digests(metadata[TENSORS])
+        recorded = names_of(metadata[TENSORS]) or {}
         names = [name for name in entries if name in equal and written.tensors[name][0] == file]
         false = [name for name in names if recorded.get(name) != _digest(written, name)]
         if false:
@@ -34,18 +33,10 @@ def false_digests(written: Written, equal: Collection[str]) -> Iterator[Finding]
                 f"`{TENSORS}` of its header does not fit {false[0]}{more}, of which each value is right: the header was changed",
                 path=str(file),
                 expected=_digest(written, false[0]),
-                got=str(recorded.get(false[0], "none")),
+                got=recorded.get(false[0], "none"),
                 fix="convert again",
                 data={"diagnosis": "a false digest", "tensors": false},
             )
-
-
-def _digests(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _digest(written: Written, name: str) -> str:

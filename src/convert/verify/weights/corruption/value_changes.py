@@ -211,9 +211,10 @@ def _repeated(got: Array, want: Array, exact: Array) -> Iterator[tuple[str, str]
             )
         else:
             where = found.index(max(found, key=found.count))
+            rows, are = ("1 row", "is") if len(lost) == 1 else (f"{len(lost)} rows", "are")
             yield (
                 "rows repeated",
-                f"{'1 row' if len(lost) == 1 else f'{len(lost)} rows'} along axis {axis} {'is' if len(lost) == 1 else 'are'} missing, {lost[:4]} first; row {found[where]} occurs {found.count(found[where])} times",
+                f"{rows} along axis {axis} {are} missing, {lost[:4]} first; row {found[where]} occurs {found.count(found[where])} times",
             )
         return
 
