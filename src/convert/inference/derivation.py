@@ -227,7 +227,8 @@ class Tensor:
         shape: of the tensor.
         grade: how sure this is.
         parts: cover the tensor once, in the order of `elements`. Of an open tensor they are the nearest guess, or empty.
-        alternatives: other sets of parts that give the same outputs (`Grade.INTERCHANGEABLE`).
+        alternatives: number of a way -> parts in place of some of `parts` (`Grade.INTERCHANGEABLE`). With those of all tensors that the
+            way changes, such as the heads of a query, a key and a value in another order, the outputs are the same.
         ties: which columns the inputs cannot tell apart (`Grade.TIED`).
         candidates: leaves that may be the source (`Grade.OPEN`).
         also: further names of the same tensor in the state_dict.
@@ -241,7 +242,7 @@ class Tensor:
     shape: tuple[int, ...]
     grade: Grade
     parts: tuple[Part, ...] = ()
-    alternatives: tuple[tuple[Part, ...], ...] = ()
+    alternatives: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
     ties: tuple[Tie, ...] = ()
     candidates: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
@@ -276,7 +277,9 @@ class Tensor:
             "shape": list(self.shape),
             "grade": self.grade.value,
             "parts": [part.to_dict() for part in self.parts],
-            "alternatives": [[part.to_dict() for part in parts] for parts in self.alternatives],
+            "alternatives": [
+                {"way": way, "parts": [part.to_dict() for part in parts]} for way, parts in self.alternatives.items()
+            ],
             "ties": [tie.to_dict() for tie in self.ties],
             "candidates": list(self.candidates),
             "also": list(self.also),

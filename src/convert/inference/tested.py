@@ -13,6 +13,7 @@ from convert.inference.derivation import Difference, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import fast_path, proof, small_weights, unshown, weak_proof
 from convert.inference.grading.choices import hidden_by_choice
+from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.last_digits import lost_digits
@@ -72,14 +73,21 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     fresh = [parameters_as_data(program, both.learned) for program in plain]
     again = any(told_by_some(tensor, source, fresh) for tensor in found)
     allowed = tolerance(source, target)
-    errors = [proof.error(module, run, masks, found, program) for program in fresh]
+
+    def errors_of(made: Sequence[Tensor]) -> list[float]:
+        return [proof.error(module, run, masks, made, program) for program in fresh]
+
+    errors = errors_of(found)
     if (
         max(errors) > allowed
         and any(tensor.ties for tensor in found)
         and all(can_rerun(target, given) for given in drawn)
     ):
         found = reordered(found, target, fresh, partial(_target_run, target), allowed)
-        errors = [proof.error(module, run, masks, found, program) for program in fresh]
+        errors = errors_of(found)
+    if max(errors) > allowed:
+        found = in_right_ways(found, lambda made: max(errors_of(made)), allowed)
+        errors = errors_of(found)
     evidence = Proof(DRAWS, max(errors), allowed, weak_proof.same_inputs(drawn))
     lost = None
     if allowed < evidence.error <= EXACT:
@@ -104,6 +112,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)
+    found = with_ways_that_hold(found, lambda made: max(errors_of(made)) <= evidence.allowed)
     return Tested(evidence, found, source, None, notes, again)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as f
 
 from convert.inference.derivation import Grade
+from convert.inference.infer import infer
 from support.inferred import WIDTH, derive, floats, rms_norm, tokens
 
 D, V, T = WIDTH, 11, 7
@@ -201,3 +202,33 @@ def test_nearly_symmetric_tensors_are_derived(name: str) -> None:
     assert {tensor.name: {part.leaf for part in tensor.parts} for tensor in found.tensors} == {
         ours: {leaf} for ours, leaf in leaves.items()
     }
+
+
+def test_branches_that_one_draw_makes_symmetric() -> None:
+    """The share of two branches is a half in the first draw: with it they may change places, and with the others they may not."""
+
+    def case(w: Any, x: Any, m: Any) -> Any:
+        return (w["share"] * m.tanh(x @ w["a"]) + (1 - w["share"]) * m.tanh(x @ w["b"])) @ w["o"]
+
+    def given(seed: int) -> dict[str, Any]:
+        return floats(3, T, D)(seed) | {"share": np.float64(0.5 if seed == 0 else 0.2 + 0.1 * seed)}
+
+    class Two(Net):
+        def forward(self, x: Any) -> Any:  # the names of the parameters are those of the leaves
+            own = {name: getattr(self, f"p_{self.order[name]}").T for name in self.order}
+            return case(own | {"share": x["share"]}, x["x"], TORCH)
+
+    for names in ("abo", "bao"):  # the first solution is the right one of one of them
+        net = Two(case, names)
+        found = infer(
+            lambda w, i: {"y": case(w | {"share": i["share"]}, i["x"], Jax)},
+            net,
+            lambda net, i: {"y": net(i)},
+            given,
+            dict.fromkeys(names, SQUARE),
+        )
+        assert found.complete, found.differences
+        assert {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+        assert {t.name: t.parts[0].leaf for t in found.tensors} == {
+            f"p_{ours}": leaf for leaf, ours in net.order.items()
+        }

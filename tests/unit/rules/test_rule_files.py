@@ -654,7 +654,7 @@ def test_a_formula_of_facts_is_a_size() -> None:
         (rules, {"ratio": "x"}, "--set ratio=x", "int(ratio*D) to be 16", "ratio = 'x'; D = 10"),
         (rules, {"ratio": True}, "--set ratio=True", "int(ratio*D) to be 16", "ratio = True; D = 10"),
         (rules, {"side": 8}, "--set side=8", square, "17 with side = 8"),
-        (written, {}, "r.yaml", "int(ratio*D) to be 16", "20 with ratio = 2; D = 10"),
+        (written, {}, "", "int(ratio*D) to be 16", "20 with ratio = 2; D = 10"),
     ):
         with pytest.raises(ConvertError) as refused:
             make_plan(file, source, settings=chosen)

@@ -17,6 +17,7 @@ from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Levels = Sequence[Level]
+Way = Sequence[tuple[int, Solution]]  # of segments, each with its number
 PAIRS = ("halves", "pairs")  # orders of the features of a layer
 SAME = 1e-9  # relative: two values of the target, added up in different orders
 
@@ -26,11 +27,11 @@ class Others:
     """Solutions that were not chosen and that nothing refutes, each with the number of its segment.
 
     Attributes:
-        same: those after which everything is as it was: they give the same outputs.
-        undecided: those that lead to a difference of the programs as well as the chosen ones.
+        same: ways after which everything is as it was: with these weights and inputs they give the same outputs.
+        undecided: solutions that lead to a difference of the programs as well as the chosen ones.
     """
 
-    same: list[tuple[int, Solution]] = field(default_factory=list)
+    same: list[Way] = field(default_factory=list)
     undecided: list[tuple[int, Solution]] = field(default_factory=list)
 
 
@@ -54,8 +55,11 @@ def others(search: Search) -> Others:
             if other is not segment.solution and not _is_renumbered(segment.solution, other):
                 way = _followed(search, number, other, stretch, last, levels)
                 end = solved or way is None or way[-1].end != stretch[-1].solution.end
-                numbered = ((min(number + k, number + len(stretch) - 1), s) for k, s in enumerate(way or ()))
-                (found.same if end else found.undecided).extend(numbered)
+                numbered = [(min(number + k, number + len(stretch) - 1), s) for k, s in enumerate(way or ())]
+                if end and numbered:
+                    found.same.append(numbered)
+                elif not end:
+                    found.undecided.extend(numbered)
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from convert.inference.candidates.candidate import Choice, Piece
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
+from convert.inference.grading.alternatives import Way
 from convert.inference.meetings.contracted import contracted_axes, summed_axes
 from convert.inference.meetings.sites import role_of, site_of
 from convert.inference.search import Search
@@ -27,12 +28,12 @@ class _Found:
     """What was found about one tensor."""
 
     pieces: list[tuple[Choice, Piece, int]] = field(default_factory=list)
-    alternatives: list[tuple[Part, ...]] = field(default_factory=list)
+    alternatives: dict[int, tuple[Part, ...]] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
 
 
 def tensors(
-    search: Search, names: Mapping[str, Sequence[str]], solved: bool, interchangeable: Sequence[tuple[int, Solution]]
+    search: Search, names: Mapping[str, Sequence[str]], solved: bool, interchangeable: Sequence[Way]
 ) -> tuple[Tensor, ...]:
     """Return every tensor of the target with its parts and grade.
 
@@ -40,7 +41,7 @@ def tensors(
         search: after `Search.solve`.
         names: name of each parameter of the target's record -> further names in the state_dict.
         solved: whether the outputs agree.
-        interchangeable: (segment, another solution of it) that gives the same outputs.
+        interchangeable: other ways that give the same outputs with these weights and inputs.
     """
     found = {name: _Found() for name in names}
     inputs_repeat = any(_has_equal_columns(value.array) for value in search.target.inputs.values())
@@ -55,15 +56,15 @@ def tensors(
                 )
                 for tensor in {piece.tensor for piece in choice.candidate.pieces}:
                     found[tensor].ties.append(tie)
-    for number, other in interchangeable:
-        chosen = _values(search.segments[number].solution)
-        for tensor, values in _values(other).items():
-            if tensor not in chosen or not np.array_equal(values, chosen[tensor]):
-                pieces = [(c, p) for c in other.choices for p in c.candidate.pieces if p.tensor == tensor]
-                segment = search.segments[number]
-                found[tensor].alternatives.append(
-                    tuple(part for c, p in pieces for part in _parts(search, c, p, segment))
-                )
+    for way, solutions in enumerate(interchangeable):
+        for number, other in solutions:
+            segment = search.segments[number]
+            chosen = _values(segment.solution)
+            for tensor, values in _values(other).items():
+                if tensor not in chosen or not np.array_equal(values, chosen[tensor]):
+                    pieces = [(c, p) for c in other.choices for p in c.candidate.pieces if p.tensor == tensor]
+                    parts = tuple(part for c, p in pieces for part in _parts(search, c, p, segment))
+                    found[tensor].alternatives[way] = (*found[tensor].alternatives.get(way, ()), *parts)
     target = search.target
     read = {value for operation in target.operations for value in operation.operands} | {*target.outputs.values()}
     return tuple(_tensor(search, name, names[name], found[name], solved, read) for name in names)
@@ -118,7 +119,7 @@ def _tensor(
         tuple(shape),
         grade,
         tuple(sorted(parts, key=lambda part: int(part.elements.min()))),
-        tuple(found.alternatives),
+        found.alternatives,
         tuple(found.ties),
         candidates,
         tuple(also),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Arithmetic, Part, Role, Site, Tensor, Tie
+from convert.inference.grading.other_ways import in_way
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import elements_of
 from convert.inference.meetings.columns import Columns, columns_along, matches
@@ -94,12 +95,12 @@ def _reordered(
 
 def _without_itself(tensor: Tensor, source: Program) -> Tensor:
     """Return a tensor without alternatives that are no other: some have the columns in the order that it now has."""
-    own, *made = (
-        weights([replace(tensor, parts=parts)], source)[tensor.name] for parts in (tensor.parts, *tensor.alternatives)
-    )
-    others = tuple(
-        parts for parts, array in zip(tensor.alternatives, made, strict=True) if not np.array_equal(array, own)
-    )
+    own = weights([tensor], source)[tensor.name]
+    others = {
+        way: parts
+        for way, parts in tensor.alternatives.items()
+        if not np.array_equal(weights(in_way([tensor], way), source)[tensor.name], own)
+    }
     return replace(tensor, alternatives=others)
 
 

@@ -243,7 +243,7 @@ def _made(
         tensor,
         grade=Grade.BEHIND,
         parts=in_order,
-        alternatives=(),
+        alternatives={},
         ties=(),
         candidates=(),
         guessed=True,

@@ -54,7 +54,7 @@ def in_complex_numbers(derivation: Derivation) -> tuple[Derivation, Mapping[str,
 
 def _whole(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> Tensor | None:
     """Return a complex tensor whose elements are those of complex leaves; None if their parts are not the leaves' parts."""
-    made = replace(tensor, shape=tensor.shape[:-1], alternatives=())
+    made = replace(tensor, shape=tensor.shape[:-1], alternatives={})
     if not tensor.parts:
         return made
     owner, position = (np.full(int(np.prod(tensor.shape)), -1) for _ in range(2))

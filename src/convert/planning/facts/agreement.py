@@ -74,7 +74,7 @@ def contradicted_formulas(
                 if size is not None
                 else f"the sizes give no {formula.letter}{meaning}",
                 rule=formula.at.line_only,
-                path=" ".join(dict.fromkeys(places[name] for name in of_facts)),
+                path=" ".join(dict.fromkeys(places[name] for name in of_facts if places[name] != rules.path)),
                 expected=f"{formula.text} to be {'a whole number' if size is None else size}",
                 got=("" if found is None else f"{found:g} with ")
                 + "; ".join(f"{k} = {v!r}" for k, v in values.items()),

@@ -16,6 +16,7 @@ from convert.inference.grading.differences.changed import changed
 from convert.inference.grading.differences.corrections import Correction, corrections
 from convert.inference.grading.differences.explained import GuessedRun
 from convert.inference.grading.differences.multiples import is_made_up
+from convert.inference.grading.other_ways import in_way, numbers_of_ways
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart
 from convert.numerics.magnitude import relative_error
@@ -124,12 +125,9 @@ def _differ_there_alone(
 
 
 def _each_way(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-    """Yield the tensors, and those with an alternative of one, and with the first of all."""
+    """Yield the tensors, and those of each other way."""
     yield tensors
-    for tensor in tensors:
-        for parts in tensor.alternatives:
-            yield [replace(x, parts=parts) if x is tensor else x for x in tensors]
-    yield [replace(x, parts=x.alternatives[0]) if x.alternatives else x for x in tensors]
+    yield from (in_way(tensors, way) for way in numbers_of_ways(tensors))
 
 
 def _error(target: Program, weights: Mapping[str, Array], source: Program) -> float:

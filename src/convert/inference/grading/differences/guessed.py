@@ -6,7 +6,7 @@ One of the two may write a sum or a product in another way, so that no value beh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -53,15 +53,16 @@ def of_equal_programs(
     others = list(_others(guessed, source))
     if len(others) > most:
         return None
-    alternatives: dict[str, list[tuple[Part, ...]]] = {}
-    for changed in others:
+    alternatives: dict[str, dict[int, tuple[Part, ...]]] = {}
+    first = 1 + max((way for tensor in tensors for way in tensor.alternatives), default=-1)
+    for way, changed in enumerate(others, first):
         made = proof.weights(changed, source)
         other = not any(np.array_equal(made[tensor.name], weights[tensor.name]) for tensor in changed)
         changes = {name: array for name, array in made.items() if name in state}
         if other and equal(side.changed(changes), want, EXACT):
             for tensor in changed:
-                alternatives.setdefault(tensor.name, []).append(tensor.parts)
-    return tuple(_graded(tensor, alternatives.get(tensor.name, [])) for tensor in tensors)
+                alternatives.setdefault(tensor.name, {})[way] = tensor.parts
+    return tuple(_graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors)
 
 
 def _others(tensors: Sequence[Tensor], source: Program) -> Iterator[tuple[Tensor, ...]]:
@@ -86,7 +87,7 @@ def _orders(tensor: Tensor, source: Program) -> Iterator[Array]:
         yield numbers.transpose(order).ravel()
 
 
-def _graded(tensor: Tensor, alternatives: Sequence[tuple[Part, ...]]) -> Tensor:
-    alternatives = (*tensor.alternatives, *alternatives)
+def _graded(tensor: Tensor, alternatives: Mapping[int, tuple[Part, ...]]) -> Tensor:
+    alternatives = {**tensor.alternatives, **alternatives}
     grade = Grade.TIED if tensor.ties else Grade.INTERCHANGEABLE if alternatives else Grade.DERIVED
     return replace(tensor, grade=grade, alternatives=alternatives, candidates=(), guessed=False)

@@ -82,7 +82,7 @@ def _reordered(tensor: Tensor, places: Array) -> Tensor:
     now = np.argsort(places)
     parts = sorted((_moved(part, now) for part in tensor.parts), key=lambda part: int(part.elements[0]))
     return replace(
-        tensor, grade=Grade.BEHIND, parts=tuple(parts), alternatives=(), ties=(), candidates=(), guessed=True
+        tensor, grade=Grade.BEHIND, parts=tuple(parts), alternatives={}, ties=(), candidates=(), guessed=True
     )
 
 
