@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from threading import RLock
 from typing import Any
 
 from convert.core.errors import ConvertError
@@ -15,6 +16,7 @@ from convert.core.similarity import did_you_mean
 
 PRECISIONS = ("float32", "bfloat16", "float64")
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # without it, CUDA's matrix products are not deterministic
+_ONE_AT_A_TIME = RLock()  # a check may run within another one, such as in the code of a user
 XLA_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"  # without it, JAX takes three quarters of a GPU's memory
 
 
@@ -141,8 +143,15 @@ def jax_precision(precision: str) -> Iterator[None]:
 def jax_on_the_cpu() -> Iterator[None]:
     """Let JAX compute on the CPU in all threads, also where it has a GPU; restore the setting afterwards.
 
-    Its values are the measure of all others, so they must not depend on the machine; and the GPU's memory is PyTorch's.
+    Its values are the measure of all others, so they must not depend on the machine; and the GPU's memory is PyTorch's. This setting
+    and the others of a check are those of the process, so a second check waits until the first has ended.
     """
+    with _ONE_AT_A_TIME, _on_the_cpu():
+        yield
+
+
+@contextmanager
+def _on_the_cpu() -> Iterator[None]:
     try:
         import jax
 

@@ -232,15 +232,20 @@ def _named_copies(leaves: Mapping[str, Leaf], dropped: Collection[str], known: C
 
     They may be single leaves beside the weights, and need not be copies of all. A shape that differs shows that they are others.
     """
+    kept = [name for name in leaves if name not in dropped]
     converted: dict[str, str] = {}
-    for name in leaves:
-        if name not in dropped:
-            converted.setdefault(_without_words(name)[1], name)
+    for name in kept:
+        converted.setdefault(_without_words(name)[1], name)
+    for of, inner in _converted_trees(kept):  # a copy may lie outside of it: `ema_params` beside `model/params`
+        for path in inner:
+            converted.setdefault(_below_params(path.split("/")), f"{of}/{path}" if of else path)
     groups: dict[str, list[tuple[str, str]]] = {}
     for name in leaves:
         word, plain = _without_words(name)
-        if name in dropped and name not in known and word and plain in converted:
-            groups.setdefault(word, []).append((name, converted[plain]))
+        if name in dropped and name not in known and word:
+            found = next((converted[path] for path in (plain, _below_word(name, word)) if path in converted), None)
+            if found is not None:
+                groups.setdefault(word, []).append((name, found))
     for pairs in groups.values():
         if all(leaves[one].spec.shape == leaves[other].spec.shape for one, other in pairs):
             one, other = (name.split("/") for name in pairs[0])
@@ -265,6 +270,12 @@ def _without_words(path: str) -> tuple[str, str]:
         path_left = (*keys[: state if below_state else k], "_".join(left), *keys[k + 1 :])
         return next(word for word in words if word not in left), _below_params(path_left)
     return "", _below_params(keys)
+
+
+def _below_word(path: str, word: str) -> str:
+    """Return what follows the key with a word, without ``params``."""
+    keys = path.split("/")
+    return _below_params(keys[1 + next(k for k, key in enumerate(keys) if word in key.split("_")) :])
 
 
 def _below_params(keys: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -176,6 +177,27 @@ def test_jax_computes_on_the_cpu_in_all_threads() -> None:
     with jax_on_the_cpu(), ThreadPoolExecutor(1) as thread:
         assert thread.submit(lambda: jax.config.jax_default_device).result().platform == "cpu"
     assert jax.config.jax_default_device == before
+
+
+def test_a_second_check_waits_for_the_first() -> None:
+    """The settings are those of the process: the first would restore them while the second runs."""
+    import jax
+
+    before = jax.config.jax_default_device
+    order, entered = [], Event()
+
+    def second() -> None:
+        with jax_on_the_cpu():
+            order.append("the second begins")
+            entered.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        with jax_on_the_cpu():
+            done = thread.submit(second)
+            entered.wait(0.2)
+            order.append("the first ends")
+        done.result()
+    assert order == ["the first ends", "the second begins"] and jax.config.jax_default_device == before
 
 
 def test_jax_is_pinned_and_restored() -> None:

@@ -284,6 +284,12 @@ def test_a_name_tells_an_average_of_one_leaf(converted: str, dropped: str, tree:
 def test_an_average_may_lack_a_leaf() -> None:
     inner = {path.removeprefix("params/"): shape for path, shape in TREE.items()}
     assert twins_of(ema={path: shape for path, shape in inner.items() if path != "enc/b"}) == [("ema", "params")]
+    for tree, of in (("ema_params", "model/params"), ("ema_state/model", "model"), ("state/ema", "model/params")):
+        kept = {f"{of}/{path}": shape for path, shape in inner.items()}
+        dropped = {f"{tree}/{path}": shape for path, shape in inner.items() if path != "enc/b"}
+        source = MemorySource(zeros(**kept, **dropped))
+        (twin,) = twin_trees(source.leaves, set(dropped))
+        assert (twin.tree, twin.of, len(twin.leaves)) == (tree, of, 3)
 
 
 def test_the_plan_says_that_a_twin_is_dropped() -> None:
