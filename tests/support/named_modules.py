@@ -22,7 +22,7 @@ from flax.traverse_util import unflatten_dict
 from convert.references.protocol import Reference
 from support.memory_source import MemorySource
 
-WIDTH, HEADS, GROUPS, HEAD, OUTPUTS, LAYERS, STEPS = 12, 4, 2, 3, 5, 2, 6
+WIDTH, HEADS, GROUPS, HEAD, OUTPUTS, LAYERS, STEPS = 12, 4, 2, 3, 5, 3, 6
 LINEAR = {"embed": (WIDTH, WIDTH), "merge": (2 * WIDTH, WIDTH), "head": (WIDTH, OUTPUTS)}
 OF_BLOCK = {
     "q": (WIDTH, WIDTH),

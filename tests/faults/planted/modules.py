@@ -47,6 +47,11 @@ def reversed_stack(module: Any) -> None:
     module.stack = lambda: blocks[::-1]
 
 
+def second_layer_first(module: Any) -> None:
+    one, two, three = module.blocks
+    module.stack = lambda: [two, one, three]
+
+
 def token_last(module: Any) -> None:
     module.with_token = lambda x: torch.cat([x, module.token.expand(len(x), 1, -1)], dim=1)
 
@@ -76,6 +81,7 @@ MODULES: tuple[Fault, ...] = (
             target("key heads in turns, not in groups", case, "y", "heads repeated in another order", of_blocks("grouped", in_turns)),
             target("heads behind their features", case, f"{B}out{IN}", "values in another order", of_blocks("joined", lambda x: x.transpose(2, 3).flatten(2))),
             target("layers in the reverse order", case, "y", "layers in the reverse order", reversed_stack),
+            target("the second layer in front of the first", case, "y", "layers in another order", second_layer_first),
             target("LayerScales exchanged", case, f"{B}mlp_norm{IN}", "of another tensor", each("Block", scales_exchanged)),
             target("the skip connection in front", case, f"merge{IN}", "values in another order", of_model("merged", lambda x, skip: torch.cat([skip, x], dim=-1))),
             target("the class token last", case, f"{B}attention_norm{IN}", "values in another order", each("Model", token_last)),

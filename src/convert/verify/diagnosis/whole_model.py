@@ -35,7 +35,8 @@ from convert.verify.sides.replay import Replay
 from convert.verify.sides.run_torch import input_tensors, observed
 
 Array = np.ndarray[Any, np.dtype[Any]]
-EXCHANGED, REVERSED = "modules exchanged", "layers in the reverse order"
+EXCHANGED, REVERSED, OTHER_ORDER = "modules exchanged", "layers in the reverse order", "layers in another order"
+MOST_PAIRS = 66  # of layers of a stack: those of 12
 DIRECTIONS, BACKWARD = (
     "directions exchanged",
     "_reverse",
@@ -150,6 +151,7 @@ def _trials(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial
     yield from _reversals(site, replay, steps)
     yield from _of_rules(replay, steps, lambda step: own_mistakes(step, site.plan))
     yield from _rope_of_two(site, replay, steps)
+    yield from _other_orders(site, replay, steps)
 
 
 def _of_file(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
@@ -287,6 +289,37 @@ def _units(step: Step) -> Iterator[str]:
 
 def _reversals(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
     """Yield the trials in which the layers of a stack have the weights of those in the reverse order."""
+    for before, numbers, layers in _stacks(steps):
+        problem = f"{before}{numbers[0]} has the weights of {before}{numbers[-1]}, and so on"
+        yield _moved(REVERSED, problem, site, replay, _of_layers(layers, numbers, numbers[::-1]))
+
+
+def _other_orders(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Trial]:
+    """Yield the trials in which two layers of a stack have each other's weights, near ones first, or all have those of the next one."""
+    for before, numbers, layers in _stacks(steps):
+        for step in (1, -1) if len(numbers) > 2 else ():
+            turned = [*numbers[step:], *numbers[:step]]
+            problem = f"{before}{numbers[0]} has the weights of {before}{turned[0]}, {before}{numbers[1]} those of {before}{turned[1]}, and so on"
+            yield _moved(OTHER_ORDER, problem, site, replay, _of_layers(layers, numbers, turned))
+        pairs = sorted(itertools.combinations(numbers, 2), key=lambda pair: pair[1] - pair[0])
+        for one, two in pairs[:MOST_PAIRS]:
+            problem = f"{before}{one} has the weights of {before}{two}, and the other way round"
+            yield _moved(OTHER_ORDER, problem, site, replay, _of_layers(layers, (one, two), (two, one)))
+
+
+def _of_layers(
+    layers: Mapping[int, Mapping[str, Step]], numbers: Sequence[int], others: Sequence[int]
+) -> Mapping[str, Step]:
+    """Return name of a tensor of the first layers -> the step of the same tensor in the others."""
+    return {
+        step.name: layers[other][behind]
+        for k, other in zip(numbers, others, strict=True)
+        for behind, step in layers[k].items()
+    }
+
+
+def _stacks(steps: Sequence[Step]) -> Iterator[tuple[str, list[int], Mapping[int, Mapping[str, Step]]]]:
+    """Yield the stacks of layers of the same shapes: what stands in front of the number, the numbers, number -> behind it -> step."""
     stacks: dict[str, dict[int, dict[str, Step]]] = {}  # in front of the number -> number -> behind it
     for step in steps:
         if found := NUMBER.search(step.name):
@@ -296,18 +329,7 @@ def _reversals(site: Site, replay: Replay, steps: Sequence[Step]) -> Iterator[Tr
         numbers = sorted(layers)
         shapes = [{behind: step.spec for behind, step in layers[k].items()} for k in numbers]
         if len(numbers) > 1 and all(shape == shapes[0] for shape in shapes):
-            tensors = {
-                step.name: layers[other][behind]
-                for k, other in zip(numbers, reversed(numbers), strict=True)
-                for behind, step in layers[k].items()
-            }
-            yield _moved(
-                REVERSED,
-                f"{before}{numbers[0]} has the weights of {before}{numbers[-1]}, and so on",
-                site,
-                replay,
-                tensors,
-            )
+            yield before, numbers, layers
 
 
 def _moved(name: str, problem: str, site: Site, replay: Replay, tensors: Mapping[str, Step]) -> Trial:
