@@ -54,16 +54,19 @@ class Records:
         """Return the search in which only those elements of the values count that an output takes.
 
         Args:
-            ended: the search in which all count; None is returned if each does where it ended.
+            ended: the search in which all count; None is returned if each does where it ended, and the target hides none that the source hides.
             masks: whether elements that masks and zeros hide do not count either.
         """
         source, target = ended.source.program, without_idle_operations(ended.target)
-        hidden = hidden_elements(target, masks=masks)
+        hidden, of_source = hidden_elements(target, masks=masks), hidden_elements(source, masks=masks)
+        leaves_out = bool(of_source) and not hidden  # what the source computes and hides
         tried = slice(ended.segments[-1].solution.end if ended.segments else 0, ended.failure.index + 1)
         both = zip(target.operations[tried], ended.target.operations[tried], strict=True)
-        if not any(one.name != two.name or any(x in hidden for x in one.operands) for one, two in both):
+        if not leaves_out and not any(
+            one.name != two.name or any(x in hidden for x in one.operands) for one, two in both
+        ):
             return None
-        own = Source(shown_alone(source, hidden_elements(source, masks=masks)), repeated=bool(self.learned))
+        own = Source(shown_alone(source, of_source), repeated=bool(self.learned))
         return Search(own, shown_alone(target, hidden), ended.in_record)
 
 

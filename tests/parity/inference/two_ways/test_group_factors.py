@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
+from convert.inference.forms.sums.group_factors import sums_of_scaled_groups
+from convert.programs.record_torch import record_torch
 from support.inferred import WIDTH, derive, floats, grades, sources
 
 D, NODES = WIDTH, 6
@@ -55,3 +57,17 @@ def test_gates_are_divided_by_their_sum() -> None:
 def test_a_fault_in_the_sum(fault: str) -> None:
     found = derive(_gated, Gated(fault), SHAPES, floats(NODES, D))
     assert found.differences and found.proof is None
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-5])
+def test_numbers_that_are_nearly_equal_in_each_group_stay_in_front(apart: float) -> None:
+    """Of a small layer they are, before it is trained; with other weights they are not."""
+    numbers = 1 + torch.as_tensor(TARGET) + apart * torch.arange(len(TARGET))
+
+    class Weighted(nn.Module):
+        def forward(self, x: Any, by: Any) -> Any:
+            return torch.zeros_like(x).index_add(0, torch.as_tensor(TARGET), x[torch.as_tensor(SOURCE)] * by[:, None])
+
+    given = {"x": np.random.default_rng(0).normal(size=(NODES, D)), "by": numbers.double().numpy()}
+    record = record_torch(Weighted(), lambda net, i: {"y": net(i["x"], i["by"])}, given)
+    assert sums_of_scaled_groups(record) == (apart == 0)

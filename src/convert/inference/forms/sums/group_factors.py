@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from convert.inference.forms.elements import are_same, step, with_instead
+from convert.inference.forms.elements import step, with_instead
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of
 
 SUMS_OF_ROWS = frozenset(("scatter-add", "scatter_add", "index_add", "reduce_sum", "sum"))
 MAX_DEPTH = 3  # products and quotients in which a number stands
 MAX_NUMBERS = 3  # of one sum
+ROUNDING = 1e-13  # relative, of a sum
 ONE = 1e-9  # how near to 1 the numbers of a softmax add up
 
 
@@ -112,7 +113,8 @@ def _is_of_groups(operation: Operation, at: int, factor: Array, value: Array) ->
         is_softmax = (np.abs(_total(operation, at, value) - 1) < ONE).all()
     except REFUSALS:
         return False
-    return bool(counts.max() > 1) and are_same(squares * counts, sums**2) and not is_softmax
+    equal = np.abs(squares * counts - sums**2) <= ROUNDING * sums**2  # their difference is that of the numbers, squared
+    return bool(counts.max() > 1 and equal.all()) and not is_softmax
 
 
 def _behind(operation: Operation, scaled: _Scaled) -> Iterator[Operation]:
