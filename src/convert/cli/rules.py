@@ -176,7 +176,7 @@ def _answered(
 ) -> tuple[str, list[str]]:
     """Return a draft with the rules that two programs show, and what was found; the rest is drafted for the rest of the module."""
     from convert.cli.infer import described, leaf_specs, specs_of
-    from convert.cli.infer_text import counted, summary
+    from convert.cli.infer_text import beside, counted, summary
     from convert.core.user_code import REFERENCE_OPTION
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules
@@ -193,7 +193,10 @@ def _answered(
     written = rules.written
     known = KnownRules(reference, written.sure, written.left, written.letters)
     text = draft_rules(source, name, root, rules.open_target, known)
-    return text, [counted(rules.derivation), *summary(rules.derivation, written.open)]
+    return text, [
+        counted(rules.derivation) + beside(rules.derivation, rules.target),
+        *summary(rules.derivation, written.open),
+    ]
 
 
 @rules.command(cls=Command, epilog="Example: convert rules validate mine.yaml")
