@@ -136,10 +136,11 @@ def new(
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
     name = "my-model" if file is None else file.stem
     said: list[str] = []
-    if reference is None:
-        text = draft_rules(source, name, root, read_target(like) if like is not None else None)
-    else:
-        text, said = _answered(source, name, root.strip("/"), reference, o.parse_settings(settings))
+    with output.prints_to_stderr():
+        if reference is None:
+            text = draft_rules(source, name, root, read_target(like) if like is not None else None)
+        else:
+            text, said = _answered(source, name, root.strip("/"), reference, o.parse_settings(settings))
     if file is None:
         output.data(text.rstrip("\n"))
         return
