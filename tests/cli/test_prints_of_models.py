@@ -110,6 +110,14 @@ def test_stdout_is_the_draft(of: tuple[str, str], run: Run, folder: Path) -> Non
     assert stdout.startswith("#") and len(parse_rules(stdout).rules) == 1 and "built\n" in stderr
 
 
+def test_stdout_is_the_jobs_of_a_batch(run: Run, folder: Path) -> None:
+    """The code of a reference is loaded before the first job starts."""
+    job = "{model: r.yaml, checkpoint: c.npz, out: o.safetensors, check: model, reference: 'loud_models:pair'}"
+    Path("jobs.yaml").write_text(f"jobs:\n- {job}\n")
+    stdout, stderr = run("batch", "jobs.yaml", "--dry-run")
+    assert stdout.startswith("convert r.yaml c.npz") and stdout.count("\n") == 1 and "loaded\n" in stderr
+
+
 def test_a_model_with_the_name_of_its_file_is_in_quotes(run: Run, folder: Path) -> None:
     """found out in ckpt: a name that is a word reads as one."""
     run("infer", "c.npz", "out.yaml", *PAIR)

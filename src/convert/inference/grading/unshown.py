@@ -163,9 +163,7 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Itera
                 span = "no row comes here"  # as where no token is sent to an expert
                 if values.size:
                     span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
-                problem = (
-                    f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
-                )
+                problem = f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it, or compare this line in both"
                 yield Unshown(operation, problem, number, is_above)
 
 
