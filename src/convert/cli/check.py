@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,7 +121,7 @@ def check(
 
     interrupted = signals.cleanup(lambda: abort(KeyboardInterrupt())) if junit or html or sarif else nullcontext()
     try:
-        with interrupted, redirect_stdout(sys.stderr):  # the code of the models may print, and stdout is the report's
+        with interrupted, output.prints_to_stderr():
             refuse_check(out)
             report = run(
                 out,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,20 +136,20 @@ def infer(
     source = None if shapes else _source(paths[0], step, item, skeleton, follow_links)
     given: Mapping[str, Any] = o.parse_settings(settings)
     numbers = {} if source is None else whole_numbers(source, root.strip("/"))
-    small = _shrunken(shrink or [], reference, to, given, source)
-    first = other = None
-    if small:
-        source, given = small[0]
-        with user_code_errors(reference or "", SHRINK_OPTION):  # models refuse sizes that do not go together
-            other = _pair(reference, to, None, None, None, small[1][1], small[1][0])
-            first = _pair(reference, to, None, None, None, given, source)
-    leaves = {} if source is None else leaf_specs(source)
-    pair = first or _pair(reference, to, jax, torch, inputs, given, source)
-    found = specs_of(shapes, leaves, root)
-    option = REFERENCE_OPTION if reference else JAX_OPTION
-    outside = len(found) < len(leaves)
-    names = (file.stem, root.strip("/"))
-    with redirect_stdout(sys.stderr):  # the code of the models may print, and stdout is the result's
+    with output.prints_to_stderr():
+        small = _shrunken(shrink or [], reference, to, given, source)
+        first = other = None
+        if small:
+            source, given = small[0]
+            with user_code_errors(reference or "", SHRINK_OPTION):  # models refuse sizes that do not go together
+                other = _pair(reference, to, None, None, None, small[1][1], small[1][0])
+                first = _pair(reference, to, None, None, None, given, source)
+        leaves = {} if source is None else leaf_specs(source)
+        pair = first or _pair(reference, to, jax, torch, inputs, given, source)
+        found = specs_of(shapes, leaves, root)
+        option = REFERENCE_OPTION if reference else JAX_OPTION
+        outside = len(found) < len(leaves)
+        names = (file.stem, root.strip("/"))
         rules = infer_rules(
             pair,
             described(pair),
@@ -177,7 +176,7 @@ def infer(
         made = {"file": str(file), "complete": complete, "open": dict(written.open), "confirmed": confirmed}
         output.data_json({**made, **derivation.to_dict()})
     elif not quiet:
-        output.status(infer_text.written(file, derivation))
+        output.status(infer_text.written(file, derivation, rules.target))
         for line in infer_text.summary(derivation, written.open):
             output.status(line)
         if confirmed is not None or problem:
@@ -194,7 +193,8 @@ def _confirmed(
     from convert.inference.shrink import confirm
 
     try:
-        error = confirm(rules, pair, shapes, root, seed)
+        with output.prints_to_stderr():
+            error = confirm(rules, pair, shapes, root, seed)
     except ConvertError as raised:
         return None, str(raised)
     return error, "" if error <= allowed else "the rules make other weights"

@@ -12,18 +12,47 @@ from typing import TYPE_CHECKING
 from convert.cli import output
 
 if TYPE_CHECKING:
+    from convert.drafting.like.target import TargetModel
     from convert.inference.derivation import Derivation, Tensor
 
 LISTED = 8  # tensors of one grade
-ASKED = ("tied", "open", "found behind the difference")  # grades of which each tensor is listed
+UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
+HINT = (
+    "hint: if you see no difference there, give the layers different widths (equal ones leave more ways open) or other inputs, or write "
+    "that place in one way in both, and run again; rules that you write by hand can be converted and checked as well"
+)
+NUMBER = re.compile("[0-9]+")
 
 
-def written(file: Path, derivation: Derivation) -> str:
+def written(file: Path, derivation: Derivation, target: TargetModel) -> str:
     """Say what was written, and how many tensors have which grade."""
     return (
         f"wrote {file}: {counted(derivation)} of {output.count(len(derivation.leaves), 'leaf')}; "
-        f"{output.count(derivation.tried, 'candidate')} tried"
+        f"{output.count(derivation.tried, 'candidate')} tried{beside(derivation, target)}"
     )
+
+
+def beside(derivation: Derivation, target: TargetModel) -> str:
+    """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none."""
+    from convert.drafting.like.target import COUNTERS
+
+    counters = sum(name.endswith(COUNTERS) for name in target.tensors)
+    seconds = sum(
+        len(others)
+        for first, others in target.shared.items()
+        for name in target.tensors
+        if name == first or name.startswith(f"{first}.")
+    )
+    made = [
+        output.count(number, word)
+        for number, word in (
+            (counters, "BatchNorm counter"),
+            (len(derivation.buffers), "whole-number buffer"),
+            (seconds, "second name"),
+        )
+        if number
+    ]
+    return f"; `convert` also writes {' and '.join(made)}" if made else ""
 
 
 def counted(derivation: Derivation) -> str:
@@ -43,7 +72,7 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         place = difference.site.where or difference.site.module or difference.site.operation
         far = "" if difference.error is None else f"; an output differs by {difference.error:.1e} of its largest value"
         if not difference.shown:
-            far = "; unless other weights make up for it, the programs differ there"
+            far = f"; {UNDECIDED}"
         if difference.made_up_by:
             others = ", ".join(map(str, difference.made_up_by))
             far = f"; other weights make up for it, and no rule is written for them: {others}"
@@ -53,9 +82,11 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
         of_grade = [tensor for tensor in derivation.tensors if tensor.grade is grade and not tensor.not_reached]
-        yield from _listed(grade.value, of_grade, follows)
+        yield from _listed(grade.value, of_grade, derivation.leaves, follows)
     if behind := sum(tensor.not_reached for tensor in derivation.tensors):
-        yield f"not reached: {output.count(behind, 'tensor')} behind the difference; correct it first"
+        certain = any(difference.is_certain for difference in derivation.differences)
+        place = "the difference; correct it first" if certain else "that place"
+        yield f"not reached: {output.count(behind, 'tensor')} behind {place}"
     said = {tensor.name: tensor.lack for tensor in derivation.tensors if tensor.grade is Grade.OPEN}
     lacking = [(name, why) for name, why in unwritten.items() if why not in (NOT_REACHED, said.get(name))]
     for name, why in lacking[:LISTED]:
@@ -69,6 +100,8 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
             f"{whole}proven with {derivation.proof.draws} further draws of {drawn} through the module as it is: "
             f"relative error {derivation.proof.error:.1e}"
         )
+    if any(not difference.is_certain for difference in derivation.differences):
+        yield HINT
 
 
 def confirmation(error: float | None, problem: str) -> str:
@@ -79,37 +112,54 @@ def confirmation(error: float | None, problem: str) -> str:
     return f"confirmed at the other sizes: {size}"
 
 
-def _listed(grade: str, tensors: list[Tensor], follows: str) -> Iterator[str]:
-    """Say what is known of tensors, those that differ in numbers together.
+def _listed(grade: str, tensors: list[Tensor], leaves: Mapping[str, tuple[int, ...]], follows: str) -> Iterator[str]:
+    """Say what is known of tensors, in one line of those that differ in nothing but the numbers in names.
 
     Args:
+        leaves: of the source, with their shapes.
         follows: how the operations behind columns that are tied do not tell them apart.
     """
-    groups: dict[str, list[Tensor]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Tensor, list[str]]]] = {}
     for tensor in tensors:
-        groups.setdefault(re.sub(r"[0-9]+", "#", tensor.name), []).append(tensor)
-    told = [of for of in groups.values() if grade in ASKED or of[0].unseen or of[0].alternatives]
-    for first, *more in told[:LISTED]:
+        if said := list(_said(grade, tensor, leaves, follows)):
+            named = grade in ("open", "found behind the difference")
+            key = tuple(NUMBER.sub("#", text) for text in said) if named else tuple(said)
+            groups.setdefault((NUMBER.sub("#", tensor.name), *key), []).append((tensor, said))
+    for (first, said), *more in list(groups.values())[:LISTED]:
         name = f"{first.name} and {len(more)} more like it" if more else first.name
-        if grade == "tied" and first.ties:
-            tie = first.ties[0]
-            columns = output.count(len(tie.columns), "column")
-            said = f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
-            if not tie.told_by:
-                said = f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"
-            yield f"tied: {name}: {said}"
-        elif grade == "open":
-            candidates = "" if first.unread else ", ".join(first.candidates[:LISTED])
-            yield f"open: {name}: {f'may be made of {candidates}' if candidates else first.lack}"
+        yield from (f"{grade}: {name}: {text}" for text in said)
+    if len(groups) > LISTED:
+        yield f"{grade}: {output.count(len(groups) - LISTED, 'more group')} of tensors like these"
+
+
+def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], follows: str) -> Iterator[str]:
+    """Say what is not sure of a tensor; nothing where all is."""
+    if grade == "tied" and tensor.ties:
+        tie = tensor.ties[0]
+        columns = output.count(len(tie.columns), "column")
+        if tie.told_by:
+            yield f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
         else:
-            if first.unseen:
-                said = f"{first.unseen:,} of its {math.prod(first.shape):,} elements"
-                yield f"{grade}: {name}: no output shows {said}; they are made as the others of this kind"
-            if first.alternatives:
-                same = "outputs" if grade == "interchangeable" else "values"
-                yield f"{grade}: {name}: {output.count(len(first.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
-            if grade == "found behind the difference":
-                leaves = dict.fromkeys(leaf for part in first.parts for leaf in (part.leaf, *part.leaves) if leaf)
-                yield f"{grade}: {name}: made of {', '.join(leaves) or 'a constant'}"
-    if len(told) > LISTED:
-        yield f"{grade}: {output.count(len(told) - LISTED, 'more group')} of tensors like these"
+            yield f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"
+    elif grade == "open":
+        yield tensor.lack if tensor.unread or not tensor.candidates else _candidates(tensor, leaves)
+    else:
+        if tensor.unseen:
+            said = f"{tensor.unseen:,} of its {math.prod(tensor.shape):,} elements"
+            yield f"no output shows {said}; they are made as the others of this kind"
+        if tensor.alternatives:
+            same = "outputs" if grade == "interchangeable" else "values"
+            yield f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
+        if grade == "found behind the difference":
+            of = dict.fromkeys(leaf for part in tensor.parts for leaf in (part.leaf, *part.leaves) if leaf)
+            yield f"made of {', '.join(of) or 'a constant'}"
+
+
+def _candidates(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> str:
+    """Say which leaves an open tensor may be made of; those of its size are alternatives, unless the nearest guess has parts of several."""
+    size, guessed = math.prod(tensor.shape), {part.leaf for part in tensor.parts}
+    of_its_size = all(math.prod(leaves.get(name, ())) == size for name in tensor.candidates)
+    several = len(tensor.candidates) > 1 and len(guessed) < 2 and of_its_size
+    more = f" and {len(tensor.candidates) - LISTED} more" if len(tensor.candidates) > LISTED else ""
+    which = f"any of {len(tensor.candidates)} leaves of its size, which nothing tells apart so far: " if several else ""
+    return f"may be made of {which}{', '.join(tensor.candidates[:LISTED])}{more}"

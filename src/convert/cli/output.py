@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
@@ -68,6 +68,13 @@ def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
     return Console(file=stream)
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Run code of the user, such as a model that prints: stdout is for the result alone."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def data(text: str, end: str = "\n", style: str = "") -> None:

@@ -82,21 +82,23 @@ def record(
             rules_dir=rules_dir,
         ),
     )
-    pair = load_reference(plan, reference)
+    with output.prints_to_stderr():
+        pair = load_reference(plan, reference)
     if isinstance(pair, str):
         raise ConvertError(
             Finding("reference-unavailable", path=str(checkpoint), problem=f"cannot be recorded: {pair}")
         )
-    recording = run(
-        plan,
-        pair,
-        out,
-        factory=reference or "",
-        seed=seed,
-        precision=precision,
-        max_bytes=parse_size(max_size, "--max-size"),
-        overwrite=overwrite,
-    )
+    with output.prints_to_stderr():
+        recording = run(
+            plan,
+            pair,
+            out,
+            factory=reference or "",
+            seed=seed,
+            precision=precision,
+            max_bytes=parse_size(max_size, "--max-size"),
+            overwrite=overwrite,
+        )
     if as_json:
         output.data_json(
             {

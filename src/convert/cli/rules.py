@@ -136,10 +136,11 @@ def new(
     source = open_source(checkpoint, step=step, item=item, skeleton=skeleton, follow_links=follow_links)
     name = "my-model" if file is None else file.stem
     said: list[str] = []
-    if reference is None:
-        text = draft_rules(source, name, root, read_target(like) if like is not None else None)
-    else:
-        text, said = _answered(source, name, root.strip("/"), reference, o.parse_settings(settings))
+    with output.prints_to_stderr():
+        if reference is None:
+            text = draft_rules(source, name, root, read_target(like) if like is not None else None)
+        else:
+            text, said = _answered(source, name, root.strip("/"), reference, o.parse_settings(settings))
     if file is None:
         output.data(text.rstrip("\n"))
         return
@@ -176,7 +177,7 @@ def _answered(
 ) -> tuple[str, list[str]]:
     """Return a draft with the rules that two programs show, and what was found; the rest is drafted for the rest of the module."""
     from convert.cli.infer import described, leaf_specs, specs_of
-    from convert.cli.infer_text import counted, summary
+    from convert.cli.infer_text import beside, counted, summary
     from convert.core.user_code import REFERENCE_OPTION
     from convert.drafting import draft_rules
     from convert.drafting.draft import KnownRules
@@ -193,7 +194,10 @@ def _answered(
     written = rules.written
     known = KnownRules(reference, written.sure, written.left, written.letters)
     text = draft_rules(source, name, root, rules.open_target, known)
-    return text, [counted(rules.derivation), *summary(rules.derivation, written.open)]
+    return text, [
+        counted(rules.derivation) + beside(rules.derivation, rules.target),
+        *summary(rules.derivation, written.open),
+    ]
 
 
 @rules.command(cls=Command, epilog="Example: convert rules validate mine.yaml")

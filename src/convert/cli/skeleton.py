@@ -25,4 +25,6 @@ def skeleton(
     """
     from convert.checkpoints.formats.skeleton import write_skeleton
 
-    output.data(write_skeleton(factory))
+    with output.prints_to_stderr():
+        found = write_skeleton(factory)
+    output.data(found)

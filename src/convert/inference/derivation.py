@@ -215,7 +215,7 @@ class Tie:
         return {"columns": list(self.columns), "site": self.site.to_dict(), "told_by": self.told_by}
 
 
-NOT_REACHED = "not reached: behind the difference; correct that first"
+NOT_REACHED = "not reached: behind the place where the search ended"
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,6 +366,11 @@ class Difference:
     brief: str = ""
     shown: bool = True
     made_up_by: tuple[OtherWeight, ...] = ()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the code of the two says different things there. Otherwise they may be equal, and nothing has shown it."""
+        return self.shown or bool(self.made_up_by)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as JSON values."""

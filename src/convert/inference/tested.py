@@ -104,7 +104,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     if hides is not None:
         ended = Difference(site_of("target", as_derived.operations.index(hides), hides), HIDDEN, shown=False)
         return Tested(None, found, source, ended, again=again, hidden=True)
-    unseen = _unseen(target, found, [source, *fresh], as_derived, allowed)
+    unseen = _unseen(both.as_run, found, [source, *fresh], allowed)
     losses = () if lost is None else lost.notes
     fast = fast_path.notes(module, run, masks, proof.weights(found, fresh[0]), fresh[0], allowed)
     small = small_weights.notes(source, as_derived)
@@ -116,15 +116,17 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     return Tested(evidence, found, source, None, notes, again)
 
 
-def _unseen(
-    target: Program, found: Sequence[Tensor], runs: Sequence[Program], first: Program, allowed: float
-) -> tuple[str, ...]:
-    """Return notes on what no run shows, the first of them that of the records, in which the target ran as `first`."""
-    ran = [first]
+def _unseen(as_run: Program, found: Sequence[Tensor], runs: Sequence[Program], allowed: float) -> tuple[str, ...]:
+    """Return notes on what no run shows, the first of them that of the records.
+
+    Args:
+        as_run: the target as it ran: the search takes a mask apart where it takes apart what is masked, and one part may hide nothing.
+    """
+    ran = [_target_run(as_run, found, runs[0])]
     unseen = unshown.notes(runs[:1], ran, allowed)
     if not unseen:  # most have nothing to show, and the first run says so
         return ()
-    ran += [_target_run(target, found, other) for other in runs[1:] if can_rerun(target, _given(other))]
+    ran += [_target_run(as_run, found, other) for other in runs[1:] if can_rerun(as_run, _given(other))]
     return unshown.notes(runs, ran, allowed)
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+import convert
 from support.inferred import WIDTH, derive
 
 D = WIDTH
@@ -57,7 +59,7 @@ def same(y: Any) -> Any:
         ),
         (lambda y: jnp.where(y > -100, y, -y), same, ["`select_n` of the JAX function: every element takes the same side"]),
         (same, lambda y: y.masked_fill(y > 100, 0), ["`masked_fill` of the PyTorch module: every element takes"]),
-        (same, lambda y: torch.where(torch.ones_like(y).bool(), y, -y), ["`where` of the PyTorch module: every element"]),
+        (same, lambda y: torch.where(torch.ones_like(y).bool(), y, -y), ["`where` of the PyTorch module: every element takes the same side, and no number of the inputs changes it"]),
         (jnp.exp, lambda y: y.exp().abs(), []),  # no input would, as in what follows
         (lambda y: jnp.maximum(jax.nn.softmax(y), 0), lambda y: y.softmax(-1), []),
         (lambda y: jnp.clip(jnp.tanh(y), -1, 1), torch.tanh, []),
@@ -97,3 +99,32 @@ def test_a_line_that_runs_again_has_one_note() -> None:
 
     found = derive(lambda w, x: 0.1 * limited(x @ w["a"]) @ w["b"], Model(lambda y: 0.1 * y * 8), SHAPES)
     assert found.complete and len(found.notes) == 1 and ", 3 times: no value is above 5000" in found.notes[0]
+
+
+def test_a_mask_that_the_search_takes_apart_is_seen_whole() -> None:
+    """No query may see a later token, and each sees all of the memory in front: the part of the mask that lies over the memory hides nothing."""
+    tokens, remembered = 4, 5
+    hidden = np.triu(np.ones((tokens, remembered + tokens), bool), 1 + remembered)
+
+    def function(w: Any, inputs: Any) -> Any:
+        both = jnp.concatenate([inputs["memory"], inputs["x"]], 1)
+        scores = jnp.where(hidden, -1e30, inputs["x"] @ w["q"] @ jnp.swapaxes(both @ w["k"], 1, 2))
+        return jax.nn.softmax(scores) @ (both @ w["v"])
+
+    class Remembering(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = torch.nn.Linear(D, 3 * D, bias=False)
+
+        def forward(self, x: Any, memory: Any) -> Any:
+            queries, keys, values = self.m(torch.cat([memory.swapaxes(0, 1), x.swapaxes(0, 1)])).chunk(3, -1)
+            scores = torch.einsum("ibd,jbd->ijb", queries[remembered:], keys)
+            scores = scores.masked_fill(torch.as_tensor(hidden)[:, :, None], -1e30)
+            return torch.einsum("ijb,jbd->bid", scores.softmax(1), values)
+
+    def inputs(seed: int) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        return {"x": rng.normal(size=(3, tokens, D)), "memory": rng.normal(size=(3, remembered, D))}
+
+    found = convert.infer(function, Remembering(), lambda m, i: m(**i), inputs, dict.fromkeys("qkv", (D, D)))
+    assert found.complete and found.notes == ()

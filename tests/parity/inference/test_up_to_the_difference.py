@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,7 +60,10 @@ def test_in_front_behind_and_beside_a_difference() -> None:
     }
     assert sources(found) == {"a.weight": "a", "b.weight": "b", "c.weight": "c", "d.weight": "d"}
     text = write_rules(found, model_of_module(Trunk(), "Model")).text
-    assert "# derived up to the difference: dot_general" in text and "# found behind the difference: " in text
+    assert (
+        "# derived up to the difference: dot_general" in text
+        and "# derived up to the difference or found behind the difference: " in text
+    )  # of a and b, and of c and d
     assert "# derived: " not in text and "ask" not in text
     (note,) = parse_rules(text).targets["torch"].differs
     assert note.startswith("the two programs differ at test_up_to_the_difference.py:") and "sigmoid" in note
@@ -179,3 +183,24 @@ def test_elements_that_nothing_in_front_of_the_difference_tells_apart_are_tied()
     assert found.tensor("number").grade is Grade.TIED
     (said,) = [line for line in summary(found, {}) if line.startswith("tied: number")]
     assert "nothing in front of the difference tells them apart; larger inputs may" in said
+
+
+def test_rows_of_other_values_are_named_where_the_indices_alone_are_the_same() -> None:
+    """Of the nearest rows one program takes what the layer gives, the other one the sines of the input."""
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh((x @ w["a"])[jax.lax.top_k(x @ x.T, 3)[1]]) @ w["b"]
+
+    class Nearest(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in "ab")
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x[(x @ x.mT).topk(3).indices].sin()).tanh())
+
+    found = derive(function, Nearest(), dict.fromkeys("ab", (WIDTH, WIDTH)), floats(9, WIDTH))
+    (difference,) = found.differences
+    assert difference.brief == "the target picks elements of the input x, and the JAX model of what a gives"
+    assert "; the JAX model picks elements of what a gives (" in difference.problem
+    assert "of the same" not in difference.problem

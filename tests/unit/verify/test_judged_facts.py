@@ -249,12 +249,20 @@ def test_what_a_reference_reads_is_known() -> None:
 # ---- facts of layers that the target's module does not state
 
 
-@pytest.mark.parametrize(("agree", "said"), [(True, "; the outputs are those of the JAX model, so that"), (False, "")])
+@pytest.mark.parametrize(
+    ("agree", "said"), [(True, "; it cannot be read from the PyTorch module; the outputs are equal"), (False, "")]
+)
 def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: bool, said: str) -> None:
     layer = parse_pattern("m0")
     padding = DeclaredFact("padding", "SAME", "mine.yaml:3", layer, "conv")
     activation = DeclaredFact("activation", "gelu_erf", "mine.yaml:4", layer, "linear")
     one, two = of_layers([padding, activation], models_agree=agree)
-    assert not one.open and two.open and two.next == "", "a comparison of the models does not decide the activation"
-    ((_, text), _) = listed((one, two))
+    assert not one.open and two.open, "a comparison of the models does not decide the activation"
+    (_, text), (_, of_activation) = listed((one, two))
     assert text.startswith("padding = SAME of m0 (mine.yaml:3") and (said in text if said else ";" not in text)
+    why = (
+        "it cannot be read from the PyTorch module, nor from what follows the layer: compare the code of the two models"
+    )
+    assert of_activation == f"activation = gelu_erf of m0 (mine.yaml:4; {why})"
+    finding = require_verified((one, two))
+    assert finding is not None and finding.fix == f"{why}, then give --trust activation"

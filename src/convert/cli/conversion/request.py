@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convert.cli import output
 from convert.cli.options import JAX_FORMATS, refuse_layout, refuse_options_of_pytorch
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
@@ -31,9 +32,10 @@ class Proof:
         """Check tensors against the checkpoint that they belong to."""
         from convert.verify.run import check
 
-        return check(
-            tensors, source, options, model=model, require=self.require, trust=self.trust, reference=self.reference
-        )
+        with output.prints_to_stderr():
+            return check(
+                tensors, source, options, model=model, require=self.require, trust=self.trust, reference=self.reference
+            )
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _refuse_proof(proof: Proof) -> None:
 
     require_levels(proof.require)
     if proof.reference:
-        find_factory(proof.reference, REFERENCE_OPTION)
+        with output.prints_to_stderr():
+            find_factory(proof.reference, REFERENCE_OPTION)
 
 
 def _refuse_adapter(adapter: str, asked: Request) -> None:

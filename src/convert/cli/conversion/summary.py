@@ -57,11 +57,17 @@ def _notes(plan: Plan, result: Result) -> tuple[Any, ...]:
     return (*plan.notes, *(plan.config_notes if result.out.suffix != ".safetensors" else of_code))
 
 
+def named(plan: Plan) -> str:
+    """Return the name of the model that was found, in quotes where it is one word of the rule file, such as "out"."""
+    rules = plan.rules
+    return plan.found.replace(rules.title, f'"{rules.title}"', 1) if rules.title == rules.model else plan.found
+
+
 def print_summary(plan: Plan, result: Result) -> None:
     """Print what was found and written; details only on a terminal, since a log keeps the rest."""
     choices = [note for note in plan.source.notes if note.code in ("step-chosen", "item-chosen", "weights-divided")]
     details = "; ".join([plan.source.format, *map(str, choices)])
-    output.status(f"found {plan.found} in {plan.source.display_path} ({details})")
+    output.status(f"found {named(plan)} in {plan.source.display_path} ({details})")
     if output.on_terminal():
         for note in plan.source.notes:
             if note not in choices:

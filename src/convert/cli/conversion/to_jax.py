@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from convert.api import plan_reverse
 from convert.cli import output
 from convert.cli.conversion.request import Proof, Request
-from convert.cli.conversion.summary import end
+from convert.cli.conversion.summary import end, named
 from convert.cli.reverse_plan import print_plan
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
@@ -67,7 +67,7 @@ def _write(plan: ReversePlan, asked: Request, to: str) -> CheckpointResult:
             on_event=lambda event: show(event.done, event.total),
         )
     if not asked.quiet and not asked.as_json:
-        output.status(f"found {plan.forward.found} in {plan.written.path} ({plan.forward.target})")
+        output.status(f"found {named(plan.forward)} in {plan.written.path} ({plan.forward.target})")
         for note in plan.notes:
             output.status(f"note: {note}", output.NOTE)
         if plan.left_out:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from convert.api import plan_conversion
 from convert.cli import output
 from convert.cli.conversion.request import Request
+from convert.cli.conversion.summary import named
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
 from convert.peft.plan import plan_adapter
@@ -20,7 +21,7 @@ def run(asked: Request) -> None:
         raise ConvertError(Finding("usage", "--adapter needs an OUT on this machine", path=str(out), fix=fix))
     plan = plan_conversion(asked.model, asked.checkpoint, asked.options)
     adapter = plan_adapter(plan)
-    found = f"found {plan.found} in {plan.source.display_path} ({plan.source.format})"
+    found = f"found {named(plan)} in {plan.source.display_path} ({plan.source.format})"
     if asked.dry_run:
         refuse(adapter, out, asked.writing.overwrite)
         if asked.as_json:

@@ -88,14 +88,15 @@ def batch(
         require_text_file(report)
     common = _common(to, dtype, settings, rules_dir, max_shard_size, o.split(check))
     found = _read(what or [], common)
-    planned = preflight(
-        found,
-        jobs_module.take_shard(found, shard),
-        overwrite=overwrite,
-        resume=resume,
-        create=not dry_run,
-        reports=reports,
-    )
+    with output.prints_to_stderr():
+        planned = preflight(
+            found,
+            jobs_module.take_shard(found, shard),
+            overwrite=overwrite,
+            resume=resume,
+            create=not dry_run,
+            reports=reports,
+        )
     if dry_run:
         for one in planned:
             output.data(f"{jobs_module.command(one.job.convert_arguments())}  # {output.size(one.nbytes)}")

@@ -26,6 +26,8 @@ BENDS = {
     "hardswish": (-3.0, 3.0),
 }
 CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
+OF_NUMBERS = "every element takes the same side; give inputs that choose the other one, too"
+OF_SIZES = "every element takes the same side, and no number of the inputs changes it; if larger inputs do, as beyond a window, give these"
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
 
 
@@ -113,7 +115,7 @@ def _choice(
     taken = 1 - number if operation.name == "where" else number
     left = [operation.operands[k].array for k in sides if k != sides[taken]]
     if any(array.dtype.kind != "f" or not np.isnan(array).all() for array in left):
-        yield Unshown(operation, "every element takes the same side; give inputs that choose the other one, too")
+        yield Unshown(operation, OF_SIZES if operation.operands[at].constant else OF_NUMBERS)
 
 
 def _made_by(value: Value, made: dict[Value, Operation]) -> Operation | None:
@@ -161,9 +163,7 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Itera
                 span = "no row comes here"  # as where no token is sent to an expert
                 if values.size:
                     span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
-                problem = (
-                    f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it"
-                )
+                problem = f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it, or compare this line in both"
                 yield Unshown(operation, problem, number, is_above)
 
 

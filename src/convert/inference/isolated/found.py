@@ -33,8 +33,7 @@ IN_FRONT = (Grade.IN_FRONT, Grade.TIED)
 SAME = (Arithmetic.SAME, 1.0)
 RAN_OUT = (
     "the search by the outputs alone ended after {runs} runs of both programs, its limit, with at most {most} of {all} tensors "
-    "found at once: whether the programs are equal is not decided. Write the place where they differ, or seem to, in one way in "
-    "both, or give a smaller pair, such as one layer of each kind; or answer the questions in the file"
+    "found at once: whether the programs are equal is not decided; a smaller pair, such as one layer of each kind, needs fewer"
 )
 
 

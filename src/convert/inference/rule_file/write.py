@@ -199,8 +199,13 @@ def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]], differenc
 def _in_words(one: Difference) -> str:
     """Return a difference as a note of the plan."""
     place = one.site.where or one.site.module or one.site.operation
-    differ = "differ" if one.shown else "may differ"
-    return f"the two programs {differ} at {place}: {one.brief or one.problem}; correct that and derive the rules again"
+    said = one.brief or one.problem
+    if one.is_certain:
+        return f"the two programs differ at {place}: {said}; correct that and derive the rules again"
+    doubt = f"`convert infer` does not know whether the two programs differ at {place}: {said}"
+    return (
+        f"{doubt}; write that place in one way in both, or give the layers different widths, and derive the rules again"
+    )
 
 
 def _shared(
@@ -242,11 +247,22 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
             f"the two programs show that it becomes {', '.join(made[:2])}{more}; the summary says why no rule does"
         )
     elif behind or (not ways and any(t.not_reached for t in derivation.tensors)):
-        site = next((difference.site for difference in derivation.differences), None)
-        at = f" at {site.where or site.module}" if site is not None and (site.where or site.module) else ""
-        question = f"not reached: behind the difference{at}; correct it first"
+        question = f"not reached: {_behind(derivation.differences)}"
     entry.ask("parameter", question, ways)
     return entry
+
+
+def _behind(differences: Sequence[Difference]) -> str:
+    """Say behind what nothing was found."""
+    if not differences:
+        return "behind the place where the search ended"
+    one = differences[0]
+    place = one.site.where or one.site.module or one.site.operation
+    return (
+        f"behind the difference at {place}; correct it first"
+        if one.is_certain
+        else f"behind {place}, which is undecided"
+    )
 
 
 def _asked(entry: DraftEntry) -> DraftEntry:
@@ -275,7 +291,9 @@ def _writable(
             try:
                 entry_of(rule, Letters(), target)
             except NoWordsError as error:
-                lost[k] = str(error)
+                lost[k] = str(error).replace(
+                    "the leaf", " and of ".join(dict.fromkeys(path for _, path in rule.sources))
+                )
     lost |= dict.fromkeys(other_parts(rules, lost, unjoined), "another part of its leaf, or of the tensor, has no rule")
     kept = [rule for k, rule in enumerate(rules) if k not in lost]
     without = {rules[k].module or _own_tensor(rules[k].layer): why for k, why in lost.items()}

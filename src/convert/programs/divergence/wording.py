@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, line, steps, unshared
-from convert.programs.divergence.naming.brief import brief, brief_of_entry, layer, without_places
+from convert.programs.divergence.naming.brief import brief, brief_of_entry, layer, picked, without_places
 from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
     EXTRA,
@@ -295,7 +295,10 @@ def _unproven(
         said += "; more may differ behind it: " if said else ""
         said += f"the first operation of the target that is given values of the JAX model and gives none of its values: {at}"
     if divergence.instead:
-        said += f"; of the same, the JAX model {theirs.chain(divergence.instead[:1])}{places(divergence.instead[:1])}"
+        does = theirs.chain(divergence.instead[:1])
+        values = picked(entry, divergence.instead[0], ours, theirs)
+        theirs_of = f"of the same, the JAX model {does}" if values is None else f"the JAX model {does} of {values[1]}"
+        said += f"; {theirs_of}{places(divergence.instead[:1])}"
     said += f"; {windows}" if windows else ""
     instead = divergence.instead[0] if divergence.instead else None
     other = instead is not None and (

@@ -27,7 +27,10 @@ from convert.verify.report.facts import JudgedFact, Status, shown
 from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
-OUTPUTS_AGREE = "the outputs are those of the JAX model, so that it only describes the source"
+OUTPUTS_AGREE = "it cannot be read from the PyTorch module; the outputs are equal, so that there is nothing to do"
+ACTIVATION = (
+    "it cannot be read from the PyTorch module, nor from what follows the layer: compare the code of the two models"
+)
 UNSEEN = ":"  # in the names of what the models level does not show, which are known when it ran: ``inputs:tokens``
 
 
@@ -83,7 +86,7 @@ def of_layers(unread: Iterable[DeclaredFact], *, models_agree: bool = False) -> 
         first, more = facts[0], f" and {len(facts) - 1} more" if len(facts) > 1 else ""
         layers = (first.layer.text if first.layer else "") + more
         decides = first.name == "activation" and first.value != "none"  # a rule without the key says no more
-        following = OUTPUTS_AGREE if models_agree and not decides else ""
+        following = ACTIVATION if decides else OUTPUTS_AGREE if models_agree else ""
         judged.append(
             JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, "", decides, layers, next=following)
         )
@@ -124,13 +127,12 @@ def require_verified(facts: Iterable[JudgedFact]) -> Finding | None:
         return None
     options = " ".join(f"--trust {name}" for name in dict.fromkeys(fact.name for fact in unknown))
     steps = dict.fromkeys(fact.next or "compare them with the training configuration" for fact in unknown)
+    by_hand = {"", ACTIVATION}.intersection(fact.next for fact in unknown)
     return Finding(
         "fact-unverified",
         "both models compute with values that nothing confirms",
         got="; ".join(f"{fact.shown} ({fact.origin})" for fact in unknown),
-        fix=f"{'; '.join(steps)}, then give {options}"
-        if "" in {f.next for f in unknown}
-        else f"{'; '.join(steps)}, or give {options}",
+        fix=f"{'; '.join(steps)}, {'then' if by_hand else 'or'} give {options}",
         data={"facts": list(dict.fromkeys(fact.name for fact in unknown))},
     )
 

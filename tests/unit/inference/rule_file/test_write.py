@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from convert.cli.infer_text import summary
+from convert.cli.infer_text import HINT, summary
 from convert.drafting.like.target import TargetModel
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
 from convert.inference.rule_file.proof import compare_rules
@@ -144,7 +144,26 @@ def test_what_is_open_is_a_question_with_its_candidates() -> None:
     assert [found.tensor for found in compare_rules(written.decided, changed)] == [tensor.name]
 
 
-def test_behind_the_difference_nothing_is_offered() -> None:
+@pytest.mark.parametrize(
+    ("shown", "of_the_question", "of_the_summary", "of_the_plan"),
+    [
+        (
+            True,
+            "behind the difference at net.py:7; correct it first",
+            "behind the difference; correct it first",
+            "the two programs differ at net.py:7: it differs; correct that",
+        ),
+        (
+            False,
+            "behind net.py:7, which is undecided",
+            "behind that place",
+            "`convert infer` does not know whether the two programs differ at net.py:7: it differs; write that place in one way",
+        ),
+    ],
+)
+def test_behind_the_difference_nothing_is_offered(
+    shown: bool, of_the_question: str, of_the_summary: str, of_the_plan: str
+) -> None:
     derivation, target = small()
     tensors = [t for t in derivation.tensors if t.name.endswith(("wpe.weight", "ln_f.weight"))]
     opened = {t.name: Tensor(t.name, t.shape, Grade.OPEN, not_reached=True) for t in tensors}
@@ -152,20 +171,19 @@ def test_behind_the_difference_nothing_is_offered() -> None:
     changed = dataclasses.replace(
         derivation,
         tensors=tuple(opened.get(t.name, t) for t in derivation.tensors),
-        differences=(Difference(site, "it differs"),),
+        differences=(Difference(site, "it differs", shown=shown),),
         proof=None,
     )
     written = write_rules(changed, target)
     assert written.open.keys() >= opened.keys() and {written.open[name] for name in opened} == {NOT_REACHED}
     question = written.text.split("- from: transformer/wpe/embedding\n")[1].split("\n\n")[0]
-    assert (
-        question.strip()
-        == "parameter: ask    # question: not reached: behind the difference at net.py:7; correct it first"
-    )
+    assert question.strip() == f"parameter: ask    # question: not reached: {of_the_question}"
+    assert f'    "{of_the_plan}' in written.text
     lines = list(summary(changed, written.open))
     assert [line for line in lines if "wpe" in line or "not reached" in line] == [
-        f"not reached: {len(opened)} tensors behind the difference; correct it first"
+        f"not reached: {len(opened)} tensors {of_the_summary}"
     ]
+    assert lines[0].startswith("differs" if shown else "undecided") and (HINT in lines) is not shown
 
 
 def test_an_order_without_words_is_open() -> None:
@@ -186,3 +204,33 @@ def test_arithmetic_of_norms_is_compared() -> None:
     text = write_rules(derivation, target).text
     wrong = text.replace('multiplies_by: "1+weight"', "multiplies_by: weight")
     assert len(compare_rules(wrong, derivation)) == sum("norm" in t.name for t in derivation.tensors)
+
+
+def test_the_remark_of_a_rule_has_all_grades_of_its_layers() -> None:
+    derivation, target = small()
+    changed = dataclasses.replace(
+        derivation,
+        tensors=tuple(
+            dataclasses.replace(t, grade=Grade.INTERCHANGEABLE) if t.name.endswith("h.1.attn.c_proj.weight") else t
+            for t in derivation.tensors
+        ),
+    )
+    remarks = {rule.split("    # ")[1].split(":")[0] for rule in write_rules(changed, target).text.split("\n- ")[1:]}
+    assert remarks == {"derived", "derived or interchangeable"}
+
+
+def test_a_layer_of_a_stack_whose_others_are_open_has_no_rule_and_its_leaf_is_named() -> None:
+    derivation, target = derived("gemma", GOLDEN / "gemma3-stacked" / "ckpt", GEMMA3)
+    layer = next(t for t in derivation.tensors if t.name.endswith("layers.0.mlp.down_proj.weight"))
+    leaf = layer.parts[0].leaf
+    others = [t for t in derivation.tensors if t is not layer and any(part.leaf == leaf for part in t.parts)]
+    count = derivation.leaves[leaf][0]
+    assert count == len(others) + 1 > 1
+    changed = dataclasses.replace(
+        derivation,
+        tensors=tuple(Tensor(t.name, t.shape, Grade.OPEN) if t in others else t for t in derivation.tensors),
+    )
+    why = write_rules(changed, target).open["model.layers.{l}.mlp.down_proj"]
+    every = leaf.replace("attention_type_0", "attention_type_{l}")
+    assert why.startswith(f"it is made of element 0 of axis 0 of {every} alone, as of one layer of a stack")
+    assert f"a rule has all {count}, and the others are open" in why

@@ -301,4 +301,5 @@ def _whole(group: Sequence[PatternRule], module: str, sources: tuple[tuple[str, 
         at=-1,
         layers=sum(rule.layers for rule in group),
         leaves=frozenset().union(*(rule.leaves for rule in group)),
+        grades=frozenset().union(*(rule.grades or {rule.grade} for rule in group)),
     )

@@ -65,6 +65,7 @@ class PatternRule:
         leaves: names of all its leaves.
         parts: (axis of the leaves, sizes): the modules have parts of this axis, one after the other.
         taken: the parts of axes that the rule takes, where other rules have the rest.
+        grades: of the layers; empty where all have that of `layer`.
     """
 
     layer: LayerRule
@@ -78,6 +79,7 @@ class PatternRule:
     leaves: frozenset[str] = frozenset()
     parts: tuple[int, tuple[int, ...]] | None = None
     taken: tuple[Taken, ...] = ()
+    grades: frozenset[Grade] = frozenset()
 
     @property
     def grade(self) -> Grade:
@@ -277,6 +279,7 @@ def _with_indices(
         -1 if split is None else split[1],
         len(members),
         frozenset(leaf for member in members for leaf in leaves_of(member)),
+        grades=frozenset(member.grade for member in members),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
+from convert.inference.derivation import Grade
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.cells import KINDS as CELLS
 from convert.inference.rule_file.layers.geometry import PADDED
@@ -120,7 +121,8 @@ def axes_of_tensor(rule: PatternRule, letters: Letters) -> tuple[str, ...]:
 
 def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
     """Return the lines that describe the source; the first has the evidence as its remark."""
-    remark = ": ".join(filter(None, (rule.layer.grade.value, rule.layer.evidence)))
+    grades = " or ".join(grade.value for grade in Grade if grade in (rule.grades or {rule.grade}))
+    remark = ": ".join(filter(None, (grades, rule.layer.evidence)))
     remark += f"; the same in {rule.layers} layers" if rule.layers > 1 else ""
     entry = DraftEntry()
     (key, value), *more = words.head

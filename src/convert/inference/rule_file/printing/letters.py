@@ -173,7 +173,10 @@ def leaf_letters(
             continue
         of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
         if not of and size > 1:
-            raise NoWordsError(f"one element of axis {axis} of the leaf, of {size}")
+            raise NoWordsError(
+                f"it is made of element {dict(layout.fixed).get(axis, 0)} of axis {axis} of the leaf alone, as of one layer of a "
+                f"stack; a rule has all {size}, and the others are open or made otherwise"
+            )
         found.append("." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})")
     return "".join(found)
 

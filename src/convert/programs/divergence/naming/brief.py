@@ -9,6 +9,7 @@ from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, steps
 from convert.programs.divergence.naming.by_functions import EXTRA
 from convert.programs.divergence.naming.operations import CONSTANT, FACTOR
+from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, layer_of
 from convert.programs.program import Operation, Value
 
@@ -48,7 +49,19 @@ def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, 
     if not instead:
         given = " and ".join(dict.fromkeys(map(ours.value, entry.data)))
         return f"{at}of {given}, the target {does}; the JAX model has no such value of that"
+    if (values := picked(entry, instead[0], ours, theirs)) is not None:
+        return f"{at}the target {does} of {values[0]}, and the JAX model of {values[1]}"
     return f"{at}{compared(does, other)}"
+
+
+def picked(one: Operation, two: Operation, ours: Words, theirs: Words) -> tuple[str, str] | None:
+    """Name the values of which both sides pick elements, where these are different ones, as where both have the same indices alone."""
+    if {kind_of(one), kind_of(two)} != {"pick"}:
+        return None
+    of = [next((v for v in operation.data if v.array.dtype.kind == "f"), None) for operation in (one, two)]
+    if of[0] is None or of[1] is None or same_numbers(of[0].array, of[1].array):
+        return None
+    return ours.value(of[0]), theirs.value(of[1])
 
 
 def compared(ours: str, theirs: str) -> str:

@@ -1,0 +1,86 @@
+"""The summary of `convert infer`: what is not sure of each tensor, in lines that say it of those that share it alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convert.cli.infer_text import summary, written
+from convert.drafting.like.target import TargetModel, TargetModule
+from convert.inference.derivation import Arithmetic, Derivation, Evidence, Grade, Part, Role, Site, Tensor
+
+LEAVES = {"a": (3, 4), "b": (4, 3), "c": (12,), "stack": (2, 3, 4)}
+
+
+def lines(*tensors: Tensor) -> list[str]:
+    return list(summary(Derivation(tensors, LEAVES), {}))
+
+
+def tensor(name: str, grade: Grade, **values: Any) -> Tensor:
+    return Tensor(name, (4, 3), grade, **values)
+
+
+def test_tensors_share_a_line_only_where_the_number_of_other_ways_is_the_same() -> None:
+    ways = {"g.0": 3, "g.1": 7, "g.2": 3}
+    same = [tensor(f"{name}.weight", Grade.INTERCHANGEABLE, alternatives=((),) * n) for name, n in ways.items()]
+    end = "to make it give the same outputs; the stored order is written"
+    assert lines(*same) == [
+        f"interchangeable: g.0.weight and 1 more like it: 3 other ways {end}",
+        f"interchangeable: g.1.weight: 7 other ways {end}",
+    ]
+
+
+def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
+    unseen = [tensor(f"t.{k}", Grade.DERIVED, unseen=n) for k, n in enumerate((2, 2, 5))]
+    end = "of its 12 elements; they are made as the others of this kind"
+    assert lines(*unseen, tensor("t.3", Grade.DERIVED)) == [
+        f"derived: t.0 and 1 more like it: no output shows 2 {end}",
+        f"derived: t.2: no output shows 5 {end}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "said"),
+    [
+        (("a",), "may be made of a"),
+        (("a", "b", "c"), "may be made of any of 3 leaves of its size, which nothing tells apart so far: a, b, c"),
+        (("a", "stack"), "may be made of a, stack"),  # the second is no alternative, or not by itself
+        (("stack",) * 10, f"may be made of {', '.join(['stack'] * 8)} and 2 more"),
+        ((), "nothing was found that fits"),
+    ],
+)
+def test_candidates_of_one_size_are_alternatives(candidates: tuple[str, ...], said: str) -> None:
+    assert lines(tensor("w", Grade.OPEN, candidates=candidates)) == [f"open: w: {said}"]
+
+
+def test_candidates_that_make_a_tensor_together_are_no_alternatives() -> None:
+    """The stack of two layers is as large as the tensor that is made of a half of each."""
+    evidence = Evidence(Role.PRODUCT, None, Site("target", 0, "mm"), "input x", "columns")
+    half = np.arange(6)
+    parts = [Part(half + 6 * k, leaf, half, Arithmetic.SAME, evidence) for k, leaf in enumerate("ab")]
+    assert lines(tensor("w", Grade.OPEN, candidates=("a", "b"), parts=tuple(parts))) == ["open: w: may be made of a, b"]
+
+
+def test_open_tensors_of_one_kind_share_a_line_with_the_leaves_of_the_first() -> None:
+    opened = [tensor(f"layers.{k}.w", Grade.OPEN, candidates=(f"layers/{k}/w",)) for k in range(3)]
+    assert lines(*opened) == ["open: layers.0.w and 2 more like it: may be made of layers/0/w"]
+
+
+def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
+    """The rules of BatchNorm write its counter, and a module that has two names is written under both."""
+    norm = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (4,)) | {"num_batches_tracked": ()}
+    modules = (TargetModule("bn", "batch_norm", norm), TargetModule("index", "", {"rows": (2, 2)}))
+    target = TargetModel("Net", modules, shared={"bn": ("features.1",)})
+    found = Derivation(
+        tuple(Tensor(f"bn.{name}", (4,), Grade.DERIVED) for name in norm if name != "num_batches_tracked"),
+        LEAVES,
+        buffers={"index.rows": np.zeros((2, 2), np.int64)},
+    )
+    start = "wrote r.yaml: 4 tensors (4 derived) of 4 leaves; 0 candidates tried"
+    more = "; `convert` also writes 1 BatchNorm counter and 1 whole-number buffer and 5 second names"
+    assert written(Path("r.yaml"), found, target) == start + more
+    alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
+    assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone) == start
