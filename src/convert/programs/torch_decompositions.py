@@ -185,6 +185,10 @@ def _embedding_bag(
     return bags, offsets.new_zeros(0), counts, offsets.new_zeros(0)
 
 
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, weight * x)
+
+
 def one_hot(tensor: Tensor, number: int) -> Tensor:
     """Return what ``torch.nn.functional.one_hot`` gives, which first looks whether all indices are below the number.
 
@@ -208,6 +212,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.addcmul.default: _added(aten.mul),
         aten.addcdiv.default: _added(aten.div),
         aten.convolution.default: _convolution,
+        aten._prelu_kernel.default: _prelu,
         aten._embedding_bag.default: _embedding_bag,
         aten._embedding_bag_forward_only.default: _embedding_bag,
         aten.native_layer_norm.default: _layer_norm,

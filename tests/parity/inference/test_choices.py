@@ -316,3 +316,31 @@ def test_another_function_in_front_of_such_an_order() -> None:
     tanh = Sparse(activation=lambda x: torch.nn.functional.gelu(x, approximate="tanh"))
     found = derive(_sparse, tanh, {"enc": (D, D), "dec": (D, D)}, floats(ROWS, D))
     assert found.proof is None and "gelu" in found.differences[0].problem
+
+
+class Towers(torch.nn.Module):
+    """Layers beside one another, which the JAX model has in a stack, with a PReLU of each: the sign of what a row of the stack has decides."""
+
+    def __init__(self, slope: float = 0.0) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(3))
+        self.slopes = torch.nn.ParameterList(torch.zeros(D) for _ in range(3))
+        self.heads, self.slope = torch.nn.ModuleList(torch.nn.Linear(D, 2) for _ in range(3)), slope
+
+    def forward(self, x: Any) -> Any:
+        found = []
+        for layer, slope, head in zip(self.layers, self.slopes, self.heads, strict=True):
+            found.append(head(torch.nn.functional.prelu(layer(x), slope + self.slope)))
+        return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_a_prelu_of_each_layer_of_a_stack(slope: float) -> None:
+    def function(w: Any, x: Any) -> Any:
+        y = jnp.einsum("bd,tde->bte", x, w["w"]) + w["b"]
+        y = jnp.where(y >= 0, y, w["s"] * y)
+        return (jnp.einsum("btd,tde->bte", y, w["v"]) + w["c"]).reshape(len(x), -1)
+
+    shapes = {"w": (3, D, D), "b": (3, D), "s": (3, D), "v": (3, D, 2), "c": (3, 2)}
+    found = derive(function, Towers(slope), shapes, floats(ROWS, D))
+    assert found.complete == (not slope) and bool(found.differences) == bool(slope), found.differences

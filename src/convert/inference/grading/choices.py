@@ -79,9 +79,10 @@ def _known_forms(source: Program, tolerance: float) -> ValueTable[int]:
 
 
 def _is_known(operation: Operation, source: Source, known: ValueTable[int], tolerance: float) -> bool:
-    """Whether the source has the numbers, or makes a choice by numbers that choose the same."""
+    """Whether the source has the numbers, also as rows of others, or makes a choice by numbers that choose the same."""
     by = decisive(operation)
-    return bool(by and all(source.has(array, tolerance) for array in by)) or any(map(known.find, forms(operation)))
+    has = all(source.has(array, tolerance) or source.has_each_row(array, tolerance) for array in by)
+    return bool(by and has) or any(map(known.find, forms(operation)))
 
 
 def _has_all(choice: Operation, source: Source, limits: Sequence[Array], tolerance: float) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates.context import Context
+from convert.inference.forms.products.taken_columns import Part
 from convert.inference.meetings.sites import Product
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Order = tuple[tuple[Any, ...], Array, str]  # what it is called, columns of the flattened axes, how pairs were reordered
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 MAX_CUTS = 4  # of a result, whose parts may have any order in the source
+MAX_BY_USE = 48  # orders of parts that are used alike
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
 
 
@@ -112,6 +114,25 @@ def of_taken(parts: Sequence[Array], size: int, out: int) -> Iterator[Order]:
     for k, columns in enumerate(parts if sum(map(len, parts)) == size else ()):
         if len(columns) <= out:
             yield ("taken", k), columns, ""
+
+
+def by_use(of_target: Sequence[Part], of_source: Sequence[Part]) -> Iterator[Order]:
+    """Yield the columns of parts that the source uses as the target uses its own, such as scales, shifts and gates in another order."""
+    if len(of_target) < 2 or sum(part.end - part.start for part in of_target) > sum(p.end - p.start for p in of_source):
+        return
+    fitting = [
+        [
+            k
+            for k, other in enumerate(of_source)
+            if (other.end - other.start, other.uses) == (part.end - part.start, part.uses)
+        ]
+        for part in of_target
+    ]
+    ways = (way for way in itertools.product(*fitting) if len({*way}) == len(way))
+    for way in itertools.islice(ways, MAX_BY_USE):
+        if any(two != one + 1 for one, two in itertools.pairwise(way)):
+            columns = [np.arange(of_source[k].start, of_source[k].end) for k in way]
+            yield ("by use", *way), np.concatenate(columns), ""
 
 
 def head_by_head(size: int, heads: Sequence[int]) -> Iterator[Order]:

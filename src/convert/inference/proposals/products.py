@@ -311,6 +311,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     shared = context.shared(operation.results[0]) if context.level > 0 else 1
     map_ = context.map_of(operation.results[0])
     turns = context.level > 0 and context.turns(operation.results[0])
+    parts = context.taken.by_use(operation)
     seen = set()
     for product, meeting, pairing in paired:
         size = math.prod(product.value.shape[1:])
@@ -324,6 +325,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         further = (
             of_taps,
             column_orders.as_cut(size, cuts),
+            column_orders.by_use(parts, context.source.taken.by_use(meeting.operation) if parts else ()),
             *of_heads,
             column_orders.turned(size, lasts),
             column_orders.of_taken(taken, size, out),

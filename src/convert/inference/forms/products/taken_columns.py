@@ -6,15 +6,32 @@ A fused matrix has them in any order, as `(groups, queries of a group + 2, size 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.forms.elements import moved
+from convert.inference.forms.elements import MOVES, moved
 from convert.inference.forms.products.used_parts import Matrices, matrices_of
+from convert.programs.divergence.kinds import kind_of
 from convert.programs.program import Array, Operation, Value
 
 MAX_STEPS = 24  # operations that are looked at behind a product
+MAX_PART_STEPS = 48  # values that are looked at behind a product
 MAX_SETS = 12  # of columns
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of a product's result that stand side by side.
+
+    Attributes:
+        start, end: the first of them, and the first one behind them.
+        uses: what the program does with them.
+    """
+
+    start: int
+    end: int
+    uses: frozenset[str]
 
 
 class TakenParts:
@@ -27,6 +44,7 @@ class TakenParts:
     def __init__(self, users: Mapping[Value, Sequence[Operation]]) -> None:
         self._users = users
         self._known: dict[Operation, list[Array]] = {}
+        self._uses: dict[Operation, list[Part]] = {}
 
     def of(self, product: Operation) -> list[Array]:
         """Return the parts that make up all columns of what a product gives, if they differ in size; none otherwise."""
@@ -35,6 +53,50 @@ class TakenParts:
             sets = [] if matrices is None else _taken_columns(product, matrices, self._users)
             self._known[product] = [] if matrices is None else _unequal_parts(sets, matrices.result.shape[1])
         return self._known[product]
+
+    def by_use(self, product: Operation) -> list[Part]:
+        """Return the parts that make up all columns of what a product gives, one behind the other; none if it is used as a whole."""
+        if product not in self._uses:
+            matrices = matrices_of(product)
+            self._uses[product] = [] if matrices is None else _used_parts(product, matrices, self._users)
+        return self._uses[product]
+
+
+def _used_parts(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Part]:
+    count = matrices.result.shape[1]
+    column = np.empty(matrices.result.size, int)
+    column[matrices.result] = np.arange(count)
+    uses: dict[tuple[int, int], set[str]] = {}
+    todo: list[tuple[Value, Array | None, tuple[int, int]]] = [(product.results[0], np.arange(column.size), (0, count))]
+    for _ in range(MAX_PART_STEPS):
+        if not todo:
+            break
+        value, places, part = todo.pop(0)
+        for user in users.get(value, ()):
+            made = moved(user, value) if places is not None else None
+            if made is None and user.name in MOVES:  # it repeats them
+                todo += [(out, None, part) for out in user.results]
+            elif made is None:
+                uses.setdefault(part, set()).add(_use(user, value))
+            for out, at in zip(user.results, made or (), strict=False):
+                columns = np.unique(column[places[at]])  # type: ignore[index]
+                of = int(columns[0]), int(columns[-1]) + 1
+                if of[1] - of[0] == len(columns):
+                    todo.append((out, places[at], of))  # type: ignore[index]
+    parts, start = [], 0
+    while start < count:
+        ends = [end for begin, end in uses if begin == start]
+        if not ends or (end := min(ends)) - start == count:
+            return []
+        parts.append(Part(start, end, frozenset(uses[start, end])))
+        start = end
+    return parts
+
+
+def _use(user: Operation, value: Value) -> str:
+    """Return what an operation does with a value: with other data, or with a number."""
+    others = [x for x in user.operands if x is not value]
+    return f"{kind_of(user)} {'data' if any(x.data for x in others) else 'a number' if others else ''}"
 
 
 def _taken_columns(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
