@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as linen_layers
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,9 +13,10 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Arithmetic, Grade
-from support.inferred import WIDTH, derive, floats, grades
+from support.inferred import WIDTH, derive, floats, grades, linen, rules
 
 D, STEPS = WIDTH, 3
+NARROW = 5
 PROVEN = {Grade.DERIVED, Grade.INTERCHANGEABLE}
 
 
@@ -128,4 +130,60 @@ def test_channels_that_are_equal_at_first_are_told_apart_by_later_steps() -> Non
 @pytest.mark.slow
 def test_weights_of_the_last_step_alone_are_not_derived() -> None:
     found = derive(located, Located(all_steps=False), OF_PLACES, floats(3, 7, D))
+    assert not found.complete and found.differences
+
+
+class TwoCells(linen_layers.Module):
+    """Tacotron's decoder without its attention: a frame of zeros, a layer without a bias, and two cells, all of one width."""
+
+    @linen_layers.compact
+    def __call__(self, x: Any) -> Any:
+        shifted = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        frames = linen_layers.relu(linen_layers.Dense(NARROW, use_bias=False, name="frame")(shifted))
+        cells = [linen_layers.OptimizedLSTMCell(NARROW, name=name) for name in ("first", "second")]
+        out, made = linen_layers.Dense(NARROW, use_bias=False, name="out"), []
+        states = [(jnp.zeros_like(x[:, 0]),) * 2] * 2
+        for k in range(STEPS):
+            y = frames[:, k]
+            for number, cell in enumerate(cells):
+                states[number], y = cell(states[number], y)
+            made.append(out(y))
+        return jnp.stack(made, 1)
+
+
+class TwoCellsOfTorch(nn.Module):
+    """``swapped``: the second cell subtracts its state."""
+
+    def __init__(self, swapped: bool = False) -> None:
+        super().__init__()
+        self.frame, self.out = (nn.Linear(NARROW, NARROW, bias=False) for _ in range(2))
+        self.cells, self.swapped = nn.ModuleList(nn.LSTMCell(NARROW, NARROW) for _ in range(2)), swapped
+
+    def forward(self, x: Any) -> Any:
+        frames = torch.relu(self.frame(torch.cat([torch.zeros_like(x[:, :1]), x], 1)))
+        states, made = [(torch.zeros_like(x[:, 0]),) * 2] * 2, []
+        for k in range(STEPS):
+            y = frames[:, k]
+            for number, cell in enumerate(self.cells):
+                h, c = states[number]
+                states[number] = cell(y, (h, -c if number and self.swapped else c))
+                y = states[number][0]
+            made.append(self.out(y))
+        return torch.stack(made, 1)
+
+
+def test_the_biases_of_the_second_cell_are_not_tried_for_the_first_whose_step_is_all_zeros() -> None:
+    """Both are added to zeros there, and there are 24 orders of the four of each."""
+    function, shapes = linen(TwoCells(), jnp.zeros((2, STEPS, NARROW)))
+    module = TwoCellsOfTorch()
+    found = derive(function, module, shapes, floats(2, STEPS, NARROW))
+    assert grades(found) <= PROVEN
+    assert rules(found, module)
+    assert found.tried < 300
+
+
+@pytest.mark.slow
+def test_another_sign_of_the_state_of_the_second_cell_is_not_derived() -> None:
+    function, shapes = linen(TwoCells(), jnp.zeros((2, STEPS, NARROW)))
+    found = derive(function, TwoCellsOfTorch(swapped=True), shapes, floats(2, STEPS, NARROW))
     assert not found.complete and found.differences

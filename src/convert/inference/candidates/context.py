@@ -90,9 +90,15 @@ class Context:
     def widths(self, value: Value, axis: int = -1) -> list[int]:
         """Return the widths of the target's values that stand side by side along an axis of a value, the last one or channels; none if it is one."""
         size = value.array.shape[axis]
-        while axis == -1 and (made := self._made_by.get(value)) is not None and made.name in VIEWS:
+        while (made := self._made_by.get(value)) is not None:
+            last = axis % value.array.ndim == value.array.ndim - 1
+            if made.name in TURNS:
+                axis = _before_turn(made, axis)
+            elif made.name in VIEWS and last:
+                axis = -1
+            else:
+                break
             value = made.operands[0]
-        made = self._made_by.get(value)
         if (
             made is None
             or made.name != "cat"
@@ -378,6 +384,18 @@ def _keeps_last_axis(operation: Operation, value: Value) -> bool:
     numbers = np.arange(value.array.shape[-1], dtype=float)
     turned = operation.again([np.broadcast_to(numbers, value.array.shape).copy()])[0]
     return np.array_equal(turned, np.broadcast_to(numbers, turned.shape))
+
+
+def _before_turn(operation: Operation, axis: int) -> int:
+    """Return the axis that an axis of the result is of what an operation turns."""
+    said, rank = operation.settings, operation.results[0].array.ndim
+    order = list(range(rank))
+    if operation.name == "permute":
+        order = [k % rank for k in said["dims"]]
+    else:
+        one, two = (said["dim0"], said["dim1"]) if "dim0" in said else (0, -1)
+        order[one], order[two] = order[two], order[one]
+    return order[axis]
 
 
 def _split_off(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:

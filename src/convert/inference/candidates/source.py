@@ -126,7 +126,11 @@ class Source:
     def same_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
         """Return the products of the same rows; if there are none, those of these rows and others."""
         found = [self.products[k] for k in self._rows.find(rows, tolerance)]
-        return found or self._some_rows.find(rows, tolerance)
+        return found or self.with_rows(rows, tolerance)
+
+    def with_rows(self, rows: Sequence[Array], tolerance: float) -> list[tuple[Product, Meeting]]:
+        """Return the products of these rows, also of fewer that are repeated, or of others beside them; with these rows."""
+        return self._some_rows.find(rows, tolerance)
 
     def summed(self, at_least: int) -> list[int]:
         """Return the sizes that its products sum over, from a size on."""

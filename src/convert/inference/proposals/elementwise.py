@@ -23,7 +23,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_VECTORS = 24  # so many leaves are tried by what they give, those nearest to the last match first
 MAX_FACTORS = 4  # of a value that several parameters make
 BEHIND_PRODUCT = ("behind a product",)
-MAX_GATES = 4  # a recurrent layer has at most so many
 
 
 def propose(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
@@ -37,9 +36,6 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     x = np.broadcast_to(met, np.broadcast_shapes(met.shape, weight.array.shape))
     role = role_of(operation)
     found = False
-    if role is Role.SHIFT and not x.any():
-        yield from _of_zeros(context, operation, side)
-        return
     for proposals in (
         _by_columns(context, operation, side, met, x, role),
         anywhere(context, elements, x, role),
@@ -321,38 +317,3 @@ def _absent(context: Context, elements: tuple[Array, ...], role: Role) -> Candid
         names, np.full(len(names), -1), np.full(len(names), number), Arithmetic.CONSTANT, None, number
     )
     return Candidate(pieces, "the source has no such parameter", ("absent", role))
-
-
-def _of_zeros(context: Context, operation: Operation, side: int) -> Iterator[Candidate]:
-    """Yield biases that are added to zeros, as in the first step of a recurrent layer: blocks of the source's, or zeros."""
-    weight = operation.operands[side]
-    names = np.unique(weight.elements[0])
-    blocks: list[tuple[Array, Meeting]] = []
-    for meeting in context.source.meetings[Role.SHIFT]:
-        if len(meeting.operations) == 1 and len(meeting.weight.elements) == 1 and not meeting.data[0].any():
-            every = np.unique(meeting.weight.elements[0])
-            owners = np.searchsorted(context.source.starts, every, "right")
-            for numbers in np.split(every, np.flatnonzero(np.diff(owners)) + 1):  # leaves that the source has joined
-                known = any(np.array_equal(numbers, other) for other, _ in blocks)
-                gates, rest = divmod(len(names), len(numbers))
-                if gates <= MAX_GATES and not rest and context.free(numbers) and not known:
-                    blocks.append((numbers, meeting))
-    blocks.sort(key=lambda block: abs(block[1].index - context.near))
-    width = len(blocks[0][0]) if blocks else len(names)
-    blocks = [block for block in blocks if len(block[0]) == width][:MAX_GATES]
-    count = len(names) // width
-    none = len(blocks)
-    orders = set(itertools.permutations([*range(none), *[none] * count], count))
-    fewest = max(count - none, 0)  # at first every bias is used
-    for chosen in sorted(orders, key=lambda order: (order.count(none), order)):
-        if context.level == 0 and chosen.count(none) > fewest:
-            break
-        pieces: tuple[Any, ...] = ()
-        for at, k in enumerate(chosen):
-            here = names[at * width : (at + 1) * width]
-            if k == none:
-                pieces += context.pieces(here, np.full(width, -1), np.zeros(width), Arithmetic.CONSTANT, None, 0.0)
-            else:
-                numbers, meeting = blocks[k]
-                pieces += context.pieces(here, numbers, context.source.theta[numbers], Arithmetic.SAME, meeting)
-        yield Candidate(pieces, "added to zeros in the first step", ("zeros", chosen))

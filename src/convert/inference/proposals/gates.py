@@ -29,7 +29,6 @@ from convert.programs.program import Operation, Program, Value, producers_of, us
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
 KIND = ("gates",)  # of the candidates
-AT_ZEROS = ("zeros", "gates")  # of those for a bias alone
 OTHERS = (Arithmetic.ONE_PLUS, Arithmetic.MINUS_ONE)
 OFFSETS = {0.0: Arithmetic.SAME, 1.0: Arithmetic.ONE_PLUS, -1.0: Arithmetic.MINUS_ONE}
 
@@ -53,29 +52,20 @@ class Cells:
         return bool(_recurrent(self._source))
 
     @cached_property
-    def _source_gates(self) -> list[Gate]:
+    def source_gates(self) -> list[Gate]:
+        """The source's gates."""
         return gates(self._source)
 
     @cached_property
-    def _target_gates(self) -> list[Gate]:
+    def target_gates(self) -> list[Gate]:
+        """The target's gates."""
         return gates(self._target)
-
-    @cached_property
-    def _with_bias_at_zeros(self) -> list[Gate]:
-        """The source's gates of zeros with one bias each, at the first step of each cell."""
-        found: dict[bytes, Gate] = {}
-        operations = self._source.operations
-        for gate in self._source_gates:
-            zeros = not any(operations[factor.operation].data[0].array.any() for factor in gate.factors)
-            if zeros and len(gate.biases) == 1:
-                found.setdefault(gate.biases[0].numbers.tobytes(), gate)
-        return list(found.values())
 
     @cached_property
     def _residual(self) -> tuple[frozenset[bytes], frozenset[bytes]]:
         """The weights of products whose data the source, and the target, add to what they give; at the first step that may be zeros."""
         of_target = {gate for found in self._of_target.values() for gate in found}
-        return _residual(self._source, self._source_gates), _residual(self._target, of_target)
+        return _residual(self._source, self.source_gates), _residual(self._target, of_target)
 
     @cached_property
     def _subtracts_from_one(self) -> bool:
@@ -85,14 +75,14 @@ class Cells:
     def _mixing(self) -> frozenset[Value]:
         """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
         users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
-        sigmoids = {gate.value for gate in self._source_gates if gate.enters == "sigmoid"}
+        sigmoids = {gate.value for gate in self.source_gates if gate.enters == "sigmoid"}
         return frozenset(v for v in sigmoids if any(_mixes(user, made_by) for user in behind_moves(v, users)))
 
     @cached_property
     def _of_target(self) -> dict[int, list[Gate]]:
         """The target's gates by their products."""
         found: dict[int, list[Gate]] = {}
-        for gate in self._target_gates:
+        for gate in self.target_gates:
             for factor in gate.factors:
                 found.setdefault(factor.operation, []).append(gate)
         return found
@@ -108,7 +98,7 @@ class Cells:
     @cached_property
     def _source_matrices(self) -> list[tuple[Gate, list[_Matrix]]]:
         found = []
-        for gate in self._source_gates:
+        for gate in self.source_gates:
             single = [[factor] for factor in gate.factors] if len(gate.factors) > 1 else []
             for factors in (gate.factors, *single):
                 found.append((gate, _matrices(self._source.operations, factors, lambda value: value.array)))
@@ -145,29 +135,7 @@ class Cells:
             if any(piece.factor < 0 or piece.arithmetic in OTHERS for piece in candidate.pieces):
                 yield candidate
 
-    def of_bias(self, at: int) -> Iterator[Candidate]:
-        """Yield proposals for a bias that a cell adds to zeros, as in its first step: the source's biases of the same functions, in every order.
-
-        The number that the source adds to a gate is part of them: what is zero in that step may not show it.
-        """
-        own = [(gate, bias.numbers) for gate in self._target_gates for bias in gate.biases if bias.operation == at]
-        near = sorted(self._with_bias_at_zeros, key=lambda gate: abs(gate.biases[0].operation - self._context.near))
-        for order in itertools.permutations(near[: len(own)]) if own else ():
-            made = [self._bias_of(gate, numbers, other) for (gate, numbers), other in zip(own, order, strict=False)]
-            if len(order) == len(own) and all(made):
-                pieces = tuple(piece for found in made for piece in found)
-                yield Candidate(pieces, "added to zeros in the first step", AT_ZEROS)
-
-    def _bias_of(self, gate: Gate, target: Array, other: Gate) -> list[Piece]:
-        """Return what the one bias of a gate of the source makes of a bias of the target; nothing if they are gates of other kinds."""
-        (bias,) = other.biases
-        way = OFFSETS.get(other.number - gate.number)
-        same = (gate.enters, gate.rest, len(target)) == (other.enters, other.rest, len(bias.numbers))
-        if way is None or not same or not self._context.free(bias.numbers, target):
-            return []
-        return self._made_of_bias(bias, target, way)
-
-    def _made_of_bias(self, bias: Bias, target: Array, way: Arithmetic, sign: float = 1.0) -> list[Piece]:
+    def made_of_bias(self, bias: Bias, target: Array, way: Arithmetic, sign: float = 1.0) -> list[Piece]:
         """Return a bias of the target that is made of one of the source."""
         meeting = Meeting(bias.operation, (self._source.operations[bias.operation],), bias.side, Role.SHIFT)
         values = sign * COMPUTE[way](self._context.source.theta[bias.numbers])
@@ -364,7 +332,7 @@ class Cells:
             way = OFFSETS.get(sign * offset)
             if way is None or not free or not self._context.free(bias.numbers, free[at].numbers):
                 return None
-            found += self._made_of_bias(bias, free.pop(at).numbers, way, sign)
+            found += self.made_of_bias(bias, free.pop(at).numbers, way, sign)
             offset = 0.0
         for bias in free:
             nothing, value = np.full(len(bias.numbers), -1), np.full(len(bias.numbers), offset)

@@ -71,7 +71,7 @@ def propose(
 
 def _ways(context: Context, rows: Array, out: int) -> Iterator[_Way]:
     columns = columns_of_rows([rows])
-    for product, meeting in _near(context, context.source.same_rows([rows], context.tolerance)):
+    for product, meeting in _near(context, context.source.with_rows([rows], context.tolerance)):
         if len(product.numbers) == 1 and product.value.size == rows.shape[1] * out:
             pairing = pair(columns, product.columns, context.tolerance)
             if pairing is not None and context.free(product.numbers[0]):

@@ -30,7 +30,8 @@ from convert.inference.proposals import (
     products,
     with_vectors,
 )
-from convert.inference.proposals.gates import AT_ZEROS, Cells
+from convert.inference.proposals.first_steps import AT_ZEROS, FirstSteps
+from convert.inference.proposals.gates import Cells
 from convert.inference.segment.of_source import OfSource
 from convert.inference.segment.segments import Failure, Level, Solution
 from convert.numerics.magnitude import relative_error
@@ -88,6 +89,7 @@ class Walk(OfSource):
         self.met_nothing = False
         self.elsewhere: Mapping[str, Array] | None = None
         self._cells = Cells(self.context)
+        self._first_steps = FirstSteps(self.context, self._cells)
         self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
         self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
         self._dead: dict[Any, _Dead] = {}  # by path, operation and level
@@ -351,11 +353,14 @@ class Walk(OfSource):
         yield from cells or ()
         self._hindered |= self._strict and cells == []
         if cells is None or not (cells or self._strict):
-            yield from PROPOSE[role_of(operation)](self.context, operation, side)
+            if self._first_steps.are_met(operation, side):
+                yield from self._first_steps.of_blocks(at, operation, side)
+            else:
+                yield from PROPOSE[role_of(operation)](self.context, operation, side)
             if role_of(operation) is Role.PRODUCT:
                 yield from self._cells.of_one_product(at)
             elif role_of(operation) is Role.SHIFT and self.context.level > 0:
-                yield from self._cells.of_bias(at)
+                yield from self._first_steps.of_gates(at)
             yield from computed.propose(self.context, operation, side)
             if role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION):
                 yield from with_vectors.propose(self.context, operation, side, PROPOSE[role_of(operation)])

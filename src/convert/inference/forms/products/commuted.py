@@ -1,9 +1,9 @@
 """Products in front of what mixes rows, and behind it: ``(A x) W`` is ``A (x W)``.
 
 A graph layer applies its matrix to the nodes before it adds up the neighbours, or to the sums; a number multiplies what enters a
-layer, or what it gives; a mean is taken before a layer, or behind it. The source's record has one of the two; the other one is computed
-here, with the bias of the layer: that of a mean is the same on both sides. That of a sum is not, unless the other program adds it as
-often as there are terms.
+layer, or what it gives; a mean is taken before a layer, or behind it; so are rows, and the differences between them. The source's
+record has one of the two; the other one is computed here, with the bias of the layer: that of a mean is the same on both sides.
+That of a sum is not, unless the other program adds it as often as there are terms.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ LINEAR = frozenset(
 )
 MAX_DEPTH = 6
 MAX_PLACES = 12  # in front of one product
+MAX_SAME = 4  # products of one weight that are added up
 SAME = 1e-9  # relative
 
 
@@ -68,6 +69,16 @@ class _Product:
     axis: int  # of the data, that is summed over
     matrix: Array  # [I, O]
 
+    @property
+    def data(self) -> Value:
+        return self.operation.operands[1 - self.side]
+
+    @property
+    def weight(self) -> Any:
+        """What products of one weight have in common."""
+        elements = self.operation.operands[self.side].elements
+        return self.side, self.matrix.shape, *(numbers.tobytes() for numbers in elements)
+
 
 @dataclass(frozen=True, eq=False)
 class _Bias:
@@ -93,12 +104,16 @@ class _Moved:
     Attributes:
         array: of its data.
         alone: of its result, without biases.
+        axis: of the features of both.
         biases: that were added in between.
+        beside: whether values that are not made of the product were added in between.
     """
 
     array: Array
     alone: Array
+    axis: int
     biases: tuple[_Bias, ...] = ()
+    beside: bool = False
 
 
 def commuted(program: Program) -> Iterator[Commuted]:
@@ -106,13 +121,16 @@ def commuted(program: Program) -> Iterator[Commuted]:
     made_by = producers_of(program.operations)
     users = users_of(program.operations)
     biases = dict(_biases(program))
+    of_weights: dict[Any, list[_Product]] = {}
     for product in _products(program):
-        data = product.operation.operands[1 - product.side]
         using = [biases[x] for x in users.get(product.operation.results[0], []) if x in biases]
-        for array, axis in _in_front(product, data, made_by):
+        for array, axis in _in_front(product, product.data, made_by):
             yield _with(product, array, axis, using)
-        for array, axis, added in _behind(product, data, users, biases):
-            yield _with(product, array, axis, added)
+        of_weights.setdefault(product.weight, []).append(product)
+    for same in of_weights.values():
+        for group in [same] if len(same) <= MAX_SAME else [[one] for one in same]:
+            for array, axis, added in _behind(group, users, biases):
+                yield _with(group[0], array, axis, added)
 
 
 def _biases(program: Program) -> Iterator[tuple[Operation, _Bias]]:
@@ -191,38 +209,91 @@ def _commutes(made: Operation, x: Value, axis: int, behind: int, turn: Array) ->
 
 
 def _behind(
-    product: _Product, data: Value, users: dict[Value, list[Operation]], biases: Mapping[Operation, _Bias]
+    products: Sequence[_Product], users: dict[Value, list[Operation]], biases: Mapping[Operation, _Bias]
 ) -> Iterator[tuple[Array, int, Sequence[_Bias]]]:
-    """Yield what linear operations that are applied to the product's result make of its data, with the axis of its features.
+    """Yield what linear operations that are applied to the results of products of one weight make of its data, with the axis of its features.
 
-    Also what they make of the biases that are added in between.
+    Also what they make of the biases that are added in between; and sums of two such results, as the difference between a row and its neighbours.
     """
-    result = product.operation.results[0]
-    order = [k for k in range(data.array.ndim) if k != product.axis]
-    axis = result.array.ndim - 1 if product.side else 0
-    array = np.moveaxis(data.array.transpose(*order, product.axis), -1, axis)
-    todo = [(result, used, _Moved(array, result.array)) for used in users.get(result, [])]
-    for _ in range(MAX_PLACES):
+    product, known = products[0], dict[Value, _Moved]()
+    for one in products:
+        result, array = one.operation.results[0], one.data.array
+        order = [k for k in range(array.ndim) if k != one.axis]
+        axis = result.array.ndim - 1 if one.side else 0
+        known[result] = _Moved(np.moveaxis(array.transpose(*order, one.axis), -1, axis), result.array, axis)
+    todo = [(result, used) for result in known for used in users.get(result, [])]
+    for _ in range(MAX_PLACES * len(products)):
         if not todo:
             return
-        value, used, moved = todo.pop(0)
-        (after, *others), axes = used.results, [axis]
-        if used in biases and after.array.shape == moved.alone.shape:
-            moved = replace(moved, biases=(*moved.biases, biases[used]))
+        value, used = todo.pop(0)
+        after, *others = used.results
+        of, moved = known[value], None
+        if used in biases and after.array.shape == of.alone.shape:
+            moved = replace(of, biases=(*of.biases, biases[used]))
         elif used.name in LINEAR and used.data.count(value) == 1 and not others:
-            try:
-                array, alone = (run_with(used, value, x) for x in (moved.array, moved.alone))
-            except REFUSALS:
-                continue
-            moved = replace(moved, array=array, alone=alone)
-            fits = (k for k in range(array.ndim) if array.shape[k] == len(product.matrix))
-            axes = [k for k in fits if equal(_times(array, k, product.matrix), alone)]
-            if axes and (used.name not in LINEAR_LAYOUTS or after.array.size > value.array.size):
-                yield array, axes[0], moved.biases
-        else:
+            moved = _moved(product, used, value, of)
+        elif used.name in SUMS and len(used.data) == 2:
+            terms = [known[x] for x in used.operands if x in known]
+            if len(terms) == len(used.operands):
+                moved = _sum(product, used, terms)
+            elif not of.biases:
+                moved = _moved(product, _alone(used, value), value, replace(of, beside=True))
+        if moved is None:
             continue
-        if axes:
-            todo += [(after, further, moved) for further in users.get(after, [])]
+        further = used.name not in LINEAR_LAYOUTS or after.array.size > value.array.size
+        if used not in biases and further and not moved.beside:
+            yield moved.array, moved.axis, moved.biases
+        known[after] = moved
+        todo += [(after, user) for user in users.get(after, [])]
+
+
+def _alone(used: Operation, value: Value) -> Operation:
+    """Return a sum with zeros for the other term."""
+    operands = tuple(x if x is value else replace(x, array=np.zeros_like(x.array)) for x in used.operands)
+    return replace(used, operands=operands)
+
+
+def _moved(product: _Product, used: Operation, value: Value, of: _Moved) -> _Moved | None:
+    """Return what a linear operation makes of the data and the result of a product; None where it mixes features."""
+    size, out = product.matrix.shape
+    try:
+        alone = run_with(used, value, of.alone)
+        if size == out:
+            arrays = [run_with(used, value, of.array)]
+        elif out in alone.shape:
+            arrays = [run_with(used, value, part) for part in _as_wide(of.array, of.axis, out)]
+        else:
+            return None
+    except REFUSALS:
+        return None
+    for k in (k for k in range(alone.ndim) if alone.shape[k] == out):
+        array = np.concatenate(arrays, k).take(range(size), k)
+        if equal(_times(array, k, product.matrix), alone):
+            return replace(of, array=array, alone=alone, axis=k)
+    return None
+
+
+def _as_wide(array: Array, axis: int, width: int) -> Iterator[Array]:
+    """Yield an array in parts of a width along an axis, the last one with zeros behind: an operation may have the width of a product's result in it."""
+    for start in range(0, array.shape[axis], width):
+        part = array.take(range(start, min(start + width, array.shape[axis])), axis)
+        yield np.pad(part, [(0, width - part.shape[axis]) if k == axis else (0, 0) for k in range(array.ndim)])
+
+
+def _sum(product: _Product, used: Operation, terms: Sequence[_Moved]) -> _Moved | None:
+    """Return a sum or difference of what was made of one product; None if the features of its terms are along different axes, or a bias is left in it."""
+    axis, *others = (of.axis - of.array.ndim for of in terms)
+    cancel = used.name == "sub" and terms[0].biases == terms[1].biases
+    if any(k != axis for k in others) or (any(of.biases for of in terms) and not cancel):
+        return None
+    try:
+        array, alone = (
+            np.asarray(used.again(arrays)[0]) for arrays in ([x.array for x in terms], [x.alone for x in terms])
+        )
+    except REFUSALS:
+        return None
+    moved = _Moved(array, alone, axis + array.ndim)
+    return moved if equal(_times(array, axis, product.matrix), alone) else None
 
 
 def run_with(operation: Operation, value: Value, array: Array) -> Array:
