@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Order = tuple[tuple[Any, ...], Array, str]  # what it is called, columns of the flattened axes, how pairs were reordered
 GATES = (2, 3, 4)  # of a recurrent layer, in one leaf
 MAX_CUTS = 4  # of a result, whose parts may have any order in the source
-MAX_BY_USE = 48  # orders of parts that are used alike
+MAX_BY_USE = 48  # orders of parts that are used in the same way
 MAX_INDEX = 64  # an axis of at most this size may be spread over several tensors
 
 
