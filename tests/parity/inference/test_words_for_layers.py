@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import derive, floats, rules
+from support.inferred import derive, floats, layer_norm, rules
 
 D, T, LAYERS = 6, 5, 2
 
@@ -76,3 +76,34 @@ def test_layers_in_other_shapes_have_rules() -> None:
     assert any('part: "2 of 2"' in rule and "feature/kernel" in rule for rule in written)
     assert any("along_bias" in rule and "parameter:" in rule for rule in written)
     assert any("gate/kernel" in rule and "linear: gate" in rule for rule in written)
+
+
+class Stacks(torch.nn.Module):
+    """Blocks of different depths, each with a norm at its end: the number of the norm goes with that of the block, as in MobileViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for depth in (2, 3):
+            layers = [torch.nn.Linear(D, D) for _ in range(depth)]
+            setattr(self, f"block_{depth}", torch.nn.Sequential(*layers, torch.nn.LayerNorm(D, 1e-6)))
+
+    def forward(self, x: Any) -> Any:
+        return self.block_3(self.block_2(x).sin())
+
+
+def test_two_numbers_that_go_with_each_other_are_not_combined() -> None:
+    def function(w: Any, x: Any) -> Any:
+        for k, depth in enumerate((2, 3)):
+            x = jnp.sin(x) if k else x
+            for i in range(depth):
+                x = x @ w[f"vit_{k}/l_{i}/kernel"] + w[f"vit_{k}/l_{i}/bias"]
+            x = layer_norm(x, w[f"vit_{k}/ln/scale"], w[f"vit_{k}/ln/bias"])
+        return x
+
+    each = [(k, i) for k, depth in enumerate((2, 3)) for i in range(depth)]
+    shapes: dict[str, tuple[int, ...]] = {f"vit_{k}/l_{i}/kernel": (D, D) for k, i in each}
+    shapes |= {f"vit_{k}/l_{i}/bias": (D,) for k, i in each}
+    shapes |= {f"vit_{k}/ln/{of}": (D,) for k in range(2) for of in ("scale", "bias")}
+    module = Stacks()
+    written = "\n".join(rules(derive(function, module, shapes, floats(3, T, D)), module))
+    assert "layer_norm: block_2.2" in written and "layer_norm: block_3.3" in written

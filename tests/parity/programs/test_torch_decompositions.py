@@ -52,6 +52,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         {"enable_gqa": True, "scale": 0.2},
     ),
     (aten._scaled_dot_product_flash_attention_for_cpu.default, (QUERY, QUERY, QUERY), {"attn_mask": torch.randn(3, 3)}),
+    (aten._prelu_kernel.default, (A, torch.randn(A.shape[-1])), {}),
     (aten._embedding_bag.default, (A, ROWS, torch.tensor([0, 2, 4])), {}),
     (aten._embedding_bag.default, (A, ROWS, torch.tensor([0, 1, 1, 5])), {"mode": 1}),  # an empty bag
     (aten._embedding_bag.default, (A, ROWS, torch.arange(6)), {"mode": 1}),

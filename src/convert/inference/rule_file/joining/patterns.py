@@ -266,7 +266,10 @@ def _with_indices(
         if joined is None or (len(of) > 1 and "," in last and last in str(texts[0])):
             return None  # the last alternatives of a fused target are its parts, and not a list of numbers
         sources.append((key, joined))
-    module = _filled(first.module, [_written(column, indices) for column in columns])
+    numbers = [_written(column, indices) for column in columns]
+    if any(text is not None and "," in text and numbers.count(text) > 1 for text in numbers):
+        return None  # two lists would be combined
+    module = _filled(first.module, numbers)
     assert module is not None, "each number of the module is constant or an index"
     weakest = max((member.grade for member in members), key=list(Grade).index)
     return PatternRule(
