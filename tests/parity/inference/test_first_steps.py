@@ -8,11 +8,12 @@ from typing import Any
 import flax.linen as linen_layers
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from convert.inference.derivation import Arithmetic, Grade
+from convert.inference.derivation import Arithmetic, Derivation, Grade
 from support.inferred import WIDTH, derive, floats, grades, linen, rules
 
 D, STEPS = WIDTH, 3
@@ -186,4 +187,67 @@ def test_the_biases_of_the_second_cell_are_not_tried_for_the_first_whose_step_is
 def test_another_sign_of_the_state_of_the_second_cell_is_not_derived() -> None:
     function, shapes = linen(TwoCells(), jnp.zeros((2, STEPS, NARROW)))
     found = derive(function, TwoCellsOfTorch(swapped=True), shapes, floats(2, STEPS, NARROW))
+    assert not found.complete and found.differences
+
+
+class Speller(nn.Module):
+    """A decoder whose cell is given the context in front of the letter; of the JAX model's matrix, the letter's rows are the first.
+
+    Args:
+        width: of the context.
+        doubled: whether the state that the cell keeps is doubled after each step.
+    """
+
+    def __init__(self, width: int, *, doubled: bool = False) -> None:
+        super().__init__()
+        self.memory, self.cell = nn.Linear(D, width, bias=False), nn.LSTMCell(width + D, D)
+        self.query, self.out = nn.Linear(D, width, bias=False), nn.Linear(D + width, D, bias=False)
+        self.doubled = doubled
+
+    def forward(self, x: Any) -> Any:
+        memory, made = self.memory(x), []
+        context, state = torch.zeros_like(memory[:, 0]), (torch.zeros_like(x[:, 0]),) * 2
+        for k in range(STEPS):
+            h, c = self.cell(torch.cat([context, x[:, k]], 1), state)
+            state = (2 * h if self.doubled else h), c
+            context = ((memory @ self.query(h)[..., None]).softmax(1) * memory).sum(1)
+            made.append(self.out(torch.cat([h, context], 1)))
+        return torch.stack(made, 1)
+
+
+def _spells(w: Any, x: Any) -> Any:
+    memory, made = x @ w["memory"], []
+    context, h, c = jnp.zeros_like(memory[:, 0]), *(jnp.zeros_like(x[:, 0]),) * 2
+    for k in range(STEPS):
+        given = jnp.concatenate([jnp.concatenate([x[:, k], context], 1), h], 1)
+        i, f, g, o = jnp.split(given @ w["cell"] + w["bias"], 4, 1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        context = (jax.nn.softmax(memory @ (h @ w["query"])[..., None], 1) * memory).sum(1)
+        made.append(jnp.concatenate([h, context], 1) @ w["out"])
+    return jnp.stack(made, 1)
+
+
+def _spelled(width: int, **how: Any) -> Derivation:
+    shapes = {
+        "memory": (D, width),
+        "query": (D, width),
+        "out": (D + width, D),
+        "cell": (2 * D + width, 4 * D),
+        "bias": (4 * D,),
+    }
+    return derive(_spells, Speller(width, **how), shapes, floats(3, 7, D))
+
+
+@pytest.mark.parametrize("width", [pytest.param(2 * D, marks=pytest.mark.slow), D])
+def test_values_of_zeros_that_a_cell_is_given_side_by_side(width: int) -> None:
+    """The context and the state are zeros in the first step; of one width, only the next step tells them apart."""
+    found = _spelled(width)
+    assert found.complete and grades(found) <= PROVEN, found.differences
+    positions = np.concatenate([part.positions for part in found.tensor("cell.weight_hh").parts]) // (4 * D)
+    assert set(positions.tolist()) == {*range(D + width, 2 * D + width)}
+
+
+def test_another_state_of_such_a_cell_is_not_derived() -> None:
+    found = _spelled(D, doubled=True)
     assert not found.complete and found.differences

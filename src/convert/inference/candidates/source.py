@@ -23,7 +23,7 @@ from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.meetings.sites import Meeting, Product, meetings, of_one_weight, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
-from convert.programs.program import Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-12  # relative and absolute: a sum in another order
@@ -104,6 +104,10 @@ class Source:
     def taken(self) -> TakenParts:
         """Which columns of its products it takes together."""
         return TakenParts(users_of(self.program.operations))
+
+    def made_by(self, value: Value) -> Operation | None:
+        """Return the operation that gives a value; None for an input."""
+        return self._made_by.get(value)
 
     def is_scaled(self, value: Value) -> bool:
         """Whether a value of parameters is computed from one leaf and constants: what it is multiplied by is then a number."""

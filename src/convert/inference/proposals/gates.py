@@ -23,6 +23,7 @@ from convert.inference.meetings.columns import columns_of_rows, pair
 from convert.inference.meetings.rows import RowTable
 from convert.inference.meetings.sites import Meeting, parameter_operands, products, role_of
 from convert.inference.proposals.affine import Bias, Factor, Gate, gates
+from convert.inference.proposals.zero_blocks import rows_by_blocks, widths_along_last
 from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
@@ -143,13 +144,13 @@ class Cells:
 
     def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
         options = [list(self._same(gate, self._met(gate, at))) for gate in cell]
-        if not all(options):
-            return
-        every = list(itertools.islice(itertools.product(*options), MAX_ORDERS**2))
-        once = [pieces for pieces in every if len({gate for gate, _ in pieces}) == len(cell)]
-        for chosen in (once or every)[:MAX_ORDERS]:
-            pieces = tuple(piece for _, made in chosen for piece in made)
-            yield Candidate(pieces, "gates of the same data", KIND)
+        for way in sorted({way for of in options for *_, way in of}):  # all gates of a cell are given the same data
+            in_way = [[(gate, made) for gate, made, other in of if other == way] for of in options]
+            every = list(itertools.islice(itertools.product(*in_way), MAX_ORDERS**2))
+            once = [pieces for pieces in every if len({gate for gate, _ in pieces}) == len(cell)]
+            for chosen in (once or every)[:MAX_ORDERS]:
+                pieces = tuple(piece for _, made in chosen for piece in made)
+                yield Candidate(pieces, "gates of the same data", (*KIND, way))
 
     def _cell(self, at: int) -> list[Gate]:
         """Return the target's gates that a product and those of the state make, one for each column; none if they make no cell.
@@ -187,7 +188,7 @@ class Cells:
         fed = product in self._recurrent or operation.data[0].array.any()
         return bool(fed and np.isnan(now).all() and sum(map(len, columns)) == weight.value[0].size)
 
-    def _same(self, gate: Gate, met: Sequence[Factor]) -> Iterator[tuple[Gate, list[Piece]]]:
+    def _same(self, gate: Gate, met: Sequence[Factor]) -> Iterator[tuple[Gate, list[Piece], int]]:
         """Yield the source's gates of the same data, with what they make of the target's parameters; if there are none, those that have
         its rows at other steps.
 
@@ -201,18 +202,19 @@ class Cells:
 
     def _made(
         self, gate: Gate, ours: Sequence[_Matrix], found: Iterable[tuple[Gate, list[_Matrix]]]
-    ) -> Iterator[tuple[Gate, list[Piece]]]:
-        """Yield those of some gates of the source that are a gate of the target, each once, with what they make of its parameters."""
+    ) -> Iterator[tuple[Gate, list[Piece], int]]:
+        """Yield those of some gates of the source that are a gate of the target, each once, with what they make of its parameters, and which way this is."""
         seen = set[bytes]()
         for other, theirs in found:
             further = len(gate.factors) - len(ours), len(other.factors) - len(theirs)
             if (other.enters, other.rest) == (gate.enters, gate.rest) and further[0] == further[1]:
                 for sign in (1.0, -1.0) if other.value in self._mixing else (1.0,):
-                    made = self._made_of(gate, ours, other, theirs, sign)
-                    key = b"".join(np.append(piece.numbers, int(piece.factor)).tobytes() for piece in made or ())
-                    if made and key not in seen:
-                        seen.add(key)
-                        yield other, made
+                    for way, paired in enumerate(self._paired(ours, theirs)):
+                        made = self._made_of(gate, ours, other, theirs, paired, sign)
+                        key = b"".join(np.append(piece.numbers, int(piece.factor)).tobytes() for piece in made or ())
+                        if made and key not in seen:
+                            seen.add(key)
+                            yield other, made, way
 
     def _by_rows(self, data: Array) -> list[tuple[Gate, list[_Matrix]]]:
         """Return the source's gates that have each of these rows at any step, with these rows."""
@@ -222,15 +224,21 @@ class Cells:
         ]
 
     def _made_of(
-        self, gate: Gate, ours: Sequence[_Matrix], other: Gate, theirs: Sequence[_Matrix], sign: float
+        self,
+        gate: Gate,
+        ours: Sequence[_Matrix],
+        other: Gate,
+        theirs: Sequence[_Matrix],
+        paired: tuple[Sequence[int], Array],
+        sign: float,
     ) -> list[Piece] | None:
-        """Return what a gate of the source makes of the parameters of a gate of the target; None if it meets other data.
+        """Return what a gate of the source makes of the parameters of a gate of the target; None if it cannot.
 
         Args:
+            paired: one of `_paired`.
             sign: -1 where the target's gate is the source's negated.
         """
-        paired = self._paired(ours, theirs)
-        if paired is None or ours[0].numbers.shape[1] != theirs[0].numbers.shape[1]:
+        if ours[0].numbers.shape[1] != theirs[0].numbers.shape[1]:
             return None
         order, rows = paired
         theirs = [theirs[k] for k in order]
@@ -277,16 +285,24 @@ class Cells:
         ]
         return np.concatenate(added)
 
-    def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> tuple[Sequence[int], Array] | None:
-        """Return an order of the source's products, and for each row of the target's weights that of the source's, below each other."""
+    def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> list[tuple[Sequence[int], Array]]:
+        """Return orders of the source's products, and for each row of the target's weights that of the source's, below each other; none if they meet other data."""
         every = list(itertools.permutations(range(len(theirs))))
         for order in every if len(ours) == len(theirs) else ():
             rows = [self._columns([a], [theirs[k]]) for a, k in zip(ours, order, strict=True)]
             if all(row is not None for row in rows):
                 starts = np.cumsum([0, *(len(theirs[k].numbers) for k in order)])
-                return order, np.concatenate([row + s for row, s in zip(rows, starts, strict=False) if row is not None])
+                shifted = [row + s for row, s in zip(rows, starts, strict=False) if row is not None]
+                return [(order, np.concatenate(shifted))]
         rows_of_all = self._joined(ours, theirs)
-        return None if rows_of_all is None else (range(len(theirs)), rows_of_all)
+        if rows_of_all is None:
+            return []
+        of_ours, of_theirs = (
+            [width for one in of for width in widths_along_last(one.meeting.operation.data[0], made_by)]
+            for of, made_by in ((ours, self._context.made_by), (theirs, self._context.source.made_by))
+        )
+        by_blocks = list(rows_by_blocks(rows_of_all, _data(ours), _data(theirs), of_ours, of_theirs))
+        return [(range(len(theirs)), rows) for rows in by_blocks or [rows_of_all]]
 
     def _joined(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> Array | None:
         """Return for each row of the target's weights that of the source's, where one of both has joined the input and the state.
