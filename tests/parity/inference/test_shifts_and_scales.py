@@ -91,6 +91,7 @@ def test_parts_that_are_used_alike(order: tuple[int, ...]) -> None:
     assert any("concatenated" in rule for rule in rules(found, module)) or order == (1, 0, 2)
 
 
+@pytest.mark.slow
 def test_another_gate_is_not_derived() -> None:
     found, _ = derived((0, 1, 2), fault=True)
     assert found.differences and not found.complete
