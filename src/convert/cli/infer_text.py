@@ -24,19 +24,28 @@ HINT = (
 NUMBER = re.compile("[0-9]+")
 
 
-def written(file: Path, derivation: Derivation, target: TargetModel) -> str:
+def written(file: Path, derivation: Derivation, target: TargetModel, rules: str) -> str:
     """Say what was written, and how many tensors have which grade."""
     return (
         f"wrote {file}: {counted(derivation)} of {output.count(len(derivation.leaves), 'leaf')}; "
-        f"{output.count(derivation.tried, 'candidate')} tried{beside(derivation, target)}"
+        f"{output.count(derivation.tried, 'candidate')} tried{beside(derivation, target, rules)}"
     )
 
 
-def beside(derivation: Derivation, target: TargetModel) -> str:
-    """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none."""
-    from convert.drafting.like.target import COUNTERS
+def beside(derivation: Derivation, target: TargetModel, rules: str) -> str:
+    """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none.
 
-    counters = sum(name.endswith(COUNTERS) for name in target.tensors)
+    Args:
+        rules: text of the file; those of BatchNorm write its counter, and a norm whose tensors have rules of their own has none.
+    """
+    from convert.drafting.like.target import COUNTERS
+    from convert.rules.parse import parse_rules
+
+    norms = [rule for rule in parse_rules(rules).rules if rule.kind_name == "batch_norm"]
+    modules = [name.rpartition(".")[0] for name in target.tensors if name.endswith(COUNTERS)]
+    counters = sum(
+        any(layer.path.match(module) for rule in norms for layer in rule.targets.values()) for module in modules
+    )
     seconds = sum(
         len(others)
         for first, others in target.shared.items()

@@ -195,7 +195,7 @@ def _answered(
     known = KnownRules(reference, written.sure, written.left, written.letters)
     text = draft_rules(source, name, root, rules.open_target, known)
     return text, [
-        counted(rules.derivation) + beside(rules.derivation, rules.target),
+        counted(rules.derivation) + beside(rules.derivation, rules.target, written.text),
         *summary(rules.derivation, written.open),
     ]
 

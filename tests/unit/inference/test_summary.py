@@ -81,6 +81,15 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
     )
     start = "wrote r.yaml: 4 tensors (4 derived) of 4 leaves; 0 candidates tried"
     more = "; `convert` also writes 1 BatchNorm counter and 1 whole-number buffer and 5 second names"
-    assert written(Path("r.yaml"), found, target) == start + more
+    rules = "model: m\ntitle: M\ntargets: {torch: {loads: Net}}\nrules:\n- "
+    of_norm = (
+        f"{rules}{{from: a, bias: b, mean: c, var: d, epsilon: 1e-5, multiplies_by: scale, axes: C, batch_norm: bn}}\n"
+    )
+    assert written(Path("r.yaml"), found, target, of_norm) == start + more
+    without = more.replace("1 BatchNorm counter and ", "")
+    assert (
+        written(Path("r.yaml"), found, target, f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n")
+        == start + without
+    )
     alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
-    assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone) == start
+    assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm) == start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 from convert.inference.candidates.candidate import Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.forms.elements import JOINS
 from convert.inference.meetings.sites import Meeting, products, role_of
+from convert.inference.proposals import others
 from convert.inference.proposals.affine import Gate
 from convert.inference.proposals.gates import OFFSETS, Cells
 from convert.programs.program import Operation, Program
@@ -20,6 +23,7 @@ from convert.programs.program import Operation, Program
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_GATES = 4  # a recurrent layer has at most so many
 BY = "added to zeros in the first step"
+BY_PLACE = "a leaf of this size that is joined to data, in place of zeros"
 AT_ZEROS = ("zeros", "gates")  # kind of the candidates that are made of gates
 
 
@@ -38,6 +42,11 @@ class FirstSteps:
             if len(gate.biases) == 1 and _is_given_zeros(self._source, gate):
                 found.setdefault(gate.biases[0].numbers.tobytes(), gate)
         return list(found.values())
+
+    @cached_property
+    def _joined(self) -> list[Meeting]:
+        """Where the source joins a parameter to data."""
+        return [m for m in self._context.source.meetings[Role.OTHER] if m.operation.name in JOINS]
 
     @cached_property
     def _of_zeros_alone(self) -> frozenset[int]:
@@ -85,6 +94,11 @@ class FirstSteps:
         if way is None or not same or not self._context.free(bias.numbers, target):
             return []
         return self._cells.made_of_bias(bias, target, way)
+
+    def of_joined(self, operation: Operation, side: int) -> Iterator[Candidate]:
+        """Yield the leaves of this size that the source joins to data: the target adds them to zeros in their place."""
+        for candidate in others.any_leaf(self._context, operation, side, self._joined):
+            yield replace(candidate, by=BY_PLACE, kind=("zeros", *candidate.kind))
 
     def of_blocks(self, at: int, operation: Operation, side: int) -> Iterator[Candidate]:
         """Yield blocks of the source's biases that are added to zeros, or zeros, for a bias of the target."""

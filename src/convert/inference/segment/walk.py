@@ -354,6 +354,7 @@ class Walk(OfSource):
         self._hindered |= self._strict and cells == []
         if cells is None or not (cells or self._strict):
             if self._first_steps.are_met(operation, side):
+                yield from self._first_steps.of_joined(operation, side)
                 yield from self._first_steps.of_blocks(at, operation, side)
             else:
                 yield from PROPOSE[role_of(operation)](self.context, operation, side)
@@ -385,7 +386,7 @@ class Walk(OfSource):
                 factors.append(choice)
             elif (out := self._result(operation, candidate)) is None:
                 self._refute(at, "it does not run")
-            elif not np.isnan(out).any() and self.source.has(out, self.context.tolerance):
+            elif self._is_value(out, candidate):
                 good.append(choice)
             elif candidate.kind != own.KIND:
                 rest.append(choice)
@@ -403,6 +404,11 @@ class Walk(OfSource):
         if not chosen:
             self._refute(at, "no parameter of the source fits")
         return chosen
+
+    def _is_value(self, out: Array, candidate: Candidate) -> bool:
+        """Whether what an operation gives with a candidate is a value of the source; zeros in place of a parameter are no sign of it."""
+        shows = out.any() or candidate.kind[0] != "zeros"
+        return bool(shows) and not np.isnan(out).any() and self.source.has(out, self.context.tolerance)
 
     def _choices(
         self, at: int, operation: Operation, side: int, before: Sequence[Choice], wanted: Collection[Any]
