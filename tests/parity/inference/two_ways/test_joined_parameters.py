@@ -16,7 +16,7 @@ from convert.inference.infer import infer
 from support.inferred import WIDTH, grades
 
 D, HEADS, NODES, NUMBERS = WIDTH, 4, 5, 9
-SHAPES = {"table": (HEADS, NUMBERS), "virtual": (HEADS,)} | {name: (D, D) for name in ("q", "k", "v", "o")}
+SHAPES = {"table": (HEADS, NUMBERS), "virtual": (HEADS,)} | dict.fromkeys(("q", "k", "v", "o"), (D, D))
 
 
 class Biased(nn.Module):
