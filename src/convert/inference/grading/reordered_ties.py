@@ -6,13 +6,14 @@ the programs have them in another order, as behind values that they concatenate 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Arithmetic, Part, Role, Site, Tensor, Tie
+from convert.inference.forms.products.commuted import commuted
 from convert.inference.grading.other_ways import in_way
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import elements_of
@@ -76,14 +77,20 @@ def _reordered(
         (len(places), len(places)), bool
     )  # [column of the target, column of the source that another one has now]
     for ours, theirs in zip(runs, fresh, strict=True):
-        of_target, of_source = _met(ours, tie.site), _met(theirs, source)
-        if of_target is None or of_source is None:
+        of_target = _met(ours, tie.site)
+        if of_target is None:
             return part
         numbers = theirs.first_element[part.leaf] + part.positions
-        own = [of_source.column(numbers[place]) for place in places]
-        one, two = matches(of_target.columns, of_source.columns, tolerance)
-        pairs = set(zip(one.tolist(), two.tolist(), strict=True))
-        equal &= np.array([[(column, other) in pairs for other in own] for column in tie.columns])
+        for of_source in _met_by_source(theirs, source):
+            own = [of_source.column(numbers[place]) for place in places]
+            one, two = matches(of_target.columns, of_source.columns, tolerance)
+            pairs = set(zip(one.tolist(), two.tolist(), strict=True))
+            found = np.array([[(column, other) in pairs for other in own] for column in tie.columns])
+            if found.any(1).all():
+                equal &= found
+                break
+        else:
+            return part
     order = _order(equal)
     if order is None or order == list(range(len(order))):
         return part
@@ -137,6 +144,18 @@ class _Met:
     def column(self, numbers: Array) -> int:
         """Return the column that all of some elements meet; -1 if they meet several."""
         return next((k for k, own in enumerate(self.elements) if np.isin(numbers, own).all()), -1)
+
+
+def _met_by_source(program: Program, site: Site) -> Iterator[_Met]:
+    """Yield the columns that the parameter of a site of the source meets, as they are, and where linear operations have another place."""
+    met = _met(program, site)
+    if met is not None:
+        yield met
+    for other in commuted(program):
+        if other.index == site.index:
+            for group in products([other.operation], other.side):
+                numbers = [np.concatenate([n[k].ravel() for n in group.numbers]) for k in range(len(group.value))]
+                yield _Met(group.columns, numbers)
 
 
 def _met(program: Program, site: Site) -> _Met | None:

@@ -28,6 +28,7 @@ LINEAR = frozenset(
         *LINEAR_LAYOUTS,
         "dot_general",
         "reduce_sum",
+        "reduce_window_sum",
         "gather",
         "scatter-add",
         "mul",
@@ -154,7 +155,8 @@ def _biases(program: Program) -> Iterator[tuple[Operation, _Bias]]:
 
 
 def _products(program: Program) -> Iterator[_Product]:
-    for index, operation in enumerate(program.operations):
+    for index, made in enumerate(program.operations):
+        operation = _of_one_tap(made) or made
         if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
             continue
         side = 0 if operation.operands[1].data else 1
@@ -163,6 +165,32 @@ def _products(program: Program) -> Iterator[_Product]:
             continue
         (_, (axis,)), (_, (summed,)) = axes
         yield _Product(index, operation, side, axis, np.moveaxis(weight.array, summed, 0))
+
+
+def _of_one_tap(operation: Operation) -> Operation | None:
+    """Return a convolution with a kernel of one tap, and the channels last, as the product that it is; None for any other operation."""
+    if operation.name != "conv_general_dilated" or len(operation.data) != 1 or not operation.operands[0].data:
+        return None
+    settings, (data, kernel) = operation.settings, operation.operands
+    layout: Any = settings["dimension_numbers"]
+    rank, taps = data.array.ndim, [kernel.array.shape[axis] for axis in layout.rhs_spec[2:]]
+    channels_last = layout.lhs_spec[1] == layout.out_spec[1] == rank - 1
+    plain = settings["feature_group_count"] == settings["batch_group_count"] == 1
+    if (
+        not channels_last
+        or not plain
+        or {*taps} != {1}
+        or data.array.shape[:-1] != operation.results[0].array.shape[:-1]
+    ):
+        return None
+    outputs, inputs = layout.rhs_spec[:2]
+
+    def matrix(array: Array) -> Array:
+        return np.moveaxis(array, (inputs, outputs), (0, 1)).reshape(array.shape[inputs], array.shape[outputs])
+
+    weight = replace(kernel, array=matrix(kernel.array), elements=tuple(map(matrix, kernel.elements)))
+    axes = (((rank - 1,), (0,)), ((), ()))
+    return replace(operation, name="dot_general", operands=(data, weight), settings={"dimension_numbers": axes})
 
 
 def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) -> Iterator[tuple[Array, int]]:
