@@ -13,6 +13,7 @@ import pytest
 
 from support.command_line import Run
 from support.goldens import checkpoint
+from support.own_modules import work_with
 from support.paths import EXAMPLES
 
 pytest.importorskip("jax")
@@ -330,12 +331,8 @@ def without_run(plan):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    for name in ("pair_of_models", "small_models", "fused_models", "reference", "model_jax", "model_torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    (tmp_path / "pair_of_models.py").write_text(MODELS)
-    (tmp_path / "small_models.py").write_text(SMALL)
+    modules = {"pair_of_models": MODELS, "small_models": SMALL}
+    work_with(tmp_path, monkeypatch, modules, others=("fused_models", "reference", "model_jax", "model_torch"))
     rng = np.random.default_rng(0)
     leaves = {"one/w": (6, 2, 3), "two/w": (2, 3, 6), "two/b": (6,), "norm/g": (6,), "step": ()}
     np.savez("ckpt.npz", **{name: rng.normal(size=shape).astype(np.float32) for name, shape in leaves.items()})

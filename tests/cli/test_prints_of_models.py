@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from convert import parse_rules
 from support.command_line import Run
+from support.own_modules import work_with
 
 pytest.importorskip("jax")
 pytest.importorskip("torch")
@@ -71,10 +71,7 @@ PAIR = ("--reference", "loud_models:pair")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.delitem(sys.modules, "loud_models", raising=False)
-    Path("loud_models.py").write_text(MODELS)
+    work_with(tmp_path, monkeypatch, {"loud_models": MODELS})
     Path("r.yaml").write_text(RULES)
     np.savez("c.npz", w=np.random.default_rng(0).normal(size=(D, F)).astype(np.float32))
     return tmp_path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from convert import parse_rules
 from support.command_line import Run
+from support.own_modules import work_with
 
 pytest.importorskip("jax")
 pytest.importorskip("torch")
@@ -63,10 +63,7 @@ LEAVES = {"mix/kernel": (6, 6), "turn/kernel": (6, 6), "norm/scale": (6,), "head
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.delitem(sys.modules, "square_models", raising=False)
-    Path("square_models.py").write_text(MODELS)
+    work_with(tmp_path, monkeypatch, {"square_models": MODELS})
     rng = np.random.default_rng(0)
     leaves = {f"model/{name}": rng.normal(size=shape).astype(np.float32) for name, shape in LEAVES.items()}
     np.savez("ckpt.npz", **leaves, **{"opt/mu": np.zeros(3, np.float32)})

@@ -85,9 +85,8 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     ):
         found = reordered(found, target, fresh, partial(_target_run, target), allowed)
         errors = errors_of(found)
-    if max(errors) > allowed:
-        found = in_right_ways(found, lambda made: max(errors_of(made)), allowed)
-        errors = errors_of(found)
+    if max(errors) > allowed and (right := in_right_ways(found, errors_of, errors, allowed)) is not None:
+        found, errors = right
     evidence = Proof(DRAWS, max(errors), allowed, weak_proof.same_inputs(drawn))
     lost = None
     if allowed < evidence.error <= EXACT:

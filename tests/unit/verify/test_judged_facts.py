@@ -260,9 +260,7 @@ def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: b
     assert not one.open and two.open, "a comparison of the models does not decide the activation"
     (_, text), (_, of_activation) = listed((one, two))
     assert text.startswith("padding = SAME of m0 (mine.yaml:3") and (said in text if said else ";" not in text)
-    why = (
-        "it cannot be read from the PyTorch module, nor from what follows the layer: compare the code of the two models"
-    )
+    why = "no level of the check shows it: compare the code of the two models"
     assert of_activation == f"activation = gelu_erf of m0 (mine.yaml:4; {why})"
     finding = require_verified((one, two))
     assert finding is not None and finding.fix == f"{why}, then give --trust activation"

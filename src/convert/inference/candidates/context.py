@@ -143,7 +143,7 @@ class Context:
                 axes = _split_off(at.array.shape, result.array.shape) if user.name in VIEWS else ()
                 if axes and self._is_convolved(result):
                     return axes
-                if result.array.shape[-1:] == (size,) and result not in seen and _keeps_last_axis(user, at):
+                if result.array.shape[-1:] == (size,) and result not in seen and keeps_last_axis(user, at):
                     made.append(result)
                     seen.add(result)
             level = made
@@ -375,7 +375,7 @@ def _adds_bias(operation: Operation) -> bool:
     return role_of(operation) is Role.SHIFT and any(x.of_parameters for x in operation.operands)
 
 
-def _keeps_last_axis(operation: Operation, value: Value) -> bool:
+def keeps_last_axis(operation: Operation, value: Value) -> bool:
     """Whether the last axis of a result that is as long as that of a value is that axis, and not another of the same size, such as the tokens."""
     if role_of(operation) is Role.PRODUCT:
         return value is not operation.operands[0]  # which it adds up along that axis

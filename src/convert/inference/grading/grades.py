@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.inference.candidates.candidate import Choice, Piece
 from convert.inference.candidates.source import Source
-from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Site, Tensor, Tie
+from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
 from convert.inference.grading.alternatives import Way
 from convert.inference.meetings.contracted import contracted_axes, summed_axes
 from convert.inference.meetings.sites import Meeting, role_of, site_of
@@ -162,7 +162,8 @@ def _is_used(search: Search, leaf: str) -> bool:
 def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> Iterable[Part]:
     """Yield the parts of a piece: one for each leaf, in the order of the tensor."""
     source, operation = search.source, search.target.operations[choice.index]
-    site = None if piece.meeting is None else _site_of(source, piece.meeting)
+    meeting = None if piece.meeting is None else _as_recorded(source, piece.meeting)
+    site = None if meeting is None else meeting.site("source")
     refuted = tuple((_called(search, at), count) for at, count in sorted(segment.refuted.items()) if at >= choice.index)
     evidence = Evidence(
         role_of(operation),
@@ -209,16 +210,15 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             piece.arithmetic,
             evidence,
             piece.factor,
-            () if piece.meeting is None else contracted_axes(source.program, piece.meeting, leaf),
+            () if meeting is None else contracted_axes(source.program, meeting, leaf),
         )
 
 
-def _site_of(source: Source, meeting: Meeting) -> Site:
-    """Return where the source uses a parameter; of a convolution of one tap that is a product in another place, the convolution."""
+def _as_recorded(source: Source, meeting: Meeting) -> Meeting:
+    """Return where the source uses a parameter; of a convolution of one tap that is a product in another place (`commuted`), the convolution."""
     own = source.program.operations[meeting.index]
-    if own.name == "conv_general_dilated" and meeting.operation.name == "dot_general":
-        return site_of("source", meeting.index, own, 1)
-    return meeting.site("source")
+    moved = role_of(own) is Role.CONVOLUTION and meeting.role is Role.PRODUCT
+    return Meeting(meeting.index, (own,), 1, Role.CONVOLUTION) if moved else meeting
 
 
 def _added_up(source: Source, piece: Piece) -> Array | None:

@@ -27,23 +27,27 @@ def in_way(tensors: Sequence[Tensor], way: int) -> list[Tensor]:
 
 
 def in_right_ways(
-    tensors: Sequence[Tensor], error: Callable[[Sequence[Tensor]], float], allowed: float
-) -> tuple[Tensor, ...]:
-    """Return the tensors with the other ways in place of those that fresh draws refute; as they are where none is right.
+    tensors: Sequence[Tensor],
+    errors_of: Callable[[Sequence[Tensor]], list[float]],
+    errors: list[float],
+    allowed: float,
+) -> tuple[tuple[Tensor, ...], list[float]] | None:
+    """Return the tensors with the other ways in place of those that fresh draws refute, and the errors that are left; None where no way is right.
 
     Args:
         tensors: that give the outputs of the first draw alone.
-        error: of the outputs of fresh draws.
-        allowed: up to which they are equal.
+        errors_of: of the outputs of fresh draws.
+        errors: of `tensors`.
+        allowed: up to which outputs are equal.
     """
-    right, least = tuple(tensors), error(tensors) if numbers_of_ways(tensors) else 0.0
+    right = tuple(tensors)
     for way in numbers_of_ways(tensors):
         made = tuple(_taken(tensor, way) for tensor in right)
-        if (now := error(made)) < least:
-            right, least = made, now
-        if least <= allowed:
-            return right
-    return tuple(tensors)
+        if max(now := errors_of(made)) < max(errors):
+            right, errors = made, now
+        if max(errors) <= allowed:
+            return right, errors
+    return None
 
 
 def _taken(tensor: Tensor, way: int) -> Tensor:

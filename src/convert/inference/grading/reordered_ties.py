@@ -6,6 +6,7 @@ the programs have them in another order, as behind values that they concatenate 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,7 +78,7 @@ def _reordered(
         (len(places), len(places)), bool
     )  # [column of the target, column of the source that another one has now]
     for ours, theirs in zip(runs, fresh, strict=True):
-        of_target = _met(ours, tie.site)
+        of_target = _met(ours.operations[tie.site.index], tie.site.operand)
         if of_target is None:
             return part
         numbers = theirs.first_element[part.leaf] + part.positions
@@ -148,19 +149,14 @@ class _Met:
 
 def _met_by_source(program: Program, site: Site) -> Iterator[_Met]:
     """Yield the columns that the parameter of a site of the source meets, as they are, and where linear operations have another place."""
-    met = _met(program, site)
-    if met is not None:
-        yield met
-    for other in commuted(program):
-        if other.index == site.index:
-            for group in products([other.operation], other.side):
-                numbers = [np.concatenate([n[k].ravel() for n in group.numbers]) for k in range(len(group.value))]
-                yield _Met(group.columns, numbers)
+    elsewhere = ((other.operation, other.side) for other in commuted(program, only=site.index))
+    for operation, side in itertools.chain([(program.operations[site.index], site.operand)], elsewhere):
+        if (met := _met(operation, side)) is not None:
+            yield met
 
 
-def _met(program: Program, site: Site) -> _Met | None:
-    """Return the columns that the parameter of a site meets; None where they are not known."""
-    operation, side = program.operations[site.index], site.operand
+def _met(operation: Operation, side: int | None) -> _Met | None:
+    """Return the columns that the parameter in an operand meets; None where they are not known."""
     if side is None:
         return None
     role, elements = role_of(operation), operation.operands[side].elements

@@ -27,10 +27,6 @@ def contracted_axes(program: Program, meeting: Meeting, leaf: str) -> tuple[int,
     start, shape = program.first_element[leaf], program.parameters[leaf].array.shape
     if not shape:
         return ()
-    of = program.operations[meeting.index]
-    if of.name == "conv_general_dilated" and meeting.operation.name == "dot_general":  # of one tap, in another place
-        kernel = of.operands[1].array.shape
-        return tuple(sorted(of.settings["dimension_numbers"].rhs_spec[1:])) if kernel == shape else ()
     axes: set[int] = set()
     for numbers in weight.elements:
         inside = (numbers >= start) & (numbers < start + int(np.prod(shape)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.candidates.context import keeps_last_axis
 from convert.inference.forms.elements import COPIES, JOINS
 from convert.programs.program import Operation, Value
 
@@ -21,8 +22,11 @@ MAX_WAYS = 6
 def widths_along_last(value: Value, made_by: Callable[[Value], Operation | None]) -> list[int]:
     """Return the widths of the values that stand side by side along the last axis of a value; its own, if it is one."""
     size = value.array.shape[-1]
-    while (made := made_by(value)) is not None and made.name in COPIES and made.operands[0].array.shape[-1:] == (size,):
-        value = made.operands[0]
+    while (made := made_by(value)) is not None and made.name in COPIES:
+        before = made.operands[0]
+        if before.array.shape[-1:] != (size,) or not keeps_last_axis(made, before):
+            return [size]
+        value = before
     if made is None or made.name not in JOINS:
         return [size]
     axis = made.settings.get(JOINS[made.name], 0) % value.array.ndim

@@ -28,9 +28,7 @@ from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
 OUTPUTS_AGREE = "it cannot be read from the PyTorch module; the outputs are equal, so that there is nothing to do"
-ACTIVATION = (
-    "it cannot be read from the PyTorch module, nor from what follows the layer: compare the code of the two models"
-)
+ACTIVATION = "no level of the check shows it: compare the code of the two models"
 UNSEEN = ":"  # in the names of what the models level does not show, which are known when it ran: ``inputs:tokens``
 
 

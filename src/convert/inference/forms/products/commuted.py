@@ -117,13 +117,19 @@ class _Moved:
     beside: bool = False
 
 
-def commuted(program: Program) -> Iterator[Commuted]:
-    """Yield the products that another order of linear operations would have."""
+def commuted(program: Program, only: int | None = None) -> Iterator[Commuted]:
+    """Yield the products that another order of linear operations would have.
+
+    Args:
+        only: index of a product, for those of its weight alone.
+    """
     made_by = producers_of(program.operations)
     users = users_of(program.operations)
     biases = dict(_biases(program))
     of_weights: dict[Any, list[_Product]] = {}
-    for product in _products(program):
+    every = list(_products(program))
+    wanted = {product.weight for product in every if product.index == only}
+    for product in every if only is None else (one for one in every if one.weight in wanted):
         using = [biases[x] for x in users.get(product.operation.results[0], []) if x in biases]
         for array, axis in _in_front(product, product.data, made_by):
             yield _with(product, array, axis, using)

@@ -63,9 +63,7 @@ class TakenParts:
 
 
 def _used_parts(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Part]:
-    count = matrices.result.shape[1]
-    column = np.empty(matrices.result.size, int)
-    column[matrices.result] = np.arange(count)
+    column, count = matrices.columns, matrices.result.shape[1]
     uses: dict[tuple[int, int], set[str]] = {}
     todo: list[tuple[Value, Array | None, tuple[int, int]]] = [(product.results[0], np.arange(column.size), (0, count))]
     for _ in range(MAX_PART_STEPS):
@@ -101,9 +99,7 @@ def _use(user: Operation, value: Value) -> str:
 
 def _taken_columns(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
     """Return the sets of columns of a product's result that the program takes, each in the order in which it has them; not all of them."""
-    count = matrices.result.shape[1]
-    column = np.empty(matrices.result.size, int)
-    column[matrices.result] = np.arange(count)
+    column, count = matrices.columns, matrices.result.shape[1]
     found: dict[bytes, Array] = {}
     todo = [(product.results[0], np.arange(column.size))]
     for _ in range(MAX_STEPS):

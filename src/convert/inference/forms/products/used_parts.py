@@ -42,6 +42,13 @@ class Matrices:
     weight: Array
     result: Array
 
+    @property
+    def columns(self) -> Array:
+        """Which column each element of the result is in."""
+        found = np.empty(self.result.size, int)
+        found[self.result] = np.arange(self.result.shape[1])
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class _Part:
