@@ -204,6 +204,7 @@ def test_a_truncated_stack_is_named(layout: str, damage: Any, said: str | None) 
         ("order: [s, p]", "order: [s, p], period: $pattern", "rule-path-variants", "repeat", "$pattern"),
         ("order: [s, p]", "order: [s, p], period: 0", "rule-wrong-value", "at least 1", "0"),
         ("stacked: {i: 1}", "stacked: {i: 1}, period: 3", "rule-path-variants", "`order`", "`period`"),
+        ("rules:", "axes: {p: {is: pairs}}\nrules:", "rule-name-clash", "p is an axis here (pairs)", "stack/type_{p}"),
     ],
 )
 def test_errors_of_path_variants(old: str, new: str, code: str, expected: str, got: str) -> None:

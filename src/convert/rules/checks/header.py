@@ -259,6 +259,22 @@ def _letters_are_not_indices(rules: RuleFile) -> Iterator[Finding]:
                 yield Finding("rule-name-clash", problem, rule=str(rule.at), fix=fix)
 
 
+def _axes_are_not_indices_of_variants(rules: RuleFile) -> Iterator[Finding]:
+    """A letter that only path variants count has no other meaning: its size is the number of copies."""
+    counted = {
+        name: path.path
+        for variants in reversed(rules.path_variants)
+        for path in (path for variant in variants.variants[:0:-1] for path in variant)
+        for name in (*path.order, *path.indices)
+        if name not in variants.indices
+    }
+    for name in counted:
+        if name in rules.axes:
+            problem = f"{name} is an axis here ({rules.axes[name].meaning}) and an index of {counted[name]}"
+            fix = "give the axis another letter"
+            yield Finding("rule-name-clash", problem, rule=str(rules.axes[name].at), fix=fix)
+
+
 def _axes_that_vary_have_no_size(rules: RuleFile) -> Iterator[Finding]:
     """Refuse the use of a size that differs from layer to layer where one number is needed."""
     varying = {name for name, axis in rules.axes.items() if axis.varies}
@@ -328,6 +344,7 @@ HEADER_CHECKS: tuple[Callable[[RuleFile], Iterator[Finding]], ...] = (
     _lengths_of_facts_are_declared,
     _path_variants_count_by_one_index,
     _letters_are_not_indices,
+    _axes_are_not_indices_of_variants,
     _axes_vary_by_an_index,
     _rows_are_behind_two_letters,
     _axes_that_vary_have_no_size,
