@@ -106,13 +106,13 @@ def infer(
         with jax_on_the_cpu(), few_threads(module):
             runs = Runs(side, Draws(own_sizes, complex_leaves, size))
             models = Models(runs, module, run_by_name, inputs, masks, allowance)
-            found, again = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
+            found, again, refuted = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
         differ = any(difference.shown for difference in found.differences)
         told = found.proof and ties[-1:] == ties[-2:-1]  # no weights tell columns apart that the inputs make equal
-        # A parameter that saturated gates hide is found wrong by chance, and other weights show little of it.
-        by_chance = found.proof is None and 0 < max((x.error or 0 for x in found.differences), default=0) <= EXACT
+        # What saturated gates hide is found wrong by chance; two draws of weights that end so are no chance.
+        by_chance = refuted and found.proof is None and attempt == 0
         if not by_chance and (not again or told or differ):  # a difference is corrected first
             break
     best = min(attempts, key=_is_open)
@@ -126,8 +126,13 @@ def _is_open(found: Derivation) -> tuple[bool, int, int]:
     return found.proof is None, grades.count(Grade.OPEN), grades.count(Grade.TIED)
 
 
-def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], seed: int) -> tuple[Derivation, bool]:
-    """Derive with the weights and inputs of one seed; also return whether others may tell more columns apart."""
+def _derived(
+    models: Models, shapes: Shapes, complex_leaves: Collection[str], seed: int
+) -> tuple[Derivation, bool, bool]:
+    """Derive with the weights and inputs of one seed.
+
+    Also return whether others may tell more columns apart, and whether fresh ones refuted a way that led to the outputs.
+    """
     both, search, solved = _searched(models, seed)
     ended = None if solved else where_it_ended(search)
     if not solved:
@@ -141,10 +146,11 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         if (search.met_nothing or both.as_run.path_taken) and not both.learned:
             found = found_by_others(found, lambda run, known: models.search_again(seed + APART + run, known))
     again = any(tensor.ties for tensor in found)
-    seen = Tested(None, found, both.source)
+    seen, refuted = Tested(None, found, both.source), False
     if solved and all(tensor.grade is not Grade.OPEN for tensor in found):
         seen = tested(models, both, found, seed)
         again, ended = seen.again, seen.ended
+        refuted = ended is not None and not seen.hidden
         if ended is not None:
             seen = replace(seen, tensors=tensors(search, _tied_names(both), False, []))
     differences: tuple[Difference, ...] = ()
@@ -170,7 +176,7 @@ def _derived(models: Models, shapes: Shapes, complex_leaves: Collection[str], se
         frozenset(name for name, value in both.as_run.parameters.items() if value.complex),
     )
     grades = {tensor.grade for tensor in found}
-    return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades)
+    return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades), refuted
 
 
 def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
