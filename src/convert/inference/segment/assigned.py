@@ -35,6 +35,7 @@ class Assigned:
         self.path = 0
         self._given: dict[Value, int] = {}
         self._order, self._first = target.operations, target.first_element
+        self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
         self._origins = np.full(sum(value.array.size for value in target.parameters.values()), -1)
         self.context = Context(source, self.replay, self.used, self._origins)
 

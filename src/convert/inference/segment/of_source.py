@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import MOVES
+from convert.inference.forms.sums.reordered import SUMS
 from convert.inference.meetings.sites import role_of
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
@@ -16,6 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FUNCTIONS = frozenset(
     ("silu", "gelu", "relu", "leaky_relu", "elu", "softplus", "mish", "tanh", "sigmoid", "softmax", "_softmax")
 )  # of a product's result
+MAX_STEPS = 8  # operations between a product and the sum that it is a term of
 AHEAD = 64  # operations behind one whose parameter is not known
 
 
@@ -48,18 +52,59 @@ class OfSource(Assigned):
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 
     def is_computed(self, operation: Operation, result: Array) -> bool:
-        """Whether the source has the result of a function, or each of its rows.
+        """Whether the source has the result of a function or of a sum, or each of its rows.
 
         The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
         Of several gates at once, the source may compute it of each.
         """
-        if operation.name not in FUNCTIONS or len(operation.data) != 1 or np.isnan(result).any():
+        compared = operation.name in FUNCTIONS if len(operation.data) == 1 else self._is_whole_sum(operation)
+        if not compared or np.isnan(result).any():
             return True
-        tolerance = self.context.tolerance
-        if self.source.has(result, tolerance) or self.source.has_each_row(result, tolerance):
+        if self._has_rows(result):
             return True
         ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
-        return len(ends) > 0 and all(self.source.has(x, tolerance) for x in np.split(result, ends, -1))
+        return len(ends) > 0 and all(self.source.has(x, self.context.tolerance) for x in np.split(result, ends, -1))
+
+    def up_to_a_sum(self, at: int) -> list[Operation]:
+        """Return the operations behind a product that move its rows, up to the one that adds what is known to it; none if there is none."""
+        value, steps = self._order[at].results[0], list[Operation]()
+        for _ in range(MAX_STEPS):
+            users = self.context.users(value)
+            if len(users) != 1:
+                break
+            (user,) = users
+            steps.append(user)
+            if any(x is not value and x.data and self._made_by.get(x, -1) > at for x in user.operands):
+                break
+            if _adds(user):
+                return steps if len(user.data) == 2 else []
+            if user.name not in MOVES or user.operands[0] is not value:
+                break
+            value = user.results[0]
+        return []
+
+    def is_sum(self, operation: Operation, out: Array | None, steps: Sequence[Operation]) -> bool:
+        """Whether the steps behind an operation give a value of the source, or rows of one, if the operation gives an array."""
+        value = operation.results[0]
+        for step in steps:
+            if out is None:
+                return False
+            try:
+                out = self.replay.run(step, {k: out for k, x in enumerate(step.operands) if x is value})[0]
+            except REFUSALS:
+                return False
+            value = step.results[0]
+        return out is not None and not np.isnan(out).any() and self._has_rows(out)
+
+    def _has_rows(self, array: Array) -> bool:
+        """Whether the source has a value, or each of its rows: one matrix of several gives some of the rows of all."""
+        tolerance = self.context.tolerance
+        return self.source.has(array, tolerance) or self.source.has_each_row(array, tolerance)
+
+    def _is_whole_sum(self, operation: Operation) -> bool:
+        """Whether an operation adds two values of data, and its result is no term of a sum, which may have other brackets."""
+        users = self.context.users(operation.results[0])
+        return len(operation.data) == 2 and _adds(operation) and not any(map(_adds, users))
 
     def is_added(self, result: Array) -> bool:
         """Whether the source has what the gates of an expert make of its results, or adds it up in one product of all experts."""
@@ -89,3 +134,7 @@ class OfSource(Assigned):
                 if role_of(operation) is Role.PRODUCT and len(operation.data) == len(operation.operands):
                     return self.pairs(operation, results[0])
         return True
+
+
+def _adds(operation: Operation) -> bool:
+    return operation.name.removesuffix("_") in SUMS and len(operation.operands) == 2

@@ -90,7 +90,6 @@ class Walk(OfSource):
         self.elsewhere: Mapping[str, Array] | None = None
         self._cells = Cells(self.context)
         self._first_steps = FirstSteps(self.context, self._cells)
-        self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
         self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
         self._dead: dict[Any, _Dead] = {}  # by path, operation and level
         self._reached = -1
@@ -206,8 +205,8 @@ class Walk(OfSource):
             if not self._strict or not weighs_rows(operation) or not results[0].any():
                 continue
             gates = min(operation.operands, key=lambda x: x.array.shape[-1])
-            if any(self._depends_on(gates, [choice]) for choice in choices):  # they are what the segment looks for
-                continue
+            if not gates.leaves or any(self._depends_on(gates, [choice]) for choice in choices):
+                continue  # they are no gates, such as a number of edges, or what the segment looks for
             if not self.is_added(results[0]):
                 self._hindered = True
                 self._refute(at, "the source adds up no such rows")
@@ -399,11 +398,28 @@ class Walk(OfSource):
                 break
         if (self.context.level == 0 or self._strict) and role in (Role.SCALE, Role.SHIFT):
             rest = list(self._of_fused(operation, rest))
+        if role is Role.PRODUCT and self.context.level == 0:
+            good, rest = self._with_sums_first(at, operation, good, rest)
         chosen = factors + (good if good and role is not Role.PRODUCT else good + rest)
         self._refuted[at] = self._refuted.get(at, 0) + len(factors) + len(good) + len(rest) - len(chosen)
         if not chosen:
             self._refute(at, "no parameter of the source fits")
         return chosen
+
+    def _with_sums_first(
+        self, at: int, operation: Operation, good: list[Choice], rest: list[Choice]
+    ) -> tuple[list[Choice], list[Choice]]:
+        """Return the choices for a term of a sum with which the sum is a value of the source, and the others; at first only these.
+
+        Of matrices that lie in one leaf, the data that they meet tells none apart.
+        """
+        steps = self.up_to_a_sum(at)
+        if not steps or len(good) + len(rest) < 2:
+            return good, rest
+        added = [x for x in (*good, *rest) if self.is_sum(operation, self._result(operation, x.candidate), steps)]
+        others = [x for x in (*good, *rest) if x not in added]
+        self._hindered |= self._strict and bool(others)
+        return added, [] if self._strict else others
 
     def _is_value(self, out: Array, candidate: Candidate) -> bool:
         """Whether what an operation gives with a candidate is a value of the source; zeros in place of a parameter are no sign of it."""

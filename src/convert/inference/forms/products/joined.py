@@ -23,6 +23,7 @@ from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
 
 SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")
+LAYOUTS = (*SAME_ELEMENTS, "transpose")
 MAX_VALUES = 6  # side by side
 MAX_SUM = 64  # products in a sum
 MAX_DEPTH = 4  # layouts between the values and the product
@@ -48,49 +49,81 @@ class OfOne:
 
 
 def of_each_value(program: Program) -> Iterator[OfOne]:
-    """Yield the products of each value that a product takes side by side with others, and the biases of their sums."""
+    """Yield the products of each value that a product takes side by side with others, and of some of them, and the biases of their sums."""
     made_by = producers_of(program.operations)
     places = {operation: index for index, operation in enumerate(program.operations)}
     operations: list[Operation] = []
+    terms_of: dict[Value, list[Value]] = {}  # of what a product of all gives, also in another layout
     for index, operation in enumerate(program.operations):
         side = 0 if operation.operands and not operation.operands[0].data else 1
-        parts = list(_products(operation, side, made_by))
+        parts = _products(operation, side, made_by)
         for part in parts:
             yield OfOne(index, part, side, None, part.results[0].array)
             distinct = part if role_of(operation) is Role.CONVOLUTION else _of_distinct_rows(side, part)
             if distinct is not part:
                 yield OfOne(index, distinct, side, None, distinct.results[0].array)
+        for several in _products_of_several(operation, side, made_by) if role_of(operation) is Role.PRODUCT else ():
+            yield OfOne(index, several, side, None, several.results[0].array)
+        if not parts and operation.name in LAYOUTS and operation.data and operation.operands[0] in terms_of:
+            parts = [_of_term(operation, term) for term in terms_of[operation.operands[0]]]
+        if len(parts) > 1:
+            terms_of[operation.results[0]] = [part.results[0] for part in parts]
         operations += [*parts, *_added(operation, parts)] if parts else [operation]
     if len(operations) > len(program.operations):
         for term in terms(replace(program, operations=tuple(operations))):
             yield OfOne(places[term.operation], term.operation, term.side, term.data, term.result)
 
 
-def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) -> Iterator[Operation]:
-    """Yield the product of each value, with the rows of the weight that it meets."""
+def _of_term(layout: Operation, term: Value) -> Operation:
+    """Return the operation that lays out a term of a sum as another one lays out the sum."""
+    made = Value(np.asarray(layout.again([term.array])[0]), data=True, leaves=term.leaves)
+    return replace(layout, operands=(term,), results=(made,))
+
+
+def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) -> list[Operation]:
+    """Return the product of each value, with the rows of the weight that it meets."""
+    blocks = _blocks(operation, side, made_by)
+    if len(blocks) == 1:  # the others are zeros
+        return [_product(operation, side, blocks[0], operation.results[0])]
+    return [_product(operation, side, block) for block in blocks]
+
+
+def _products_of_several(operation: Operation, side: int, made_by: dict[Value, Operation]) -> Iterator[Operation]:
+    """Yield the products of values that follow one another: the other program joins them first, and may multiply them apart from the rest."""
+    blocks = _blocks(operation, side, made_by)
+    for count in range(2, len(blocks)):
+        for run in (blocks[k : k + count] for k in range(len(blocks) - count + 1)):
+            if all(one.stop == two.start for one, two in itertools.pairwise(run)):
+                yield _product(operation, side, slice(run[0].start, run[-1].stop))
+
+
+def _blocks(operation: Operation, side: int, made_by: dict[Value, Operation]) -> list[slice]:
+    """Return where the values are that stand side by side along the axis that a product sums over; none if it is one."""
     axes = _summed_axes(operation, side) if len(operation.data) == 1 and len(operation.operands) == 2 else None
-    if axes is None:
-        return
+    if axes is None or not operation.operands[side].of_parameters or not operation.operands[side].elements:
+        return []
+    data = operation.operands[1 - side]
+    ends = np.cumsum(_widths(data, axes[0], made_by))
+    blocks = [slice(start, end) for start, end in itertools.pairwise([0, *map(int, ends)])]
+    return [
+        x for x in blocks if _cut(data.array, axes[0], x).any()
+    ]  # a state that a recurrent layer starts from is zero
+
+
+def _product(operation: Operation, side: int, block: slice, result: Value | None = None) -> Operation:
+    """Return the product of some columns of the data with the rows of the weight that they meet; `result` is what it gives, if known."""
+    axes = _summed_axes(operation, side)
+    assert axes is not None, "`_blocks` has asked for them"
     data, weight = operation.operands[1 - side], operation.operands[side]
-    if not weight.of_parameters or not weight.elements:
-        return
-    axis, summed = axes
-    ends = np.cumsum(_widths(data, axis, made_by))
-    blocks = [
-        (_cut(data.array, axis, start, end), start, end) for start, end in itertools.pairwise([0, *map(int, ends)])
-    ]
-    blocks = [block for block in blocks if block[0].any()]  # a state that a recurrent layer starts from is zero
-    for x, start, end in blocks:
-        elements = tuple(_cut(n, summed, start, end) for n in weight.elements)
-        one = Value(x, data=True, leaves=data.leaves)
-        part = Value(_cut(weight.array, summed, start, end), leaves=weight.leaves, elements=elements)
-        operands = (one, part) if side else (part, one)
-        (result,) = operation.results
-        if len(blocks) > 1:
-            with np.errstate(all="ignore"):
-                made = np.asarray(operation.again([operand.array for operand in operands])[0])
-            result = Value(made, data=True, leaves=result.leaves)
-        yield replace(operation, operands=operands, results=(result,))
+    one = Value(_cut(data.array, axes[0], block), data=True, leaves=data.leaves)
+    elements = tuple(_cut(n, axes[1], block) for n in weight.elements)
+    part = Value(_cut(weight.array, axes[1], block), leaves=weight.leaves, elements=elements)
+    operands = (one, part) if side else (part, one)
+    if result is None:
+        with np.errstate(all="ignore"):
+            made = np.asarray(operation.again([operand.array for operand in operands])[0])
+        result = Value(made, data=True, leaves=operation.results[0].leaves)
+    return replace(operation, operands=operands, results=(result,))
 
 
 def _summed_axes(operation: Operation, side: int) -> tuple[int, int] | None:
@@ -100,7 +133,7 @@ def _summed_axes(operation: Operation, side: int) -> tuple[int, int] | None:
         alone = side == 1 and said["feature_group_count"] == said["batch_group_count"] == 1
         return (said["dimension_numbers"].lhs_spec[1], said["dimension_numbers"].rhs_spec[1]) if alone else None
     axes = axes_of(operation, side) if role_of(operation) is Role.PRODUCT else None
-    if axes is None or axes[0][0] or len(axes[0][1]) != 1:
+    if axes is None or len(axes[0][1]) != 1:
         return None
     (_, (axis,)), (_, (summed,)) = axes
     return axis, summed
@@ -110,7 +143,9 @@ def _of_distinct_rows(side: int, product: Operation) -> Operation:
     """Return a product with each row of its data once, if all rows are repeated: the nodes of all pairs of nodes."""
     axes = axes_of(product, side)
     assert axes is not None, "`_products` has asked for them"
-    (_, (axis,)), (_, (summed,)) = axes
+    (batch, (axis,)), (_, (summed,)) = axes
+    if batch:  # of matrices of their own
+        return product
     data, weight = product.operands[1 - side], product.operands[side]
     rows = np.moveaxis(data.array, axis, -1).reshape(-1, data.array.shape[axis])
     _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
@@ -128,8 +163,8 @@ def _of_distinct_rows(side: int, product: Operation) -> Operation:
     return replace(product, name="dot_general", operands=operands, results=(made,), settings=settings, again=again)
 
 
-def _cut(array: Array, axis: int, start: int, end: int) -> Array:
-    return np.take(array, np.arange(start, end), axis)
+def _cut(array: Array, axis: int, block: slice) -> Array:
+    return np.take(array, np.arange(block.start, block.stop), axis)
 
 
 def _widths(value: Value, axis: int, made_by: dict[Value, Operation]) -> list[int]:
