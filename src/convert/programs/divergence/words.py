@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -249,6 +250,12 @@ class Words:
             "divide": ("divides", "by"),
         }[kind]
         return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
+
+    def of_two_in(self, operations: Sequence[Operation]) -> str:
+        """The same, for a sentence that ends with the line of the operation."""
+        own = next((one.where for one in arithmetic(operations) if one.where), "")
+        said = self.of_two(operations, ())
+        return re.sub(rf" at {re.escape(own)}(?![0-9])", " in the same line", said) if own else said
 
     def _is_passed_on(self, value: Value, given: Sequence[Array]) -> bool:
         """Whether a value is one of these; a choice that chooses nothing may give it."""
