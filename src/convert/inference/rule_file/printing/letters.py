@@ -174,8 +174,8 @@ def leaf_letters(
         of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
         if not of and size > 1:
             raise NoWordsError(
-                f"it is made of element {dict(layout.fixed).get(axis, 0)} of axis {axis} of the leaf alone, as of one layer of a "
-                f"stack; a rule has all {size}, and the others are open or made otherwise"
+                f"of the {size} elements along axis {axis} of the leaf it has element {dict(layout.fixed).get(axis, 0)} alone, as one layer of "
+                f"a stack has; a rule is for all {size}, and the others are open or made otherwise"
             )
         found.append("." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})")
     return "".join(found)
