@@ -366,7 +366,8 @@ def _notes(source: Program, target: Program) -> tuple[str, ...]:
     for side, program in (("JAX function", source), ("PyTorch module", target)):
         if program.path_taken:
             notes.append(
-                f"the {side} chose a branch or a number of iterations by its values at {program.path_taken}; other paths were not seen"
+                f"what the {side} runs depends on values at {program.path_taken} (a branch, a loop, elements picked by a mask), and was seen "
+                "for these inputs alone; if others can lead to other code, run again with such inputs"
             )
         if program.opaque:
             notes.append(f"operations of the {side} that were not looked into: {', '.join(program.opaque)}")
