@@ -116,6 +116,43 @@ def of_taken(parts: Sequence[Array], size: int, out: int) -> Iterator[Order]:
             yield ("taken", k), columns, ""
 
 
+def taken_alone(sets: Sequence[Array], size: int, out: int, heads: Sequence[int], number: int) -> Iterator[Order]:
+    """Yield the columns that the source takes alone: queries, keys or values, below each other or in turns, `(heads, 3, size of a head)`.
+
+    Args:
+        sets: of columns that the source takes.
+        out: how many columns the target has.
+        heads: sizes of the axis into which it splits them; those that are a half or a third of its columns have whole heads.
+        number: of the module in a list; the columns with this number come first.
+    """
+    found: list[tuple[int, tuple[Any, ...], Array]] = []
+    for columns in sets:
+        count, steps = size // len(columns), np.flatnonzero(np.diff(columns) != 1)
+        width = int(steps[0]) + 1 if len(steps) else len(columns)
+        part = out in (2 * len(columns), 3 * len(columns)) and any(head > 2 and width % head == 0 for head in heads)
+        if size % len(columns) or not (part or len(columns) == out):
+            continue
+        k = int(columns[0]) // width
+        turns = np.arange(size).reshape(-1, count, width) if size % (count * width) == 0 else None
+        if turns is not None and k < count and np.array_equal(turns[:, k].ravel(), columns):
+            order = ("every", count, width, k) if len(steps) else ("block", int(columns[0]), width)
+            found.append((k, order, columns))
+    for _, order, columns in sorted(found, key=lambda one: (one[0] != number, one[0])):
+        yield order, columns, ""
+
+
+def turned_by_head(orders: Sequence[Order], heads: Sequence[int]) -> Iterator[Order]:
+    """Yield columns with the pairs that RoPE turns in the other order, head by head.
+
+    Args:
+        orders: of columns that lie head by head.
+        heads: sizes of the axis into which the target splits the result.
+    """
+    for (order, columns, _), head in itertools.product(orders, heads):
+        if 2 < head < len(columns) and len(columns) % head == 0 and head % 2 == 0:
+            yield from _pairs((*order, "heads", head), columns, head)
+
+
 def by_use(of_target: Sequence[Part], of_source: Sequence[Part]) -> Iterator[Order]:
     """Yield the columns of parts that the source uses as the target uses its own, such as scales, shifts and gates in another order."""
     if len(of_target) < 2 or sum(part.end - part.start for part in of_target) > sum(p.end - p.start for p in of_source):

@@ -15,6 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_PARTS = 8  # rows of a fused matrix come from at most so many leaves
 MAX_FILLINGS = 400  # so many orders of the leaves in a fused matrix are tried
 MAX_SPACED = 128  # leaves of the same data among which every n-th is tried
+MAX_TURNED = 12  # orders of leaves of which RoPE turns all but the last
 MAX_STEPS = 20_000  # so many times a leaf is looked at as the next part of a fused matrix
 IN_TURNS = (2, 3)  # so many leaves lie in a fused matrix head by head
 
@@ -165,6 +166,50 @@ def in_turns(atoms: Sequence[Atom], out: int) -> Iterator[list[tuple[Atom, Any]]
                 yield [(atom, rows[:, k].ravel()) for k, atom in enumerate(chosen)]
 
 
+def turned(atoms: Sequence[Atom], out: int, heads: Collection[int]) -> Iterator[list[tuple[Atom, Any]]]:
+    """Yield the ways to fill a fused matrix with queries and keys that RoPE turns, and values that it does not, below each other or head by head.
+
+    Args:
+        atoms: the nearest first.
+        heads: sizes of the axis into which the target splits the result.
+    """
+    for count in IN_TURNS:
+        of_width = [atom for atom in atoms if len(atom.columns) * count == out]
+        plain = [atom for atom in of_width if _is_plain(atom)]
+        ways = [atom.order for atom in of_width if atom.rope]
+        lies: list[list[Any]] = [
+            [slice(k * out // count, (k + 1) * out // count) for k in range(count)],
+            *(
+                [np.arange(out).reshape(-1, count, head)[:, k].ravel() for k in range(count)]
+                for head in heads
+                if 1 < head < out // count and out // count % head == 0
+            ),
+        ]
+        for chosen in itertools.islice(itertools.permutations(plain, count), MAX_TURNED):
+            if not all(_goes_with(atom, chosen[:k]) for k, atom in enumerate(chosen)):
+                continue
+            for way in dict.fromkeys(map(_turn, ways)):
+                last = [
+                    x for atom in chosen[:-1] for x in of_width if x.rope and _turn(x.order) == way and _same(x, atom)
+                ]
+                if len(last) == count - 1:
+                    yield from (list(zip([*last, chosen[-1]], parts, strict=True)) for parts in lies)
+
+
+def _is_plain(atom: Atom) -> bool:
+    return not atom.rope and atom.order[0] in ("axes", "block", "every")
+
+
+def _turn(order: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return how pairs were reordered, without where the columns lie."""
+    return order[-3:] if "heads" in order else order[-1:]
+
+
+def _same(one: Atom, other: Atom) -> bool:
+    """Whether two matrices of the source are the same columns of one leaf, in any order."""
+    return one.product is other.product and np.array_equal(np.sort(one.columns), np.sort(other.columns))
+
+
 def _goes_with(atom: Atom, chosen: Sequence[Atom], again: bool = False) -> bool:
     """Whether a leaf may be a further part: another one (or the same again), and laid out as the others of its shape."""
     for other in chosen:
@@ -181,7 +226,7 @@ def _goes_with(atom: Atom, chosen: Sequence[Atom], again: bool = False) -> bool:
 def _turned_apart(one: Atom, other: Atom) -> bool:
     """Whether RoPE turns one of two leaves, and the other one, as the values beside queries and keys, is laid out as it is."""
     plain, turned = sorted((one, other), key=lambda atom: bool(atom.rope))
-    as_it_is = plain.order[0] == "axes" and plain.order[-1] not in ("halves", "pairs")
+    as_it_is = _is_plain(plain) and plain.order[-1] not in ("halves", "pairs")
     return as_it_is and not plain.rope and bool(turned.rope)
 
 
@@ -190,7 +235,9 @@ def layout(order: tuple[Any, ...]) -> tuple[Any, ...]:
     if order[0] == "taken":
         return order[:1]
     if order[0] == "block":
-        return order[0], order[2]
+        return order[0], *order[2:]
+    if order[0] == "every":
+        return *order[:3], *order[4:]
     return (*order[:2], *order[3:]) if order[0] == "index" else order
 
 

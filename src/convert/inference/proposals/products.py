@@ -157,6 +157,9 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
         if same_order:
             yield from same_order
             return
+    if context.level > 0 and context.turns(operation.results[0]):
+        for chosen in fillings.turned(atoms, out, context.last_sizes(operation.results[0])):
+            yield from _candidate(context, chosen, numbers, read)
     for atom in atoms:
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
@@ -319,6 +322,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         number = column_orders.numbered(place, count, product.value.shape[1:], out)
         orders = column_orders.orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
         taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
+        sets = context.source.taken.sets(meeting.operation)
+        alone = list(column_orders.taken_alone(sets, size, out, heads, number))
         of_leaf = column_orders.by_leaf(context, product)
         of_heads = column_orders.head_by_head(size, heads), column_orders.in_groups(size, heads, shared)
         of_taps = column_orders.with_taps(target.numbers[0].shape[1:]) if operation.settings.get("transposed") else ()
@@ -327,10 +332,11 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
             column_orders.as_cut(size, cuts),
             column_orders.by_use(parts, context.source.taken.by_use(meeting.operation) if parts else ()),
             *of_heads,
+            column_orders.turned_by_head(alone, heads if turns else ()),
             column_orders.turned(size, lasts),
             column_orders.of_taken(taken, size, out),
         )
-        for order, columns, rope in itertools.chain(column_orders.as_map(size, map_), orders, of_leaf, *further):
+        for order, columns, rope in itertools.chain(column_orders.as_map(size, map_), alone, orders, of_leaf, *further):
             tied = tuple(pairing.tied.tolist())
             atom = fillings.Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]

@@ -43,6 +43,7 @@ class TakenParts:
 
     def __init__(self, users: Mapping[Value, Sequence[Operation]]) -> None:
         self._users = users
+        self._sets: dict[Operation, list[Array]] = {}
         self._known: dict[Operation, list[Array]] = {}
         self._uses: dict[Operation, list[Part]] = {}
 
@@ -50,9 +51,16 @@ class TakenParts:
         """Return the parts that make up all columns of what a product gives, if they differ in size; none otherwise."""
         if product not in self._known:
             matrices = matrices_of(product)
-            sets = [] if matrices is None else _taken_columns(product, matrices, self._users)
-            self._known[product] = [] if matrices is None else _unequal_parts(sets, matrices.result.shape[1])
+            count = 0 if matrices is None else matrices.result.shape[1]
+            self._known[product] = _unequal_parts(self.sets(product), count) if count else []
         return self._known[product]
+
+    def sets(self, product: Operation) -> list[Array]:
+        """Return the sets of columns of what a product gives that the program takes, each in the order in which it has them; not all of them."""
+        if product not in self._sets:
+            matrices = matrices_of(product)
+            self._sets[product] = [] if matrices is None else _taken_columns(product, matrices, self._users)
+        return self._sets[product]
 
     def by_use(self, product: Operation) -> list[Part]:
         """Return the parts that make up all columns of what a product gives, one behind the other; none if it is used as a whole."""
