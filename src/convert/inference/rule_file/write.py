@@ -170,7 +170,7 @@ def write_rules(
     makers = [maker for k, maker in enumerate(makers) if k not in unfinished]
     makers += [("", frozenset())] * (len(decided) - len(makers))
     modules, leaves = zip(*makers, strict=True) if makers else ((), ())
-    undecided = [*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))]
+    undecided = dict.fromkeys([*left, *(leaf for rule in unfinished.values() for leaf in sorted(rule.leaves))])
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
     texts = []
     for of, lacks in (([*entries, *questions], unwritten), ([*decided, *drops], {*unwritten, *doubtful})):
