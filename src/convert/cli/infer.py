@@ -113,7 +113,7 @@ def infer(
 
     Both models run with random weights. Where a parameter meets the same values in both, it is the same parameter: no name is compared.
 
-    Exit code 2 when a tensor is tied or open, or when the two models differ; the file is written, and its questions are marked.
+    Exit code 2 when a tensor is tied, open or without a rule, or when the models differ or may differ; the file is written, and its questions are marked.
     """
     from convert.core.errors import ConvertError
     from convert.core.findings import Finding

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 LISTED = 8  # tensors of one grade
 UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
 HINT = (
-    "hint: if you see no difference there, give the layers different widths (equal ones leave more ways open) or other inputs, or write "
-    "that place in one way in both, and run again; rules that you write by hand can be converted and checked as well"
+    "hint: if you see no difference there, write that place in one way in both, and run again; where you cannot, give the layers different "
+    "widths (equal ones leave more ways open), or other inputs; rules that you write by hand can be converted and checked as well"
 )
 NUMBER = re.compile("[0-9]+")
 
@@ -151,7 +151,8 @@ def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], fol
         else:
             yield f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"
     elif grade == "open":
-        yield tensor.lack if tensor.unread or not tensor.candidates else _candidates(tensor, leaves)
+        known = bool(tensor.candidates or tensor.nearest) and not tensor.unread
+        yield _candidates(tensor, leaves) if known else tensor.lack
     else:
         if tensor.unseen:
             said = f"{tensor.unseen:,} of its {math.prod(tensor.shape):,} elements"
@@ -160,15 +161,15 @@ def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], fol
             same = "outputs" if grade == "interchangeable" else "values"
             yield f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
         if grade == "found behind the difference":
-            of = dict.fromkeys(leaf for part in tensor.parts for leaf in (part.leaf, *part.leaves) if leaf)
-            yield f"made of {', '.join(of) or 'a constant'}"
+            yield f"made of {', '.join(tensor.nearest) or 'a constant'}"
 
 
 def _candidates(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> str:
     """Say which leaves an open tensor may be made of; those of its size are alternatives, unless the nearest guess has parts of several."""
     size, guessed = math.prod(tensor.shape), {part.leaf for part in tensor.parts}
-    of_its_size = all(math.prod(leaves.get(name, ())) == size for name in tensor.candidates)
-    several = len(tensor.candidates) > 1 and len(guessed) < 2 and of_its_size
-    more = f" and {len(tensor.candidates) - LISTED} more" if len(tensor.candidates) > LISTED else ""
-    which = f"any of {len(tensor.candidates)} leaves of its size, which nothing tells apart so far: " if several else ""
-    return f"may be made of {which}{', '.join(tensor.candidates[:LISTED])}{more}"
+    names = tensor.candidates or tensor.nearest
+    of_its_size = all(math.prod(leaves.get(name, ())) == size for name in names)
+    several = len(names) > 1 and len(guessed) < 2 and of_its_size
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    which = f"any of {len(names)} leaves of its size, which nothing tells apart so far: " if several else ""
+    return f"may be made of {which}{', '.join(names[:LISTED])}{more}"

@@ -127,7 +127,14 @@ class Letters:
             first = self._known.get((role, size, 0))
             equals = f", equals: {first}" if again and first else ""
             equals = f", equals: {size}" if letter in self.fixed else equals
-            yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint"
+            fixed = "; a model of another size needs its number here" if letter in self.fixed else ""
+            yield f"{letter}: {{is: {MEANING[role]}{equals}}}    # {size} in this checkpoint{fixed}"
+
+    @property
+    def share_sizes(self) -> bool:
+        """Whether axes of one size, which may be other ones in another model, are declared as equal."""
+        again = {letter for (_, size, again), letter in self._known.items() if again and size > 1}
+        return bool(again - self.fixed)
 
     def _named_in(self, texts: Iterable[str]) -> set[str]:
         """Return the letters in words that consist of letters alone, and the letters whose sizes these equal."""

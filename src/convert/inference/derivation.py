@@ -261,6 +261,11 @@ class Tensor:
         return "no operation of the target reads it" if self.unread else "nothing was found that fits"
 
     @property
+    def nearest(self) -> tuple[str, ...]:
+        """Leaves that its parts are made of: of an open tensor those of the nearest guess."""
+        return tuple(dict.fromkeys(leaf for part in self.parts for leaf in (part.leaf, *part.leaves) if leaf))
+
+    @property
     def is_own(self) -> bool:
         """Whether the module computes it itself."""
         return any(part.arithmetic is Arithmetic.OWN for part in self.parts)

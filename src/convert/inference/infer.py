@@ -42,7 +42,7 @@ from convert.inference.requirements import require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.segment.segments import Solution
-from convert.inference.tested import DRAWS, Tested, further, tested
+from convert.inference.tested import DRAWS, Tested, further, largest_error, tested
 from convert.numerics.magnitude import relative_error
 from convert.numerics.precision import jax_on_the_cpu
 from convert.programs.fingerprint import EXACT
@@ -101,18 +101,22 @@ def infer(
         return outputs_by_name(run(net, given))
 
     attempts: list[Derivation] = []
+    refuted: Callable[[Sequence[Tensor]], float] | None = None
     allowance = Allowance()
     for attempt, size in enumerate(SIZES):
         with jax_on_the_cpu(), few_threads(module):
             runs = Runs(side, Draws(own_sizes, complex_leaves, size))
             models = Models(runs, module, run_by_name, inputs, masks, allowance)
-            found, again, refuted = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
+            found, again, refuting = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))
+            if refuted is not None and (found.proof is None or refuted(found.tensors) > found.proof.allowed):
+                break  # the difference is no chance, also where these weights hide it
         attempts.append(found)
         ties = [[{tie.columns for tie in tensor.ties} for tensor in made.tensors] for made in attempts]
         differ = any(difference.shown for difference in found.differences)
         told = found.proof and ties[-1:] == ties[-2:-1]  # no weights tell columns apart that the inputs make equal
         # What saturated gates hide is found wrong by chance; two draws of weights that end so are no chance.
-        by_chance = refuted and found.proof is None and attempt == 0
+        by_chance = refuting is not None and found.proof is None and attempt == 0
+        refuted = refuting if by_chance else refuted
         if not by_chance and (not again or told or differ):  # a difference is corrected first
             break
     best = min(attempts, key=_is_open)
@@ -128,10 +132,11 @@ def _is_open(found: Derivation) -> tuple[bool, int, int]:
 
 def _derived(
     models: Models, shapes: Shapes, complex_leaves: Collection[str], seed: int
-) -> tuple[Derivation, bool, bool]:
+) -> tuple[Derivation, bool, Callable[[Sequence[Tensor]], float] | None]:
     """Derive with the weights and inputs of one seed.
 
-    Also return whether others may tell more columns apart, and whether fresh ones refuted a way that led to the outputs.
+    Also return whether others may tell more columns apart; and, where fresh ones refuted a way that led to the outputs, what other
+    tensors' error is with them.
     """
     both, search, solved = _searched(models, seed)
     ended = None if solved else where_it_ended(search)
@@ -146,11 +151,13 @@ def _derived(
         if (search.met_nothing or both.as_run.path_taken) and not both.learned:
             found = found_by_others(found, lambda run, known: models.search_again(seed + APART + run, known))
     again = any(tensor.ties for tensor in found)
-    seen, refuted = Tested(None, found, both.source), False
+    seen = Tested(None, found, both.source)
+    refuting: Callable[[Sequence[Tensor]], float] | None = None
     if solved and all(tensor.grade is not Grade.OPEN for tensor in found):
         seen = tested(models, both, found, seed)
         again, ended = seen.again, seen.ended
-        refuted = ended is not None and not seen.hidden
+        if ended is not None and not seen.hidden:
+            refuting = partial(largest_error, models, both, seed)
         if ended is not None:
             seen = replace(seen, tensors=tensors(search, _tied_names(both), False, []))
     differences: tuple[Difference, ...] = ()
@@ -176,7 +183,7 @@ def _derived(
         frozenset(name for name, value in both.as_run.parameters.items() if value.complex),
     )
     grades = {tensor.grade for tensor in found}
-    return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades), refuted
+    return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades), refuting
 
 
 def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:

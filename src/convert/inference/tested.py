@@ -115,6 +115,13 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     return Tested(evidence, found, source, None, notes, again)
 
 
+def largest_error(models: Models, both: Records, seed: int, tensors: Sequence[Tensor]) -> float:
+    """Return the largest error of tensors with the fresh weights and inputs of a seed, as `tested` draws them."""
+    programs = [models.runs.program(k, models.all_given(k)) for k in further(seed)]
+    fresh = [parameters_as_data(program, both.learned) for program in programs]
+    return max(proof.error(models.module, models.run, models.masks, tensors, program) for program in fresh)
+
+
 def _unseen(as_run: Program, found: Sequence[Tensor], runs: Sequence[Program], allowed: float) -> tuple[str, ...]:
     """Return notes on what no run shows, the first of them that of the records.
 

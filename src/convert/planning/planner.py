@@ -12,6 +12,7 @@ from convert.checkpoints.source import Source
 from convert.core.errors import PlanError
 from convert.core.findings import Finding
 from convert.core.system.process import collector_paused
+from convert.layers.shared_keys import ASK
 from convert.planning.adapters.attach import adapter_alone
 from convert.planning.adapters.joined import JoinedSource
 from convert.planning.adapters.names import alone
@@ -92,11 +93,8 @@ def plan_match(match: RuleMatch) -> Plan:
     other_sizes, assumed = compare_sizes(match.coverage.rules, match.source, compiled.steps)
     findings = findings or other_sizes
     questions = [question.finding for question in match.coverage.rules.questions]
-    if questions:  # what `infer` found in the code comes before what it therefore left open
-        questions = [
-            *(Finding("rule-unfinished", text) for text in match.rules.targets[match.target].differs),
-            *questions,
-        ]
+    if questions and (differs := match.rules.targets[match.target].differs):
+        questions = [*(Finding("rule-unfinished", text) for text in differs), _left_open(questions)]
     if not findings and not questions and match.options.like is not None:
         findings = tuple(compare_with_state_dict(translation.steps, match.options.like))
     if findings or questions:
@@ -175,6 +173,15 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
         *findings,
         headline=f"{rules.path}{model} does not fit {match.source.display_path}{written}: {count}",
         hint=several_trees(match),
+    )
+
+
+def _left_open(questions: Sequence[Finding]) -> Finding:
+    """Return the questions as one: most of them may be open for no other reason than what `infer` found in the code."""
+    values = "1 value is" if len(questions) == 1 else f"{len(questions)} values are"
+    fix = "derive the rules again first, and answer what is left then"
+    return Finding(
+        "rule-unfinished", f"{values} open (`{ASK}`), which may follow from that", questions[0].rule, fix=fix
     )
 
 

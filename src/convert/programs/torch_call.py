@@ -15,7 +15,10 @@ Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 NUMBERS = ("number", "Optional[number]", "List[number]")
 CHOOSE = {"alpha", "beta"}  # numbers that choose the function
 OVERWRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_"}
-BITS = {"aten.view.dtype", "aten.view_as_complex.default"}  # they need elements that lie side by side
+PACKED = {  # they need elements that lie side by side, or warn of others: the arrays of a run have strides of their own
+    *("aten.view.dtype", "aten.view_as_complex.default"),
+    *("aten.searchsorted.Tensor", "aten.bucketize.Tensor"),
+}
 STRIDES = {
     "view": "reshape",
     "_unsafe_view": "reshape",
@@ -155,7 +158,7 @@ def _operator(func: Any) -> _Operator:
         name=shown.removesuffix("_") if func._schema.is_mutable else shown,
         arguments=arguments,
         again=getattr(torch.ops.aten, STRIDES[name]).default if strided else func,
-        packed=str(func) in BITS,
+        packed=str(func) in PACKED,
         elementwise=torch.Tag.pointwise in func.tags,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         foreign=namespace not in LIBRARIES,

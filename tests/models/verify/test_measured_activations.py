@@ -62,6 +62,7 @@ def pair(plan):
 WAYS = {
     "a function": ("Identity()", "torch.nn.functional.gelu(self.up(x)) + 0 * self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False)"),
     "a module": ("GELU()", "self.act(self.up(x)) + 0 * self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False)"),
+    "added": ("Identity()", "torch.nn.functional.gelu(self.up(x)) + self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False) + x @ w['gate']"),
     "gated": ("Identity()", "torch.nn.functional.gelu(self.up(x)) * self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False) * (x @ w['gate'])"),
 }  # fmt: skip
 
@@ -114,18 +115,18 @@ def test_a_true_declaration_is_verified(run: Run, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value is added before the next layer."""
-    added = ("Identity()", "torch.nn.functional.gelu(self.up(x)) + self.gate(x)", "jax.nn.gelu(x @ w['up'], approximate=False) + x @ w['gate']")  # fmt: skip
-    monkeypatch.setitem(WAYS, "added", added)
+    """Half of what the layer gives has the activation, and the other half is not used."""
+    half = ("Identity()", "torch.cat([torch.nn.functional.gelu(self.up(x)[:, :4]), self.gate(x)[:, :4]], -1)", "jax.numpy.concatenate([jax.nn.gelu((x @ w['up'])[:, :4], approximate=False), (x @ w['gate'])[:, :4]], -1)")  # fmt: skip
+    monkeypatch.setitem(WAYS, "half", half)
     for declared in ("gelu_erf", "gelu_tanh"):
-        stdout = checked(run, tmp_path, monkeypatch, "added", declared, 0)
+        stdout = checked(run, tmp_path, monkeypatch, "half", declared, 0)
         assert f"not verified:  activation = {declared} of up (r.yaml:" in stdout
         required = "--require", "model"
-        stdout = checked(run, tmp_path, monkeypatch, "added", declared, 2, *required)
+        stdout = checked(run, tmp_path, monkeypatch, "half", declared, 2, *required)
         assert "inconclusive: model depends on facts that are not verified" in stdout
-        stdout = checked(run, tmp_path, monkeypatch, "added", declared, 0, *required, "--trust", "activation")
+        stdout = checked(run, tmp_path, monkeypatch, "half", declared, 0, *required, "--trust", "activation")
         assert f"trusted:  activation = {declared} of up (r.yaml:" in stdout
-    checked(run, tmp_path, monkeypatch, "added", "none", 0, "--require", "model")  # the same as a rule without the key
+    checked(run, tmp_path, monkeypatch, "half", "none", 0, "--require", "model")  # the same as a rule without the key
 
 
 def test_two_activations_that_agree_are_told_apart_by_nothing() -> None:

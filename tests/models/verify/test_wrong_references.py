@@ -57,7 +57,20 @@ def model(report: Report) -> LevelReport:
 def test_the_right_reference_passes(converted: Path) -> None:
     report = checked(converted, require=("model",))
     assert report.exit_code == 0
+    assert not any("in float64" in note for note in model(report).notes)
     assert not report.facts
+
+
+def test_float64_beside_float32_is_a_note(converted: Path, tmp_path: Path) -> None:
+    """Both runs have one dtype, and are equal; the module that is loaded with the file as it is multiplies float32 by float64."""
+    arrays = source().arrays
+    np.savez(tmp_path / "ckpt.npz", **{**arrays, "blocks_0/norm": arrays["blocks_0/norm"].astype(np.float64)})
+    shutil.copy(converted / "rules.yaml", tmp_path)
+    convert.convert(str(tmp_path / "rules.yaml"), tmp_path / "ckpt.npz", tmp_path / "out.safetensors")
+    level = model(checked(tmp_path))
+    assert level.verdict is Verdict.PASSED
+    assert any("in float64, and other tensors in float32" in note for note in level.notes)
+    assert any("convert with --dtype float32" in note for note in level.notes)
 
 
 @pytest.mark.slow

@@ -201,6 +201,6 @@ def test_rows_of_other_values_are_named_where_the_indices_alone_are_the_same() -
 
     found = derive(function, Nearest(), dict.fromkeys("ab", (WIDTH, WIDTH)), floats(9, WIDTH))
     (difference,) = found.differences
-    assert difference.brief == "the target picks elements of the input x, and the JAX model of what a gives"
-    assert "; the JAX model picks elements of what a gives (" in difference.problem
+    assert difference.brief == "the target takes rows of the input x, and the JAX model of what a gives"
+    assert "; the JAX model takes rows of what a gives (" in difference.problem
     assert "of the same" not in difference.problem

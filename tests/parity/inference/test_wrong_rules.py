@@ -125,5 +125,5 @@ def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -
     shapes = {f"ln{k}/{name}": (2, WIDTH) for k in (1, 2) for name in "gb"}
     written = _inferred(function, Norms(), {"w": (4, WIDTH, WIDTH), **shapes})
     parse_rules(written.text)
-    alone = "it is made of element 0 of axis 0 of ln{1,2}/g and of ln{1,2}/b alone, as of one layer of a stack; a rule has all 2, "
-    assert alone + "and the others are open or made otherwise" in written.open.values()
+    alone = "of the 2 elements along axis 0 of ln{1,2}/g and of ln{1,2}/b it has element 0 alone, as one layer of a stack has; "
+    assert alone + "a rule is for all 2, and the others are open or made otherwise" in written.open.values()

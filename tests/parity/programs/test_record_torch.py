@@ -380,3 +380,24 @@ def test_one_hot_of_indices_that_are_too_large_is_the_models_error() -> None:
 
     with pytest.raises(ConvertError, match="smaller than num_classes"):
         recorded(Model(), x=X)
+
+
+@pytest.mark.parametrize("search", [torch.searchsorted, lambda at, x: torch.bucketize(x, at[0])])
+def test_a_sorted_search_runs_again_on_arrays_of_any_strides_without_a_warning(
+    search: Callable[..., Any], capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """The module gives it a contiguous tensor; the array of the record, of a view that was expanded, has other strides."""
+
+    class Search(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at = torch.linspace(0.1, 0.9, 5, dtype=x.dtype).expand(8, 5).contiguous()
+            return search(x.sigmoid().cumsum(-1), at) * x.sum()
+
+    (one,) = [o for o in recorded(Search(), x=X[0].T.copy()).operations if o.name in ("searchsorted", "bucketize")]
+    torch.set_warn_always(True)
+    try:
+        again = one.again([np.asfortranarray(operand.array) for operand in one.operands])
+    finally:
+        torch.set_warn_always(False)
+    np.testing.assert_array_equal(again[0], one.results[0].array)
+    assert "non-contiguous" not in capfd.readouterr().err and not recwarn.list

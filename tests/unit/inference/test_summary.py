@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from convert.cli.infer_text import summary, written
+from convert.cli.infer_text import HINT, summary, written
 from convert.drafting.like.target import TargetModel, TargetModule
 from convert.inference.derivation import Arithmetic, Derivation, Evidence, Grade, Part, Role, Site, Tensor
 
@@ -62,6 +63,20 @@ def test_candidates_that_make_a_tensor_together_are_no_alternatives() -> None:
     half = np.arange(6)
     parts = [Part(half + 6 * k, leaf, half, Arithmetic.SAME, evidence) for k, leaf in enumerate("ab")]
     assert lines(tensor("w", Grade.OPEN, candidates=("a", "b"), parts=tuple(parts))) == ["open: w: may be made of a, b"]
+
+
+def test_what_an_open_tensor_is_nearest_to_is_no_word_of_nothing() -> None:
+    """The file offers the guess, so that the summary does not say that nothing was found."""
+    evidence = Evidence(Role.PRODUCT, None, Site("target", 0, "mm"), "input x", "columns")
+    guess = Part(np.arange(12), "a", np.arange(12), Arithmetic.SAME, evidence)
+    opened = tensor("w", Grade.OPEN, parts=(guess,))
+    assert lines(opened) == ["open: w: may be made of a"]
+    assert lines(dataclasses.replace(opened, unread=True)) == ["open: w: no operation of the target reads it"]
+
+
+def test_the_hint_begins_with_what_helps_most() -> None:
+    first, second = HINT.index("write that place in one way in both"), HINT.index("different widths")
+    assert HINT.startswith("hint: if you see no difference there, write") and first < second
 
 
 def test_open_tensors_of_one_kind_share_a_line_with_the_leaves_of_the_first() -> None:

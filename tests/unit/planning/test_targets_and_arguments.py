@@ -38,9 +38,10 @@ def test_one_rule_that_makes_a_tensor_twice() -> None:
 def test_a_split_whose_count_differs() -> None:
     rule = "- einsum: ...D,CDH->C...H\n  from: w\n  linear: 'm.{k,v}'"
     assert findings(rule, zeros(w=(3, 5, 7))) == [
-        "r.yaml:5: w: float32[3,5,7] as C D H: C has 3 elements, but the rule lists 2 targets; if they are elements of another "
-        "axis, name it in the target, such as {H:k,v}"
+        "r.yaml:5: w: float32[3,5,7] as C D H: C has 3 elements, but the rule lists 2 targets; list one for each element"
     ]
+    (other,) = findings("- einsum: ...D,DNCH->...NCH\n  from: w\n  linear: 'm.{k,v}'", zeros(w=(5, 3, 2, 7)))
+    assert other.endswith("if they are elements of another axis, name it in the target, such as {C:k,v}")
     assert names(plan(rule, zeros(w=(2, 5, 7)))) == ["m.k.weight", "m.v.weight"]
 
 

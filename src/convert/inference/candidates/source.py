@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.products.bilinear import of_two_values
 from convert.inference.forms.products.commuted import commuted
 from convert.inference.forms.products.joined import of_all_values, of_each_value
 from convert.inference.forms.products.moved_factors import moved_factors
@@ -84,7 +85,7 @@ class Source:
             self.meetings[Role.SCALE].append(Meeting(moved.index, (moved.operation,), moved.side, Role.SCALE))
             self.table.add(moved.operation.results[0].array, moved.index)
         side_by_side: list[Meeting] = []
-        for one in (*of_each_value(program), *of_all_values(program), *of_all_pairs(program)):
+        for one in (*of_each_value(program), *of_all_values(program), *of_all_pairs(program), *of_two_values(program)):
             role = role_of(one.operation)
             side_by_side.append(Meeting(one.index, (one.operation,), one.side, role, one.data))
             self.meetings[role].append(side_by_side[-1])

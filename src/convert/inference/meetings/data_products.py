@@ -64,7 +64,7 @@ class DataProducts:
             np.concatenate([np.zeros((5, 0)), *parts], 1)
             for parts in zip(*[(x.sums, x.scales) for x in found], strict=True)
         )
-        return Columns(np.arange(sums.shape[1]), sums, scales)
+        return _once(sums, scales)
 
 
 def _sums_over_experts(operation: Operation) -> bool:
@@ -80,7 +80,14 @@ def _of_vectors(array: Array, axis: int) -> Columns:
     rows = np.moveaxis(np.asarray(array, np.float64), axis, -1).reshape(-1, array.shape[axis])
     size = np.sqrt(np.mean(np.square(rows), 1, keepdims=True))
     rows = np.divide(rows, size, out=np.zeros_like(rows), where=size > 0)
-    return Columns(*column_fingerprints(rows, np.arange(len(rows))[:, None]))
+    found = Columns(*column_fingerprints(rows, np.arange(len(rows))[:, None]))
+    return _once(found.sums, found.scales)
+
+
+def _once(sums: Array, scales: Array) -> Columns:
+    """Return columns without those that are equal: what masks leave of many vectors is the same."""
+    _, first = np.unique(sums, axis=1, return_index=True)
+    return Columns(np.arange(len(first)), sums[:, first], scales[:, first])
 
 
 def _of_size_one(array: Array) -> Array:

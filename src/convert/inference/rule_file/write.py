@@ -13,7 +13,7 @@ from convert.core.path_pattern import escape_path, parse_pattern
 from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
-from convert.inference.derivation import Derivation, Difference, Grade
+from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
@@ -35,6 +35,7 @@ from convert.layers.shared_keys import ASK
 from convert.planning.plan import CONFIGURED, UNUSED
 
 NEAREST = "which module is made of it? The two programs do not show it; this is the nearest"
+EQUAL = "axes of one kind and size are equal in these rules; for a model in which they differ, derive them from a pair in which they do"
 NO_PATTERN = "no pattern says the paths of its leaves, or it is made of one leaf twice, or of elements of several axes"
 
 
@@ -144,13 +145,16 @@ def write_rules(
     buffers = describe_buffers(derivation, letters, lacking, neighbours, _shared(target, derivation, tied, unwritten))
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
+    of_tensors = _of_tensors(derivation.tensors, unwritten)
+    unwritten = {name: _of_a_guess(why, of_tensors[name]) for name, why in unwritten.items()}
     gone = {*derivation.dropped, *numbers}
     for leaves, why in ((derivation.dropped, UNUSED), (numbers, CONFIGURED)):
         entries += _drops(leaves, [leaf for leaf in derivation.leaves if leaf not in gone], why)
     if outside:
         entries.append(_drop("/**", f"outside of {root}", rest=True))
     left = [leaf for leaf in derivation.leaves if leaf not in made and leaf not in gone]
-    questions = [_question(leaf, derivation, unwritten) for leaf in left]
+    ruleless = [(t, unwritten[name]) for name, tensors in of_tensors.items() for t in tensors]
+    questions = [_question(leaf, derivation, ruleless) for leaf in left]
     wordless = {leaf for t in derivation.tensors for part in t.parts for leaf in (part.leaf, *part.leaves)} - guessed
     head = [
         "# Derived from the two programs. The remark of a rule is its evidence: the operations in which data meets the parameter.",
@@ -161,7 +165,7 @@ def write_rules(
         head.append(f"root: {plain(root)}")
     head += leaf_names_lines(leaf_names)
     if declared := list(letters.declared()):
-        head += ["", "axes:", *(f"  {axis}" for axis in declared)]
+        head += ["", f"axes:{f'    # {EQUAL}' if letters.share_sizes else ''}", *(f"  {axis}" for axis in declared)]
     facts |= buffers.facts
     if facts:
         head += ["", "facts:", *(f"  {name}: {value}" for name, value in facts.items())]
@@ -220,19 +224,50 @@ def _shared(
     }
 
 
-def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -> DraftEntry:
-    """Ask what a leaf becomes; the open tensors that have as many elements are the alternatives.
+def _of_tensors(tensors: Sequence[Tensor], unwritten: Collection[str]) -> dict[str, list[Tensor]]:
+    """Return of each module or tensor that has no rule the tensors, each once."""
+    found: dict[str, list[Tensor]] = {name: [] for name in unwritten}
+    patterns = [name for name in unwritten if "{" in name]
+    for tensor in tensors:
+        words = tensor.name.split(".")
+        names = (".".join(words[:k]) for k in range(len(words), 0, -1))
+        of = next((x for x in names if x in found), None) or next(
+            (x for x in patterns if is_open(tensor.name, [x])), None
+        )
+        if of is not None:
+            found[of].append(tensor)
+    return found
+
+
+def _of_a_guess(why: str, tensors: Sequence[Tensor]) -> str:
+    """Return why tensors have no rule; where that is about a guess, it says so."""
+    guesses = [t.nearest for t in tensors if t.grade is Grade.OPEN and t.nearest]
+    if not guesses or why in (NOT_REACHED, *(t.lack for t in tensors)):
+        return why
+    mixed = next((leaves for leaves in guesses if len(leaves) > 1), ())
+    of = f", made of {' and '.join(mixed)}," if mixed else ""
+    return f"the nearest guess{of} may be wrong, and no rule says it: {why}"
+
+
+def _offered(leaf: str, tensor: Tensor, derivation: Derivation) -> bool:
+    """Whether a tensor without a rule is offered where a leaf is: by the nearest guess, else as a candidate, else by its size."""
+    leaves = tensor.nearest or tensor.candidates
+    return leaf in leaves if leaves else prod(tensor.shape) == prod(derivation.leaves[leaf])
+
+
+def _question(leaf: str, derivation: Derivation, ruleless: Sequence[tuple[Tensor, str]]) -> DraftEntry:
+    """Ask what a leaf becomes; the tensors that are nearest to it, or have as many elements, are the alternatives.
 
     Those behind the difference are none: nothing was tried for them.
+
+    Args:
+        ruleless: tensors without a rule, and why.
     """
     entry = DraftEntry()
-    size = prod(derivation.leaves[leaf])
-    fitting = [t for t in derivation.tensors if t.name in unwritten and prod(t.shape) == size]
-    behind = [t for t in fitting if t.not_reached]
-    named = [t.name for t in derivation.tensors if leaf in t.candidates]
+    fitting = [(t, why) for t, why in ruleless if _offered(leaf, t, derivation)]
+    behind = any(t.not_reached for t, _ in fitting)
     entry.say("from", plain(escape_path(leaf)))
-    names = dict.fromkeys((*named, *(t.name for t in fitting if not t.not_reached)))
-    ways = [(f"parameter: {plain(name)}", unwritten.get(name, "")) for name in names]
+    ways = [(f"parameter: {plain(t.name)}", _remark(t, why)) for t, why in fitting if not t.not_reached]
     question = "which tensor of the target is made of it? The two programs do not show it"
     derived = (Grade.DERIVED, Grade.INTERCHANGEABLE)
     made = [
@@ -246,10 +281,17 @@ def _question(leaf: str, derivation: Derivation, unwritten: Mapping[str, str]) -
         question = (
             f"the two programs show that it becomes {', '.join(made[:2])}{more}; the summary says why no rule does"
         )
+    elif ways and behind:
+        question = f"which tensor of the target is made of it? It may also be one {_behind(derivation.differences)}"
     elif behind or (not ways and any(t.not_reached for t in derivation.tensors)):
         question = f"not reached: {_behind(derivation.differences)}"
     entry.ask("parameter", question, ways)
     return entry
+
+
+def _remark(tensor: Tensor, why: str) -> str:
+    """Return why a tensor that is offered has no rule; nothing where that says no more than the question."""
+    return "" if why in (NOT_REACHED, tensor.lack) else why
 
 
 def _behind(differences: Sequence[Difference]) -> str:

@@ -51,16 +51,16 @@ class OfSource(Assigned):
         parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 
-    def is_computed(self, operation: Operation, result: Array) -> bool:
+    def is_computed(self, operation: Operation, result: Array, side_by_side: int) -> bool:
         """Whether the source has the result of a function or of a sum, or each of its rows.
 
         The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
-        Of several gates at once, the source may compute it of each.
+        Of several gates at once, the source may compute it of each; of as many matrices as stand side by side, too.
         """
         compared = operation.name in FUNCTIONS if len(operation.data) == 1 else self._is_whole_sum(operation)
         if not compared or np.isnan(result).any():
             return True
-        if self._has_rows(result):
+        if self._has_rows(result, side_by_side):
             return True
         ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
         return len(ends) > 0 and all(self.source.has(x, self.context.tolerance) for x in np.split(result, ends, -1))
@@ -83,8 +83,12 @@ class OfSource(Assigned):
             value = user.results[0]
         return []
 
-    def is_sum(self, operation: Operation, out: Array | None, steps: Sequence[Operation]) -> bool:
-        """Whether the steps behind an operation give a value of the source, or rows of one, if the operation gives an array."""
+    def is_sum(self, operation: Operation, out: Array | None, steps: Sequence[Operation], side_by_side: int) -> bool:
+        """Whether the steps behind an operation give a value of the source, or rows of one, if the operation gives an array.
+
+        Args:
+            side_by_side: so many matrices stand side by side in the weight: the rows are those of each.
+        """
         value = operation.results[0]
         for step in steps:
             if out is None:
@@ -94,12 +98,16 @@ class OfSource(Assigned):
             except REFUSALS:
                 return False
             value = step.results[0]
-        return out is not None and not np.isnan(out).any() and self._has_rows(out)
+        return out is not None and not np.isnan(out).any() and self._has_rows(out, side_by_side)
 
-    def _has_rows(self, array: Array) -> bool:
-        """Whether the source has a value, or each of its rows: one matrix of several gives some of the rows of all."""
+    def _has_rows(self, array: Array, side_by_side: int) -> bool:
+        """Whether the source has a value, or each of its rows, also as parts: one matrix of several gives some of the rows of all, or of the columns."""
         tolerance = self.context.tolerance
-        return self.source.has(array, tolerance) or self.source.has_each_row(array, tolerance)
+        if self.source.has(array, tolerance) or self.source.has_each_row(array, tolerance):
+            return True
+        if side_by_side < 2 or not array.ndim or array.shape[-1] % side_by_side:
+            return False
+        return self.source.has_each_row(array.reshape(*array.shape[:-1], side_by_side, -1), tolerance)
 
     def _is_whole_sum(self, operation: Operation) -> bool:
         """Whether an operation adds two values of data, and its result is no term of a sum, which may have other brackets."""

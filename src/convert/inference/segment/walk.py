@@ -190,7 +190,7 @@ class Walk(OfSource):
             self.replay.keep(operation, results)
             if not choices or sides:
                 continue
-            if self._strict and not self.is_computed(operation, results[0]):
+            if self._strict and not self.is_computed(operation, results[0], _side_by_side(choices)):
                 self._hindered = True
                 self._refute(at, f"the source computes no {operation.name} of this value")
                 return
@@ -416,7 +416,11 @@ class Walk(OfSource):
         steps = self.up_to_a_sum(at)
         if not steps or len(good) + len(rest) < 2:
             return good, rest
-        added = [x for x in (*good, *rest) if self.is_sum(operation, self._result(operation, x.candidate), steps)]
+        added = [
+            x
+            for x in (*good, *rest)
+            if self.is_sum(operation, self._result(operation, x.candidate), steps, len(x.candidate.pieces))
+        ]
         others = [x for x in (*good, *rest) if x not in added]
         self._hindered |= self._strict and bool(others)
         return added, [] if self._strict else others
@@ -466,3 +470,8 @@ class Walk(OfSource):
         self._hindered |= self._strict and not met
         # Of fused layers each part is a value of the source, not the whole.
         return fused if self._strict or met else rest
+
+
+def _side_by_side(choices: Sequence[Choice]) -> int:
+    """Return how many matrices at most stand side by side in one of the target's parameters."""
+    return max((len(choice.candidate.pieces) for choice in choices), default=1)

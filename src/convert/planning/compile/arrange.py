@@ -140,9 +140,14 @@ def _chosen(
     if member:
         axis = rule.kind.split_axis(role, letters, variant)
         if (size := shape[letters.index(axis)]) != member[1]:
+            others = [x for x, n in zip(letters, shape, strict=True) if n == member[1]]
             raise ValueError(
-                f"{axis} has {size} elements, but the rule lists {member[1]} targets; if they are elements of another axis, "
-                f"name it in the target, such as {{{letters[-1]}:{','.join(layer.path.groups[-1].words)}}}"
+                f"{axis} has {size} elements, but the rule lists {member[1]} targets; "
+                + (
+                    f"if they are elements of another axis, name it in the target, such as {{{others[-1]}:{','.join(layer.path.groups[-1].words)}}}"
+                    if others
+                    else "list one for each element"
+                )
             )
         chosen[axis] = member[0]
     if ordered := sorted(set(chosen) & set(layer.concatenated)):

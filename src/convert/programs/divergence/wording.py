@@ -281,7 +281,10 @@ def _unproven(
     own = {leaf for v in entry.operands if v.of_parameters for leaf in v.leaves}
     unknown = " and ".join(sorted(own.intersection(lacking)))
     given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
-    at = f"of {given}, the target {ours.verb(entry)}{places([entry])}"
+    pair = ours.of_two_in([entry])
+    at = (
+        f"the target {pair}{places([entry])}" if pair else f"of {given}, the target {ours.verb(entry)}{places([entry])}"
+    )
     if unknown and said:
         return Named("", f"{said}; what follows is not compared, as nothing was found for {unknown}", "", short)
     if said and (unsure := _behind(entry.data, [entry], ours, doubtful)):

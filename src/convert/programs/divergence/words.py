@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from convert.programs.program import Operation, Program, Value, producers_of
 Array = np.ndarray[Any, np.dtype[Any]]
 NEAR = 6  # operations behind a value, within which a finding calls it a choice of the largest ones
 LISTED = 5  # operations that a sentence lists
+ROWS = 32  # of a result, that are looked for among those of what it was picked from
 PLAIN = {
     "negate": "changes the sign",
     "reciprocal": "takes the reciprocal",
@@ -214,6 +216,8 @@ class Words:
             return f"joins {number:.7g} to {given}"
         if kind == "part":
             return _taken(operation) or PLAIN[kind]
+        if takes_rows(operation):
+            return "takes rows"
         if operation.name in ("top_k", "topk"):
             ends = "largest" if operation.settings.get("largest", True) else "smallest"
             return f"takes the {operation.results[0].array.shape[-1]} {ends}"
@@ -247,6 +251,12 @@ class Words:
         }[kind]
         return f"{verb} {two} {between} {one}" if kind == "subtract" else f"{verb} {one} {between} {two}"
 
+    def of_two_in(self, operations: Sequence[Operation]) -> str:
+        """The same, for a sentence that ends with the line of the operation."""
+        own = next((one.where for one in arithmetic(operations) if one.where), "")
+        said = self.of_two(operations, ())
+        return re.sub(rf" at {re.escape(own)}(?![0-9])", " in the same line", said) if own else said
+
     def _is_passed_on(self, value: Value, given: Sequence[Array]) -> bool:
         """Whether a value is one of these; a choice that chooses nothing may give it."""
         return any(same_numbers(value.array, x) for x in given)
@@ -278,6 +288,7 @@ class Words:
         if weights is not None:
             return f"what {weights} gives"
         noun = NOUNS.get(kind_of(operation), "the mask" if _is_mask(value.array) else "the value")
+        noun = "the rows taken" if takes_rows(operation) else noun
         if operation.name in JOINS and len(operation.operands) > 1:
             noun = f"the {len(operation.operands)} values joined"
         return f"{noun} at {operation.where}" if operation.where else "a value"
@@ -395,6 +406,28 @@ def _taken(operation: Operation) -> str:
         return f"takes index {which[0]} of axis {axis}"
     step = f", every {which.step}," if which.step != 1 else ""
     return f"takes the indices {which[0]} to {which[-1]}{step} of axis {axis}"
+
+
+def takes_rows(operation: Operation) -> bool:
+    """Whether an operation picks whole rows by their indices, or columns of a parameter that is stored width first."""
+    if kind_of(operation) != "pick":
+        return False
+    table, made = operation.operands[0].array, operation.results[0].array
+    if table.ndim < 2 or not made.size or not made.ndim:
+        return False
+    if _are_rows(made, table):
+        return True
+    of_parameter = table.ndim == 2 and not operation.operands[0].data
+    return of_parameter and any(_are_rows(x, table.T) for x in (made, np.moveaxis(made, 0, -1)))
+
+
+def _are_rows(made: Array, table: Array) -> bool:
+    """Whether rows of a value, of which a few are looked for, are rows of a table."""
+    width = table.shape[-1]
+    if width < 2 or made.shape[-1] != width:
+        return False
+    known, rows = table.reshape(-1, width), made.reshape(-1, width)
+    return all((known == row).all(1).any() for row in rows[:: max(1, len(rows) // ROWS)])
 
 
 def takes_one(operation: Operation) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """Measure the activation behind a layer while the target's model runs, where no attribute of a module tells it.
 
-The output of the layer is compared, after each activation that a rule can name, with the inputs and outputs of the modules that
-run next. A declaration that agrees with none of them, where another activation does, is wrong.
+The output of the layer is compared, after each activation that a rule can name, with what torch's functions give next, and with the
+inputs and outputs of the modules that run next. A declaration that agrees with none of them, where another activation does, is wrong.
 """
 
 from __future__ import annotations
@@ -85,17 +85,25 @@ class _Watched:
 def watched(module: torch.nn.Module, layers: Mapping[str, _Watched]) -> Iterator[None]:
     """Within this context the layers see what runs behind them."""
     import torch
+    from torch.overrides import TorchFunctionMode
 
     def tensors(given: Any) -> Iterator[torch.Tensor]:
         for value in given if isinstance(given, tuple | list) else (given,):
             if isinstance(value, torch.Tensor):
                 yield value
 
+    comparing = False  # what `see` computes is no value of the model
+
     def show(given: Any, own: _Watched | None = None) -> None:
+        nonlocal comparing
+        if comparing:
+            return
+        comparing = True
         for value in tensors(given):
             for layer in layers.values():
                 if layer is not own:
                     layer.see(value)
+        comparing = False
 
     def after(own: _Watched | None, out: Any) -> None:
         show(out, own)
@@ -105,13 +113,20 @@ def watched(module: torch.nn.Module, layers: Mapping[str, _Watched]) -> Iterator
         if first.is_floating_point() and first.numel() >= SMALLEST:
             own.output = first.detach().double().reshape(-1).clone()
 
+    class Shown(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            show(out)
+            return out
+
     handles = []
     try:
         for name, inner in module.named_modules():
             own = layers.get(name)
             handles.append(inner.register_forward_pre_hook(lambda _, args: show(args)))
             handles.append(inner.register_forward_hook(lambda _, args, out, own=own: after(own, out)))
-        yield
+        with Shown():
+            yield
     finally:
         for handle in handles:
             handle.remove()

@@ -54,6 +54,7 @@ NO_FACTS = ("architectures", "_class_name", "model_type", "dtype", "torch_dtype"
 TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
 TRAINING_FACTS = ("momentum",)  # that only training reads
 GEOMETRY = ("strides", "dilation", "padding", "output_padding")  # of a convolution
+COMPARED_BY_OUTPUTS = "there is nothing to do where the model level passes, as its outputs depend on it; without that level, compare the code of the two models"
 FACTOR = "multiplies_by"
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms
 
@@ -386,7 +387,7 @@ def _module(
         missing.setdefault((name in TRAINING_FACTS, tuple(modules)), []).append(name)
     for (trained, of), names in missing.items():
         if training or not trained:
-            shown = "" if trained else ": the outputs that the model level compares depend on it"
+            shown = "" if trained else f": {COMPARED_BY_OUTPUTS}"
             notes.append(f"the rules do not declare the {', '.join(names)} of {_few(of)}{shown}")
     for group in groups.values():
         first = group[0]

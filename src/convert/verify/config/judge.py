@@ -29,6 +29,12 @@ from convert.verify.report.report import LevelReport, Verdict
 RECORDED = "the recording "
 OUTPUTS_AGREE = "it cannot be read from the PyTorch module; the outputs are equal, so that there is nothing to do"
 ACTIVATION = "no level of the check shows it: compare the code of the two models"
+WORD_ALONE = "the model level shows that both models compute the same behind the layer; only this word of the rule, on which no tensor depends, is not compared with their code"
+BY_HAND = {  # `JudgedFact.next` -> what a person compares
+    "": "compare them with the training configuration",
+    ACTIVATION: ACTIVATION,
+    WORD_ALONE: "compare the activation of the rule with the code of the two models",
+}
 UNSEEN = ":"  # in the names of what the models level does not show, which are known when it ran: ``inputs:tokens``
 
 
@@ -73,7 +79,8 @@ def of_layers(unread: Iterable[DeclaredFact], *, models_agree: bool = False) -> 
     """Return the facts of layers that could not be read from the target, those of one value as one.
 
     Args:
-        models_agree: whether the model level passed. Then the target computes what the JAX model does, and such a fact describes the source alone.
+        models_agree: whether the model level passed. Then the target computes what the JAX model does, and such a fact describes the source alone;
+            of an activation the word of the rule may still be another one than both compute.
     """
     groups: dict[tuple[str, str], list[DeclaredFact]] = {}
     for fact in unread:
@@ -84,7 +91,7 @@ def of_layers(unread: Iterable[DeclaredFact], *, models_agree: bool = False) -> 
         first, more = facts[0], f" and {len(facts) - 1} more" if len(facts) > 1 else ""
         layers = (first.layer.text if first.layer else "") + more
         decides = first.name == "activation" and first.value != "none"  # a rule without the key says no more
-        following = ACTIVATION if decides else OUTPUTS_AGREE if models_agree else ""
+        following = (WORD_ALONE if decides else OUTPUTS_AGREE) if models_agree else ACTIVATION if decides else ""
         judged.append(
             JudgedFact(first.name, first.value, first.at, Status.UNVERIFIED, "", decides, layers, next=following)
         )
@@ -124,8 +131,8 @@ def require_verified(facts: Iterable[JudgedFact]) -> Finding | None:
     if not unknown:
         return None
     options = " ".join(f"--trust {name}" for name in dict.fromkeys(fact.name for fact in unknown))
-    steps = dict.fromkeys(fact.next or "compare them with the training configuration" for fact in unknown)
-    by_hand = {"", ACTIVATION}.intersection(fact.next for fact in unknown)
+    steps = dict.fromkeys(BY_HAND.get(fact.next, fact.next) for fact in unknown)
+    by_hand = any(fact.next in BY_HAND for fact in unknown)
     return Finding(
         "fact-unverified",
         "both models compute with values that nothing confirms",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from convert.core.tensor_spec import is_float
 from convert.numerics.compare import Difference, agreement, difference
 from convert.numerics.precision import gpu_name
 from convert.numerics.real_numbers import in_float64
@@ -101,7 +102,7 @@ def check_model(
     for side, what in (("JAX", evidence.unlifted), ("torch", (*torch_side.unlifted, *torch_side.rounded))):
         if what:
             notes.append(f"could not be computed in float64 in {side}: {', '.join(what)}")
-    notes += [*inconclusive_notes(measures, evidence), *built.notes(precision)]
+    notes += [*inconclusive_notes(measures, evidence), *built.notes(precision), *_of_two_dtypes(written)]
 
     def rounding(measure: Measure) -> str:
         casts = partial(_rounding, reference, evidence, state, device, measure)
@@ -162,6 +163,18 @@ def _where_code_casts(plan: Plan, reference: Reference, evidence: Evidence) -> E
     return replace(
         evidence, native_values={name: in_float64(value) for name, value in values.items()}, precision="float32"
     )
+
+
+def _of_two_dtypes(written: Written) -> Iterator[str]:
+    """Yield that the file has float64 beside narrower floats: the module may refuse it as it is, and both runs here have all in one dtype."""
+    narrower = sorted({spec.dtype for spec in written.specs.values() if is_float(spec.dtype)} - {"float64"})
+    wide = [name for name, spec in written.specs.items() if spec.dtype == "float64"]
+    if narrower and wide:
+        more = f" and {len(wide) - 1} more" if len(wide) > 1 else ""
+        yield (
+            f"the file has {wide[0]}{more} in float64, and other tensors in {', '.join(narrower)}; both models ran with one dtype, and "
+            "PyTorch multiplies no two: convert with --dtype float32 unless the module casts"
+        )
 
 
 def _jax_drift(name: str, evidence: Evidence) -> float:

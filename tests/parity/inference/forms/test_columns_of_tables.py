@@ -203,4 +203,4 @@ def test_a_difference_at_a_lookup_does_not_say_that_the_source_has_none() -> Non
         tokens(N, 4, 9),
     )
     (difference,) = found.differences
-    assert difference.brief == "in e: the target picks elements, and so does the JAX model, with other results"
+    assert difference.brief == "in e: the target takes rows, and so does the JAX model, with other results"

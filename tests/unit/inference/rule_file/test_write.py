@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from convert.cli.infer_text import HINT, summary
+from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
 from convert.inference.rule_file.proof import compare_rules
@@ -140,8 +141,100 @@ def test_what_is_open_is_a_question_with_its_candidates() -> None:
     assert written.open == {tensor.name: "nothing was found that fits"}
     question = written.text.split("- from: transformer/wpe/embedding\n")[1]
     assert "parameter: ask    # question: which tensor of the target is made of it?" in question
-    assert f"# parameter: {tensor.name}    # nothing was found that fits" in question
+    assert f"\n  # parameter: {tensor.name}\n" in question, "no remark denies what is offered"
     assert [found.tensor for found in compare_rules(written.decided, changed)] == [tensor.name]
+
+
+def opened(derivation: Derivation, **others: Tensor) -> Derivation:
+    """The derivation with other tensors in place of those whose names end so."""
+    return dataclasses.replace(
+        derivation,
+        tensors=tuple(next((o for o in others.values() if o.name == t.name), t) for t in derivation.tensors),
+    )
+
+
+def question_of(leaf: str, text: str) -> str:
+    return text.split(f"- from: {leaf}\n")[1].split("\n\n")[0]
+
+
+def test_an_open_tensor_is_offered_where_its_nearest_leaf_is_and_the_remark_is_about_that_leaf() -> None:
+    """Two tables of one size: the guess of one is an element of a stack that has no rule, the other is a candidate."""
+    derivation, target = small()
+    made = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    table = made.parts[0].leaf
+    leaves = {**derivation.leaves, "other": made.shape, "stack": (2, *made.shape)}
+    guess = dataclasses.replace(made.parts[0], leaf="stack")
+    named = dataclasses.replace(made, grade=Grade.OPEN, guessed=True, parts=(guess,), candidates=("other", "stack"))
+    changed = dataclasses.replace(opened(derivation, wpe=named), leaves=leaves)
+    written = write_rules(changed, target)
+    why = (
+        "the nearest guess may be wrong, and no rule says it: of the 2 elements along axis 0 of stack it has element 0 alone, "
+        "as one layer of a stack has; a rule is for all 2, and the others are open or made otherwise"
+    )
+    assert written.open == {made.name.removesuffix(".weight"): why}
+    assert f"\n  # parameter: {made.name}    # {why}" in question_of("stack", written.text)
+    for leaf in ("other", table):
+        assert "#   parameter" not in question_of(leaf, written.text), "the nearest leaf is another one"
+        assert made.name not in question_of(leaf, written.text)
+
+
+def test_a_guess_without_words_is_said_to_be_a_guess() -> None:
+    """Its elements come from two leaves in turns: which leaf is right is open, and its order is not what is the matter."""
+    derivation, target = small()
+    made = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    size, part = made.parts[0].elements.size, made.parts[0]
+    parts = tuple(
+        dataclasses.replace(
+            part, leaf=leaf, elements=np.arange(k, size, 2), positions=np.random.default_rng(k).permutation(size)[::2]
+        )
+        for k, leaf in enumerate(("one", "two"))
+    )
+    named = dataclasses.replace(made, grade=Grade.OPEN, guessed=True, parts=parts, candidates=("one", "two"))
+    leaves = {**derivation.leaves, "one": made.shape, "two": made.shape}
+    (why,) = write_rules(dataclasses.replace(opened(derivation, wpe=named), leaves=leaves), target).open.values()
+    assert why.startswith(
+        "the nearest guess, made of one and two, may be wrong, and no rule says it: its rows and its columns"
+    )
+
+
+def test_what_is_offered_beside_what_was_not_reached_is_not_called_not_reached() -> None:
+    derivation, target = small()
+    made = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    other = next(t for t in derivation.tensors if t.name.endswith("wte.weight"))
+    site = dataclasses.replace(made.parts[0].evidence.target, where="net.py:7")
+    leaf = made.parts[0].leaf
+    changed = dataclasses.replace(
+        opened(
+            derivation,
+            wpe=Tensor(made.name, made.shape, Grade.OPEN, candidates=(leaf,)),
+            wte=Tensor(other.name, made.shape, Grade.OPEN, not_reached=True),
+        ),
+        differences=(Difference(site, "it differs", shown=False),),
+        proof=None,
+    )
+    assert question_of(leaf, write_rules(changed, target).text) == (
+        "  parameter: ask    # question: which tensor of the target is made of it? It may also be one behind net.py:7, which is undecided\n"
+        f"  # parameter: {made.name}"
+    )
+
+
+def test_the_file_says_where_it_fits_one_size_alone() -> None:
+    letters = Letters()
+    letters.named("width", 8)
+    assert not letters.share_sizes
+    letters.named("width", 8, 1)
+    letters.fixed.add(letters.named("map", 5))
+    letters.named("one", 1, 1)
+    assert letters.share_sizes
+    assert list(letters.declared())[:3] == [
+        "D: {is: a width}    # 8 in this checkpoint",
+        "C: {is: a width, equals: D}    # 8 in this checkpoint",
+        "X: {is: size of a map that is flattened, equals: 5}    # 5 in this checkpoint; a model of another size needs its number here",
+    ]
+    derivation, target = small()
+    text = write_rules(derivation, target).text
+    said = "axes:    # axes of one kind and size are equal in these rules; for a model in which they differ, derive them from a pair in which they do\n"
+    assert (said in text) is (re.search("equals: [A-Z]", text) is not None)
 
 
 @pytest.mark.parametrize(
@@ -232,5 +325,7 @@ def test_a_layer_of_a_stack_whose_others_are_open_has_no_rule_and_its_leaf_is_na
     )
     why = write_rules(changed, target).open["model.layers.{l}.mlp.down_proj"]
     every = leaf.replace("attention_type_0", "attention_type_{l}")
-    assert why.startswith(f"it is made of element 0 of axis 0 of {every} alone, as of one layer of a stack")
-    assert f"a rule has all {count}, and the others are open" in why
+    assert why == (
+        f"of the {count} elements along axis 0 of {every} it has element 0 alone, as one layer of a stack has; "
+        f"a rule is for all {count}, and the others are open or made otherwise"
+    )

@@ -131,10 +131,10 @@ def _as_parameters(rule: PatternRule) -> list[PatternRule]:
 
 
 def _part(source: Source) -> Axis | None:
-    """Return the axis of which a block has some elements alone, one after the other."""
+    """Return the axis of which a block has some elements alone, one after the other, in the leaf's order."""
     found = [axis for axis in source.layout.axes if axis.size < source.layout.leaf_shape[axis.of]]
     alone = [axis for axis in found if len(source.layout.made_of(axis.of)) == 1]
-    return alone[0] if len(found) == len(alone) == 1 and not alone[0].order else None
+    return alone[0] if len(found) == len(alone) == 1 and not (alone[0].order or alone[0].parts) else None
 
 
 def _parts_key(rule: PatternRule) -> Hashable:

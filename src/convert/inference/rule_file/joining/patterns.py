@@ -237,9 +237,10 @@ def _with_indices(
     for slot in _slots(first):
         if slot[0] != "axis":
             continue
-        axis, at = _each_source(first)[slot[1]].layout.fixed[slot[2]]
+        layout = _each_source(first)[slot[1]].layout
+        axis, at = layout.fixed[slot[2]]
         text = _written(tuple(_value(member, slot) for member in members), indices | digits)
-        if text is None or "+" in text or "," in text:
+        if text is None or "+" in text or "," in text or (text.startswith("{") and layout.is_opened(axis)):
             return None
         if not text.startswith("{"):
             of_bias = slot[1] >= len(first.main)  # it lacks the axes of the inputs, so that its axis has another number

@@ -116,10 +116,6 @@ def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
         said.add(rule.split)
     if layer.kind_name not in KINDS or layer.leaves:
         return rule
-    if layer.kind_name == "linear" and any(
-        len(s.layout.made_of(k)) > 1 for s in layer.main for k in parts.get(s.leaf, ())
-    ):
-        return rule  # an equation has no word for an axis that is a part and made of several
     found = set()
     for source in layer.main:
         sizes = parts.get(source.leaf, {})

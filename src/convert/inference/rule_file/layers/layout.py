@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -57,12 +58,25 @@ class Layout:
         fixed: (axis of the leaf, the one index that the block has), for axes longer than 1.
         axes: of the block, the slowest first; axes of size 1 are left out.
         shape: of the block, as the target's tensor has it; its product is that of the sizes of `axes`.
+        joined: of each axis that is stored, how many of `leaf_shape` it is opened into; empty: one each.
     """
 
     leaf_shape: tuple[int, ...]
     fixed: tuple[tuple[int, int], ...]
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
+    joined: tuple[int, ...] = ()
+
+    @property
+    def stored(self) -> tuple[tuple[int, ...], ...]:
+        """The axes that each axis is opened into, as the leaf is stored."""
+        counts = self.joined or (1,) * len(self.leaf_shape)
+        ends = itertools.accumulate(counts)
+        return tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts, strict=True))
+
+    def is_opened(self, axis: int) -> bool:
+        """Whether an axis is no axis of the leaf as it is stored, but one that such an axis is opened into."""
+        return (axis,) not in self.stored
 
     @property
     def groups(self) -> tuple[tuple[Axis, ...], ...] | None:

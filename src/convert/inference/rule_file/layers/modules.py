@@ -12,6 +12,7 @@ from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
 from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
 from convert.inference.rule_file.layers.fused import alternating, in_columns, side_by_side
 from convert.inference.rule_file.layers.layout import Axis, Layout
+from convert.inference.rule_file.layers.opened import as_stored, with_opened_axes
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
 from convert.inference.rule_file.layers.rule import ATTENTION, NORMS, PARAMETERS, LayerRule, NoWordsError, Source
 from convert.inference.rule_file.layers.tensors import NO_CONSTANT, Facts, describe_tensors, evidence_of
@@ -41,6 +42,7 @@ class Layers:
 
 def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
     """Describe every module of the target that has tensors."""
+    derivation, opened = with_opened_axes(derivation)
     facts = _facts_of(derivation.facts)
     found: list[LayerRule] = []
     unknown: dict[str, str] = {}
@@ -68,6 +70,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             or alone
             or not is_norm_of_rows(own)
             or any(side_by_side(tensor) or in_columns(tensor) or alternating(tensor) for tensor in own.values())
+            or (module.kind_name != "linear" and any(p.leaf in opened for tensor in own.values() for p in tensor.parts))
         ):
             module = replace(module, kind_name="parameter")  # a rule for a layer has no words for it
         for kind_name, group in _groups(module, own):
@@ -83,7 +86,8 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             if not any(key == PARAMETERS for rule in rules for key, _ in rule.target_keys):
                 unknown |= {tensor.name: NO_CONSTANT for tensor in group.values() if tensor.is_constant}
     lacking = {name for name in unknown if known[name].is_constant and known[name].grade not in UNSURE}
-    return Layers(tuple(found), {name: why for name, why in unknown.items() if name not in lacking}, lacking)
+    stored = tuple(as_stored(rule, opened) for rule in found)
+    return Layers(stored, {name: why for name, why in unknown.items() if name not in lacking}, lacking)
 
 
 def _without_weight(

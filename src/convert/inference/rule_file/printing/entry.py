@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
 from convert.inference.derivation import Grade
+from convert.inference.rule_file.joining.joined import ALTERNATIVES
 from convert.inference.rule_file.joining.patterns import PatternRule
 from convert.inference.rule_file.layers.cells import KINDS as CELLS
 from convert.inference.rule_file.layers.geometry import PADDED
@@ -57,6 +58,7 @@ class _Words:
         target: further keys of the target.
         sizes: letters that a factor can be said with, and their sizes.
         equation: of a linear layer.
+        split: letter of the axis whose elements the alternatives of the target's name are; empty: the language knows it.
     """
 
     head: Keys
@@ -64,6 +66,7 @@ class _Words:
     target: Keys
     sizes: Mapping[str, int]
     equation: str = ""
+    split: str = ""
 
 
 def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftEntry:
@@ -99,8 +102,9 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
         _check(main, {one.axis for one in rule.taken} | (set() if rule.parts is None else {rule.parts[0]}))
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
-    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (rule.module, *layer.also)]
-    entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(rule.module))
+    module = _with_letter(rule.module, words.split)
+    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (module, *layer.also)]
+    entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(module))
     return entry
 
 
@@ -144,7 +148,9 @@ def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
     for key, values in nested.items():
         entry.say(key, f"{{{', '.join(sorted(values, key=lambda text: not text.startswith('einsum')))}}}")
     if rule.stacked:
-        entry.say("stacked", f"{{{', '.join(f'{index}: {axis}' for index, axis in rule.stacked)}}}")
+        stored = rule.layer.main[0].layout.stored
+        axes = (f"{index}: {stored.index((axis,))}" for index, axis in rule.stacked)
+        entry.say("stacked", f"{{{', '.join(axes)}}}")
     if rule.index_from:
         digits = (f"{name}: [{slow}, {fast}]" for name, (slow, fast) in rule.index_from)
         entry.say("index_from", f"{{{', '.join(digits)}}}")
@@ -210,7 +216,17 @@ def _linear(rule: PatternRule, named: Named, names: Keys) -> _Words:
     text = json.dumps(found.text) if re.search(r"[(){}]", found.text) else found.text
     target = [("axes", found.axes)] if found.axes else []
     target += [("rope", INTERLEAVED)] if HALF_SPLIT in found.rope.values() else []  # half-split is the target's default
-    return _Words([("einsum", text)], said, [*names, *target], found.head, found.text)
+    return _Words([("einsum", text)], said, [*names, *target], found.head, found.text, found.split)
+
+
+def _with_letter(module: str, letter: str) -> str:
+    """Return the name of modules with the letter of the axis whose elements its last alternatives are.
+
+    >>> _with_letter("layers.{i}.{q,k,v}_proj", "C")
+    'layers.{i}.{C:q,k,v}_proj'
+    """
+    *_, last = ALTERNATIVES.finditer(module) if letter else (None,)
+    return module if last is None else f"{module[: last.start() + 1]}{letter}:{module[last.start() + 1 :]}"
 
 
 def _in_parts(layer: LayerRule) -> LayerRule:

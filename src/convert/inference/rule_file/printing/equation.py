@@ -32,6 +32,7 @@ class Equation:
         rope: letter -> the order of the pairs that RoPE turns.
         flattened: the inputs that are a flattened map, as YAML; empty: they are none.
         head: letter and size of the last of several output axes.
+        split: letter of the axis whose elements go to different modules, where it is not the first of the outputs.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Equation:
     rope: Mapping[str, str]
     flattened: str
     head: Mapping[str, int]
+    split: str = ""
 
 
 def equation_of(rule: PatternRule, named: Named) -> Equation:
@@ -56,17 +58,22 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     named.divided(layout, rule.taken, [axis for _, axis in rule.stacked])
     inward, outward = (_with_ones(part, rule, inner) for part, inner in ((inward, True), (outward, False)))
     split = named.take("parts", layout.leaf_shape[rule.split]) if rule.split is not None and rule.at < 0 else ""
-    is_map = is_flattened(inward) and tuple(inward) in groups
-    flattened = f"{{{named.flattened(inward[0].of, in_stored_order(inward))}}}" if is_map else ""
+    in_parts = {one.axis for one in rule.taken}  # a part that is a map has its order in the axes of the target
+    is_map = is_flattened(inward) and tuple(inward) in groups and inward[0].of not in in_parts
+    flattened = f"{{{named.flattened(inward[0].of, in_stored_order(inward, layout))}}}" if is_map else ""
     if not is_map:
         named.name(inward)
     named.name(outward)
-    inward, outward = in_stored_order(inward), _as_bias(rule, outward)
+    inward, outward = in_stored_order(inward, layout), _as_bias(rule, outward)
     y = "".join(named.of[a.of, a.place] for a in outward)
+    ones = _ones_of_bias(rule) if split else 0
+    in_front = split if ones > 1 else ""  # of a bias that is stored as [2, 1, 1, F]
+    at = _place_of_split(rule, outward) if split and not ones else 0
+    outputs = y if in_front else f"{y[:at]}{split}{y[at:]}"
     x = named.whole[inward[0].of] if is_map else "".join(named.of[a.of, a.place] for a in inward)
     stacked = [axis for _, axis in rule.stacked]
     weight = leaf_letters(layout, named, stacked, (rule.split, split) if rule.split is not None and split else None)
-    x, grouped = _opened(x, weight), _opened(y, weight)
+    x, grouped = _opened(x, weight), _opened(outputs, weight)
     if rule.parts is not None:
         letter = named.of[rule.parts[0], 0]
         parted = named.sum(rule.parts[1], letter)
@@ -76,19 +83,17 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
         widths = [one.layout.leaf_shape[one.contracted[0]] for one in others]
         parted = f"({' + '.join((x, *(named.take('width', width) for width in widths)))})"
         x, weight = parted, weight.replace(x, parted)
-    rows = "..."
-    if (ones := _ones_of_bias(rule)) and split:  # a bias that is stored as [2, 1, 1, F]
-        rows += "".join(named.take("positions", 1) for _ in range(ones - 1))
-    made = f"{split}{rows}" if rows != "..." else f"{rows}{split}"
+    rows = "..." + "".join(named.take("positions", 1) for _ in range(ones - 1))
     named.fix(axis for axis in layout.axes if axis.order)  # a head's features, which the code splits
     wanted = [tuple(axis for axis in part if axis.size > 1) for part in (outward, inward)]
     as_linear = is_map or [tuple(group) for group in groups] == wanted
     return Equation(
-        f"{rows}{x},{weight}->{made}{grouped}",
+        f"{rows}{x},{weight}->{in_front}{rows}{grouped}",
         "" if as_linear else _with_letters_of_ones(_axes_of_target(rule, named), y, x),
         {named.of[a.of, a.place]: a.order for a in layout.axes if a.order in (INTERLEAVED, HALF_SPLIT)},
         flattened,
         {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1},
+        split if at else "",
     )
 
 
@@ -127,8 +132,18 @@ def _as_bias(rule: PatternRule, outward: list[Axis]) -> list[Axis]:
     bias = dict(rule.layer.sources).get("bias")
     axes = bias[0].layout.axes if bias is not None else ()
     if [axis.size for axis in axes] != [axis.size for axis in outward]:
-        return in_stored_order(outward)
+        return in_stored_order(outward, rule.layer.main[0].layout)
     return [outward[k] for k in sorted(range(len(axes)), key=lambda k: (axes[k].of, axes[k].place))]
+
+
+def _place_of_split(rule: PatternRule, outward: Sequence[Axis]) -> int:
+    """Return how many outputs stand in front of the axis whose elements go to different modules, as a bias stores them; as the leaf does, where there is none."""
+    assert rule.split is not None, "the modules have the elements of an axis"
+    bias = dict(rule.layer.sources).get("bias")
+    if bias is None:
+        return sum(axis.of < rule.split for axis in outward)
+    of_bias = rule.split - sum(axis < rule.split for axis in rule.layer.main[0].contracted)
+    return sum(axis.of < of_bias for axis in bias[0].layout.axes)
 
 
 def _with_ones(axes: Sequence[Axis], rule: PatternRule, inward: bool) -> list[Axis]:

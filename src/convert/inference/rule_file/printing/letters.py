@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
@@ -32,7 +33,7 @@ class Named:
         self.count: dict[tuple[str, int], int] = defaultdict(int)
         self.of: dict[tuple[int, int], str] = {}
         self.whole: dict[int, str] = {}  # of an axis that is a flattened map
-        self.sums: dict[str, str] = {}  # letter of the part of an axis that a rule takes -> the sum that the axis is
+        self.sums: dict[str, str] = {}  # letters of the part of an axis that a rule takes -> the sum that the axis is
         self.parts: dict[int, list[tuple[str, ...]]] = {}  # axis -> the letters of its parts, of which one has several
         self.given: dict[tuple[int, int], str] = {}
 
@@ -122,12 +123,16 @@ class Named:
             for of in one.made_of
         ]
         self.letters.fixed |= {letter for of in self.parts[one.axis] for letter in of} - {"1"}
-        for place, letter in enumerate(self.parts[one.axis][one.at]):
+        own = self.parts[one.axis][one.at]
+        own = (ALONE[one.axis],) if own == ("1",) else own
+        for place, letter in enumerate(own):
             self.given[one.axis, place] = self.of[one.axis, place] = letter
+        self.sums[" ".join(own)] = f"({' + '.join(' '.join(of) for of in self.parts[one.axis])})"
 
     def as_stored(self, text: str) -> str:
         """Return letters of a leaf with the sums that its axes are."""
-        return "".join(self.sums.get(letter, letter) for letter in text)
+        parts = "|".join(rf"\({own}\)|{own}" if " " in own else own for own in self.sums)
+        return re.sub(parts, lambda found: self.sums[found[0].strip("()")], text) if parts else text
 
     def flattened(self, axis: int, parts: Sequence[Axis]) -> str:
         """Name an axis of the leaf that is a flattened map, whose axes the file gives sizes; return ``D: HWC``."""
@@ -138,10 +143,11 @@ class Named:
         return f"{self.whole[axis]}: {''.join(self.of[part.of, part.place] for part in parts)}"
 
 
-def in_stored_order(axes: Sequence[Axis]) -> list[Axis]:
-    """Return axes with those of one leaf's axis next to each other, as the leaf has them."""
-    first = list(dict.fromkeys(axis.of for axis in axes))
-    return sorted(axes, key=lambda axis: (first.index(axis.of), axis.place))
+def in_stored_order(axes: Sequence[Axis], layout: Layout) -> list[Axis]:
+    """Return axes of a layout with those of one axis of the leaf next to each other, as the leaf has them."""
+    stored = {axis: at for at, of in enumerate(layout.stored) for axis in of}
+    first = list(dict.fromkeys(stored[axis.of] for axis in axes))
+    return sorted(axes, key=lambda axis: (first.index(stored[axis.of]), axis.of, axis.place))
 
 
 def is_flattened(axes: Sequence[Axis]) -> bool:
@@ -159,26 +165,33 @@ def leaf_letters(
         NoWordsError: the block has one element of an axis, and no rule says which.
     """
     found = []
-    for axis, size in enumerate(layout.leaf_shape):
-        if axis in stacked:
-            continue
-        if split is not None and axis == split[0]:
-            found.append(split[1])
-            continue
-        if axis in named.parts:
-            found.append(f"({' + '.join(' '.join(of) for of in named.parts[axis])})")
-            continue
-        if axis in named.whole:
-            found.append(named.whole[axis])
-            continue
-        of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
-        if not of and size > 1:
-            raise NoWordsError(
-                f"it is made of element {dict(layout.fixed).get(axis, 0)} of axis {axis} of the leaf alone, as of one layer of a "
-                f"stack; a rule has all {size}, and the others are open or made otherwise"
-            )
-        found.append("." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})")
+    for axes in layout.stored:
+        texts = [_letters_of_axis(layout, named, axis, split) for axis in axes if axis not in stacked]
+        if len(axes) > 1:
+            named.letters.fixed.update(text for text in texts[:-1] if text.isascii() and text.isalpha())
+            texts = [f"({' '.join(text if '+' in text else text.strip('()') for text in texts)})"]
+        found += texts
     return "".join(found)
+
+
+def _letters_of_axis(layout: Layout, named: Named, axis: int, split: tuple[int, str] | None) -> str:
+    """Return the letters of one axis of a leaf.
+
+    Raises:
+        NoWordsError: the block has one element of it, and no rule says which.
+    """
+    if split is not None and axis == split[0]:
+        return split[1]
+    if axis in named.whole:
+        return named.whole[axis]
+    of = [named.of[a.of, a.place] for a in layout.made_of(axis)] or [x for x in [named.of.get((axis, 0))] if x]
+    if not of and (size := layout.leaf_shape[axis]) > 1:
+        stored = next(k for k, axes in enumerate(layout.stored) if axis in axes)
+        raise NoWordsError(
+            f"of the {size} elements along axis {stored} of the leaf it has element {dict(layout.fixed).get(axis, 0)} alone, as one layer of "
+            f"a stack has; a rule is for all {size}, and the others are open or made otherwise"
+        )
+    return "." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})"
 
 
 def one_after_another(axes: str, count: int) -> str:

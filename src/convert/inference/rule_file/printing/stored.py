@@ -31,10 +31,11 @@ from convert.layers import KINDS
 
 def flattened_features(rule: PatternRule, named: Named) -> str:
     """Name the axes of a norm over a flattened map, and return the map as YAML; nothing where it is none."""
-    groups = rule.layer.main[0].layout.groups or ()
+    layout = rule.layer.main[0].layout
+    groups = layout.groups or ()
     if "flattened" not in KINDS[rule.layer.kind_name].keys or len(groups) != 1 or not is_flattened(groups[0]):
         return ""
-    return f"{{{named.flattened(groups[0][0].of, in_stored_order(groups[0]))}}}"
+    return f"{{{named.flattened(groups[0][0].of, in_stored_order(groups[0], layout))}}}"
 
 
 def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:

@@ -98,7 +98,12 @@ class Both:
     @property
     def sentence(self) -> str:
         """What both compute."""
-        return f"of {self.given}, the target {self.does}{self.here}; the JAX model {self.instead}{self.there}"
+        ours = self.ours.of_two_in(self.repair.target)
+        if not ours:
+            return f"of {self.given}, the target {self.does}{self.here}; the JAX model {self.instead}{self.there}"
+        theirs = self.theirs.of_two_in(self.repair.source)
+        theirs = f"the JAX model {theirs}" if theirs else f"of the same, the JAX model {self.instead}"
+        return f"the target {ours}{self.here}; {theirs}{self.there}"
 
     @property
     def only_theirs(self) -> str:

@@ -91,7 +91,11 @@ def missing(both: Both) -> Described:
 
 
 def extra(both: Both) -> Described:
-    sentence = f"of {both.given}, the target {both.does}{both.here}; the JAX model uses it as it is"
+    repair, pair = both.repair, both.ours.of_two_in(both.repair.target)
+    used = zip(repair.operands, repair.given, strict=True) if pair else ()
+    kept = next((both.ours.value(one) for one, x in used if same_numbers(x, repair.want)), "it")
+    said = f"the target {pair}" if kept != "it" else f"of {both.given}, the target {both.does}"
+    sentence = f"{said}{both.here}; the JAX model uses {kept} as it is"
     if both.trained is None:
         return EXTRA, sentence
     return "training mode", f"{sentence}: the target's module {both.trained} is in training mode"
