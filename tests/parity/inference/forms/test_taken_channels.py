@@ -106,8 +106,9 @@ def positions(found: Derivation, name: str) -> list[int]:
 
 @pytest.mark.parametrize("taps", [0, 1, 3])
 def test_the_channels_of_one_kernel_are_those_of_two(taps: int) -> None:
-    found = inferred(taps, False, True).derivation
-    assert found.complete and grades(found) == {Grade.DERIVED}
+    made = inferred(taps, False, True)
+    found = made.derivation
+    assert found.complete and not made.written.open and grades(found) == {Grade.DERIVED}
     assert sources(found)["heads.0.weight"] == sources(found)["heads.1.weight"] == "boxes/kernel"
     assert sources(found)["towers.0.weight"] == "box/kernel"
     assert positions(found, "heads.0.bias") == [5 * anchor + k for anchor in range(ANCHORS) for k in range(4)]
