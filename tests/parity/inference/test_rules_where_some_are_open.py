@@ -14,9 +14,11 @@ from convert.core.tensor_spec import TensorSpec
 from convert.inference.derivation import Grade
 from convert.inference.pair import Pair
 from convert.inference.rule_file.from_pair import InferredRules, infer_rules
+from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.rules.parse import parse_rules
 from convert.verify.target_model import model_of_module
+from support.inferred import derive, floats
 
 WIDTH, BLOCKS = 8, 2
 SHAPES = {**dict.fromkeys(("w0", "w1", "back", "on"), (WIDTH, WIDTH)), **dict.fromkeys(("b0", "b1"), (WIDTH,))}
@@ -99,3 +101,32 @@ def test_only_what_is_open_is_asked() -> None:
     (question,) = parse_rules(text).questions
     assert (question.key, question.path) == ("linear", "1/w1")
     assert "\n  # linear: blocks.1.second\n" in text
+
+
+class Heads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.box, self.score = (torch.nn.Conv1d(WIDTH, out, 3, bias=False) for out in (5, 3))
+
+    def forward(self, x: Any) -> Any:
+        x = torch.tanh(self.stem(x)).mT
+        return torch.cat([self.box(x), torch.sigmoid(self.score(x))], 1).mT
+
+
+def _heads(p: Any, x: Any) -> Any:
+    x = jax.numpy.tanh(x @ p["stem"])
+    y = jax.lax.conv_general_dilated(x, p["heads"], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+    return jax.numpy.concatenate([y[..., :5], jax.nn.sigmoid(y[..., 5:])], -1)
+
+
+def test_two_open_tensors_of_one_leaf_leave_the_rules_of_the_others() -> None:
+    """A leaf of two open rules was left out twice, which is no rule file, and opened every tensor."""
+    module = Heads()
+    found = derive(_heads, module, {"stem": (WIDTH, WIDTH), "heads": (3, WIDTH, 5 + 3)}, floats(2, 9, WIDTH))
+    assert found.complete
+    opened = tuple(t if t.name == "stem.weight" else replace(t, grade=Grade.OPEN, guessed=True) for t in found.tensors)
+    found = replace(found, tensors=opened, proof=None)
+    written = write_rules(found, model_of_module(module, "Heads"))
+    assert compare_rules(written.decided, found, (*written.open, *written.guessed)) == []
+    assert "linear: stem" in written.decided and written.decided.count("drop: heads") == 1

@@ -21,6 +21,7 @@ from support.inferred import WIDTH, derive, floats, grades, sources
 
 Function = Callable[[Any], Any]
 SHAPES = dict.fromkeys(("a", "b", "c", "d"), (WIDTH, WIDTH))
+PARTS = (3, 2, 2)
 
 
 class Trunk(torch.nn.Module):
@@ -204,3 +205,34 @@ def test_rows_of_other_values_are_named_where_the_indices_alone_are_the_same() -
     assert difference.brief == "the target takes rows of the input x, and the JAX model of what a gives"
     assert "; the JAX model takes rows of what a gives (" in difference.problem
     assert "of the same" not in difference.problem
+
+
+class OfParts(torch.nn.Module):
+    """A layer for each part of the tokens, and a head of two layers for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in PARTS)
+        self.inner, self.outer = torch.nn.Linear(6, 6), torch.nn.Linear(6, 5)
+
+    def forward(self, x: Any) -> Any:
+        own = [torch.tanh(layer(part)) for layer, part in zip(self.own, x.split(PARTS, 1), strict=True)]
+        return torch.cat([self.outer(torch.nn.functional.silu(self.inner(y))) for y in own], 1)
+
+
+@pytest.mark.parametrize("second", [lambda x: x, jnp.sin])
+def test_a_layer_beside_a_value_that_was_given_is_in_front(second: Function) -> None:
+    """The head differs; behind its first use the second layer meets its own tokens, and nothing that was given."""
+
+    def function(p: Any, x: Any) -> Any:
+        first, other, last = jnp.split(x, (3, 5), 1)
+        own = [jnp.tanh(part @ p[f"w{k}"] + p[f"b{k}"]) for k, part in enumerate((first, second(other), last))]
+        return jnp.concatenate([jax.nn.relu(y @ p["inner"] + p["c"]) @ p["outer"] + p["d"] for y in own], 1)
+
+    shapes: dict[str, tuple[int, ...]] = {"inner": (6, 6), "c": (6,), "outer": (6, 5), "d": (5,)}
+    shapes |= {f"{name}{k}": (6, 6)[: 1 + (name == "w")] for k in range(len(PARTS)) for name in "wb"}
+    found = derive(function, OfParts(), shapes, floats(4, sum(PARTS), 6))
+    in_front = {tensor.name for tensor in found.tensors if tensor.grade is Grade.IN_FRONT}
+    assert found.proof is None and {"own.0.weight", "own.0.bias", "inner.weight", "inner.bias"} <= in_front
+    assert ("own.1.weight" in in_front) is ("own.1.bias" in in_front) is (second is not jnp.sin)
+    assert in_front.isdisjoint(("outer.weight", "outer.bias"))

@@ -217,7 +217,7 @@ WORDS: dict[str, dict[str, str]] = {
         "no logarithm": "target takes the softmax over the last axis",
     },
     "decay": {
-        "reversed": "of the .*joined.* at .*; the elements are in another order$",
+        "reversed": "the .*joined.* at .*; the elements are in another order$",
         "sine": "applies sin .*applies tanh",
         "no tanh": "JAX model computes tanh" + MISSING,
         "step before": "target joins",

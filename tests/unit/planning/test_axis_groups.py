@@ -141,6 +141,27 @@ def test_parts_within_each_group_of_heads(d: int, k: int, g: int, h: int) -> Non
         np.testing.assert_array_equal(made[f"{name}.weight"], values.reshape(d, -1).T)
 
 
+def test_one_row_of_each_group_is_a_number_of_the_bias() -> None:
+    """The boxes of each anchor, and one score."""
+    d, n, h = 3, 2, 4
+    rules = """
+- einsum: "...D,D(N H)->...(N H)"
+  from: boxes
+  bias: box_bias
+  linear: {module: head, axes: "(N (H + 1))D", part: "1 of 2"}
+- einsum: ...D,DN->...N
+  from: scores
+  bias: score_bias
+  linear: {module: head, axes: "(N (H + 1))D", part: "2 of 2"}
+"""
+    tree = {"boxes": numbers(d, n * h), "box_bias": numbers(n * h), "scores": -numbers(d, n), "score_bias": -numbers(n)}
+    made = planned(rules, tree, head(N=n, H=h))
+    joined = np.concatenate([tree["boxes"].reshape(d, n, h), tree["scores"][..., None]], 2)
+    np.testing.assert_array_equal(made["head.weight"], joined.reshape(d, -1).T)
+    biases = np.concatenate([tree["box_bias"].reshape(n, h), tree["score_bias"][:, None]], 1)
+    np.testing.assert_array_equal(made["head.bias"], biases.ravel())
+
+
 @settings(max_examples=15, deadline=None)
 @given(PRIMES, PRIMES, PRIMES)
 def test_parts_of_the_input_and_parts_of_an_axis_that_is_not_flat(d: int, a: int, b: int) -> None:

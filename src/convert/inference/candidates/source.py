@@ -40,6 +40,7 @@ class Source:
         program: the record.
         theta: the elements of all parameters, by their numbers.
         table: every value of data, with the index of the operation that computes it; negative for an input.
+        taken: which columns of its products it takes together.
         meetings: where data meets parameters, by role.
         products: the products among them, with their meeting.
         data_products: those of two values of data.
@@ -61,6 +62,10 @@ class Source:
                 if result.data:
                     self.table.add(result.array, index)
         self._made_by = producers_of(program.operations)
+        self.taken = TakenParts(users_of(program.operations))
+        for index, operation in enumerate(program.operations):
+            for taken in self.taken.results(operation):
+                self.table.add(taken, index)
         self.meetings: dict[Role, list[Meeting]] = {role: [] for role in Role}
         for meeting in meetings(program):
             self.meetings[meeting.role].append(meeting)
@@ -100,11 +105,6 @@ class Source:
         self._rows_of_values = KnownRows(partial(_float_values, program))
         self._added_rows = KnownRows(partial(added_up, program))
         self._data = {role: _Fingerprints([m.data for m in found], repeated) for role, found in self.meetings.items()}
-
-    @cached_property
-    def taken(self) -> TakenParts:
-        """Which columns of its products it takes together."""
-        return TakenParts(users_of(self.program.operations))
 
     def made_by(self, value: Value) -> Operation | None:
         """Return the operation that gives a value; None for an input."""

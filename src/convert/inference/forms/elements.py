@@ -123,6 +123,14 @@ def moved(operation: Operation, value: Value) -> list[Array] | None:
     return None if repeats else found
 
 
+def joined(operation: Operation, value: Value) -> list[Array] | None:
+    """Return which element of a value each element is that an operation joins, -1 where it is another's; None where it has the value twice."""
+    if operation.operands.count(value) != 1:
+        return None
+    numbers = [numbered(x) if x is value else np.full(x.array.shape, -1.0) for x in operation.operands]
+    return [np.asarray(out).ravel().astype(int) for out in move(operation, numbers)]
+
+
 def behind_moves(value: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
     """Yield the operations that use a value, or some of its elements."""
     todo = [value]

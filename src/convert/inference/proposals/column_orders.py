@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates.context import Context
-from convert.inference.forms.products.taken_columns import Part
+from convert.inference.forms.products.taken_columns import Part, one_or_several
 from convert.inference.meetings.sites import Product
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -110,10 +110,11 @@ def as_cut(size: int, cuts: Sequence[int]) -> Iterator[Order]:
 
 
 def of_taken(parts: Sequence[Array], size: int, out: int) -> Iterator[Order]:
-    """Yield the columns that the source takes together, as the queries of all groups of a fused matrix."""
-    for k, columns in enumerate(parts if sum(map(len, parts)) == size else ()):
-        if len(columns) <= out:
-            yield ("taken", k), columns, ""
+    """Yield the columns that the source takes together, as the queries of all groups of a fused matrix; several parts if they make up all."""
+    if sum(map(len, parts)) == size:
+        for chosen, columns in one_or_several(parts):
+            if len(columns) == out or (len(chosen) == 1 and len(columns) < out):
+                yield ("taken", *chosen), columns, ""
 
 
 def taken_alone(sets: Sequence[Array], size: int, out: int, heads: Sequence[int], number: int) -> Iterator[Order]:

@@ -90,6 +90,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
             ],
             [taps.matrix(numbers, transposed) for numbers in elements],
             lambda part: taps.matrix(context.replay.value(weight), transposed)[:, part],
+            taken=context.taken.of(operation),
         )
     yield from products.propose(context, operation, side)
     if transposed or groups not in (1, x.shape[1]):

@@ -81,21 +81,24 @@ def fillings(atoms: Sequence[Atom], out: int, level: int) -> Iterator[list[tuple
 
 
 def as_taken(atoms: Sequence[Atom], parts: Sequence[Array], out: int) -> Iterator[list[tuple[Atom, Any]]]:
-    """Yield the ways to fill the columns that the target takes together, where they are not below each other."""
+    """Yield the ways to fill the columns that the target takes together, where they are not below each other; one leaf may fill several of these parts."""
     if sum(map(len, parts)) != out or all((np.diff(columns) == 1).all() for columns in parts):
         return
     plain = [atom for atom in atoms if atom.order[-1] not in ("halves", "pairs")]  # of all parts, they change nothing
 
-    def fill(chosen: list[Atom]) -> Iterator[list[Atom]]:
-        if len(chosen) == len(parts):
+    def fill(chosen: list[tuple[Atom, Array]], left: Sequence[Array]) -> Iterator[list[tuple[Atom, Array]]]:
+        if not left:
             yield chosen
             return
-        for atom in plain:
-            if len(atom.columns) == len(parts[len(chosen)]) and _goes_with(atom, chosen):
-                yield from fill([*chosen, atom])
+        others = range(1, min(len(left), MAX_PARTS))
+        for more in itertools.chain.from_iterable(itertools.combinations(others, n) for n in range(len(others) + 1)):
+            part = np.sort(np.concatenate([left[k] for k in (0, *more)])) if more else left[0]
+            rest = [left[k] for k in others if k not in more] + list(left[MAX_PARTS:])
+            for atom in plain if len(part) < out else ():
+                if len(atom.columns) == len(part) and _goes_with(atom, [before for before, _ in chosen]):
+                    yield from fill([*chosen, (atom, part)], rest)
 
-    for chosen in itertools.islice(fill([]), MAX_FILLINGS):
-        yield list(zip(chosen, parts, strict=True))
+    yield from itertools.islice(fill([], parts), MAX_FILLINGS)
 
 
 def of_one_expert(atoms: Sequence[Atom], out: int) -> Iterator[list[tuple[Atom, Any]]]:

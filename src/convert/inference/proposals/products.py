@@ -163,7 +163,7 @@ def _matrix(context: Context, operation: Operation, side: int, group: int, targe
     for atom in atoms:
         if len(atom.columns) == out:
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
-    for chosen in fillings.as_taken(atoms, context.taken.of(operation), out) if context.level > 0 else ():
+    for chosen in fillings.as_taken(atoms, context.taken.of(operation), out):
         yield from _candidate(context, chosen, numbers, read)
     is_cut = bool(context.cuts(operation.results[0], -1))  # into gate and up; queries of several heads are not
     for chosen in fillings.of_one_expert(atoms, out) if is_cut else ():
@@ -207,6 +207,7 @@ def of_parts(
     *,
     whole: bool = False,
     cuts: Sequence[int] = (),
+    taken: Sequence[Array] = (),
 ) -> Iterator[Candidate]:
     """Yield proposals for a matrix of which leaves fill some columns each, or which is some columns of a leaf.
 
@@ -216,21 +217,27 @@ def of_parts(
         read: returns some columns of the target's matrix.
         whole: whether one of them may be the whole matrix, in another order.
         cuts: lengths of the parts of the target's columns that the source may have in another order.
+        taken: the parts that the target takes of its columns.
     """
     out = numbers[0].shape[1]
     atoms = []
     for product, meeting, tied in kernels:
         rows = np.arange(len(product.value))
         flat = product.numbers[0].reshape(len(rows), -1)
-        of_parts_ = column_orders.as_cut(flat.shape[1], cuts) if flat.shape[1] == out else ()
+        size = flat.shape[1]
+        of_parts_ = column_orders.as_cut(size, cuts) if size == out else ()
         for order, columns, _ in itertools.chain(
-            column_orders.orders(product.value.shape[1:], out, context.level), of_parts_
+            column_orders.of_taken(context.source.taken.of(meeting.operation), size, out),
+            column_orders.orders(product.value.shape[1:], out, context.level),
+            of_parts_,
         ):
             if len(columns) <= out and context.free(flat[:, columns]):
                 atoms.append(fillings.Atom(product, meeting, rows, order, columns, tied))
     for atom in atoms:
         if len(atom.columns) == out and (whole or out < atom.product.value[0].size):
             yield from _candidate(context, [(atom, slice(0, out))], numbers, read)
+    for chosen in fillings.as_taken(atoms, taken, out):
+        yield from _candidate(context, chosen, numbers, read)
     for chosen in fillings.fillings(atoms, out, context.level):
         yield from _candidate(context, chosen, numbers, read)
     for chosen in fillings.in_turns(atoms, out) if context.level > 0 else ():
@@ -321,7 +328,7 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         gated = bool(cuts) or not heads
         number = column_orders.numbered(place, count, product.value.shape[1:], out)
         orders = column_orders.orders(product.value.shape[1:], out, context.level, number, turns=turns, gates=gated)
-        taken = context.source.taken.of(meeting.operation) if context.level > 0 else []
+        taken = column_orders.of_taken(context.source.taken.of(meeting.operation), size, out)
         sets = context.source.taken.sets(meeting.operation)
         alone = list(column_orders.taken_alone(sets, size, out, heads, number))
         of_leaf = column_orders.by_leaf(context, product)
@@ -334,9 +341,10 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
             *of_heads,
             column_orders.turned_by_head(alone, heads if turns else ()),
             column_orders.turned(size, lasts),
-            column_orders.of_taken(taken, size, out),
         )
-        for order, columns, rope in itertools.chain(column_orders.as_map(size, map_), alone, orders, of_leaf, *further):
+        for order, columns, rope in itertools.chain(
+            taken, column_orders.as_map(size, map_), alone, orders, of_leaf, *further
+        ):
             tied = tuple(pairing.tied.tolist())
             atom = fillings.Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]

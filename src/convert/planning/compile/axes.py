@@ -51,7 +51,8 @@ def target_axes(
         return groups
     named = "".join(layer.axes)
     if role != "weight":  # a bias has the axes of the result, in the weight's order
-        return tuple(filter(None, ("".join(x for x in axis if x in "".join(groups)) for axis in layer.axes)))
+        made = tuple(filter(None, ("".join(x for x in axis if x in "".join(groups)) for axis in layer.axes)))
+        return made if made or layer.piece is None else ("",)  # one row among those of other leaves
     lost = [(x, size) for x, size in zip(letters, shape, strict=True) if x not in named and size != 1]
     if lost:
         raise ValueError(f"{lost[0][0]} has {lost[0][1]} elements, and the target's axes {axes_shown(layer.axes)} leave it out")  # fmt: skip

@@ -76,7 +76,7 @@ def diverge(
         tolerance: relative error up to which values inside the programs are equal.
         lacking: parameters of the target for which nothing was found.
     """
-    source = on_the_way(source, output)
+    whole_source, source = source, on_the_way(source, output)
     used = on_the_way(target, output)
     shared = SharedValues(source, tolerance)
     found = _diverge(Knowledge(source, used, output, shared, lacking), error, enough)
@@ -85,6 +85,11 @@ def diverge(
         with_numbers = SharedValues(source, tolerance, numbers=True)  # the terms of a loss are single numbers
         of_numbers = _diverge(Knowledge(source, used, output, with_numbers, lacking), error, enough)
         found = of_numbers if found is None or (of_numbers is not None and of_numbers.proven) else found
+    if found is not None and not found.proven and len(source.operations) < len(whole_source.operations):
+        # What the target joins and takes apart again, such as a box and its score, the source may have for another output.
+        values = SharedValues(whole_source, tolerance)
+        of_all = _diverge(Knowledge(whole_source, used, output, values, lacking), error, enough)
+        found = found if of_all is None else of_all
     if found is None or not _is_vague(found) or len(used.operations) == len(target.operations):
         return found
     if target.taken_out:  # what the record does not use may be used outside of the framework

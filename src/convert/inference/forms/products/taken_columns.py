@@ -1,23 +1,28 @@
 """Which columns of a product's result a program takes together: the queries of all groups of heads, the keys, the values.
 
-A fused matrix has them in any order, as `(groups, queries of a group + 2, size of a head)`, and the parts need not have one size.
+A fused matrix has them in any order, as `(groups, queries of a group + 2, size of a head)`, and the parts need not have one size. The
+channels that a convolution gives are columns, too: `(anchors, 4 numbers of a box + 1)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.forms.elements import MOVES, moved
-from convert.inference.forms.products.used_parts import Matrices, matrices_of
+from convert.inference.derivation import Role
+from convert.inference.forms.elements import JOINS, MOVES, joined, moved
+from convert.inference.forms.products.used_parts import matrices_of
+from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.program import Array, Operation, Value
 
 MAX_STEPS = 24  # operations that are looked at behind a product
 MAX_PART_STEPS = 48  # values that are looked at behind a product
 MAX_SETS = 12  # of columns
+MAX_JOINED = 5  # parts of which several may stand in one matrix of the other program
 
 
 @dataclass(frozen=True)
@@ -50,28 +55,57 @@ class TakenParts:
     def of(self, product: Operation) -> list[Array]:
         """Return the parts that make up all columns of what a product gives, if they differ in size; none otherwise."""
         if product not in self._known:
-            matrices = matrices_of(product)
-            count = 0 if matrices is None else matrices.result.shape[1]
-            self._known[product] = _unequal_parts(self.sets(product), count) if count else []
+            column = _columns_given(product)
+            self._known[product] = [] if column is None else _unequal_parts(self.sets(product), 1 + int(column.max()))
         return self._known[product]
 
     def sets(self, product: Operation) -> list[Array]:
         """Return the sets of columns of what a product gives that the program takes, each in the order in which it has them; not all of them."""
         if product not in self._sets:
-            matrices = matrices_of(product)
-            self._sets[product] = [] if matrices is None else _taken_columns(product, matrices, self._users)
+            column = _columns_given(product)
+            self._sets[product] = [] if column is None else _taken_columns(product, column, self._users)
         return self._sets[product]
+
+    def results(self, product: Operation) -> Iterator[Array]:
+        """Yield what a product gives in these parts, one or several: the program has them with the bias alone, and after it has moved them."""
+        parts = self.of(product)
+        column = _columns_given(product) if parts else None
+        if column is not None:
+            for _, columns in one_or_several(parts):
+                yield product.results[0].array.ravel()[np.isin(column, columns)]
 
     def by_use(self, product: Operation) -> list[Part]:
         """Return the parts that make up all columns of what a product gives, one behind the other; none if it is used as a whole."""
         if product not in self._uses:
-            matrices = matrices_of(product)
-            self._uses[product] = [] if matrices is None else _used_parts(product, matrices, self._users)
+            column = _columns_given(product)
+            self._uses[product] = [] if column is None else _used_parts(product, column, self._users)
         return self._uses[product]
 
 
-def _used_parts(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Part]:
-    column, count = matrices.columns, matrices.result.shape[1]
+def one_or_several(parts: Sequence[Array]) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Yield (which parts, their columns in order) for each of these parts, and for several of a few, but not for all."""
+    yield from (((k,), columns) for k, columns in enumerate(parts))
+    for count in range(2, len(parts) if len(parts) <= MAX_JOINED else 0):
+        for chosen in itertools.combinations(range(len(parts)), count):
+            yield chosen, np.sort(np.concatenate([parts[k] for k in chosen]))
+
+
+def _columns_given(product: Operation) -> Array | None:
+    """Return the column that each element of a product's result is in, or the channel of a convolution's; None where there are none."""
+    result = product.results[0].array
+    if role_of(product) is not Role.CONVOLUTION:
+        matrices = matrices_of(product)
+        return None if matrices is None else matrices.columns
+    if not result.size or not product.operands[0].data or not product.operands[1].of_parameters:
+        return None
+    said = product.settings.get("dimension_numbers")
+    axis = 1 if said is None else said.out_spec[1]  # PyTorch has them there
+    channels = np.arange(result.shape[axis]).reshape([-1 if k == axis else 1 for k in range(result.ndim)])
+    return np.broadcast_to(channels, result.shape).ravel()
+
+
+def _used_parts(product: Operation, column: Array, users: Mapping[Value, Sequence[Operation]]) -> list[Part]:
+    count = 1 + int(column.max())
     uses: dict[tuple[int, int], set[str]] = {}
     todo: list[tuple[Value, Array | None, tuple[int, int]]] = [(product.results[0], np.arange(column.size), (0, count))]
     for _ in range(MAX_PART_STEPS):
@@ -105,9 +139,9 @@ def _use(user: Operation, value: Value) -> str:
     return f"{kind_of(user)} {'data' if any(x.data for x in others) else 'a number' if others else ''}"
 
 
-def _taken_columns(product: Operation, matrices: Matrices, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
+def _taken_columns(product: Operation, column: Array, users: Mapping[Value, Sequence[Operation]]) -> list[Array]:
     """Return the sets of columns of a product's result that the program takes, each in the order in which it has them; not all of them."""
-    column, count = matrices.columns, matrices.result.shape[1]
+    count = 1 + int(column.max())
     found: dict[bytes, Array] = {}
     todo = [(product.results[0], np.arange(column.size))]
     for _ in range(MAX_STEPS):
@@ -115,13 +149,19 @@ def _taken_columns(product: Operation, matrices: Matrices, users: Mapping[Value,
             break
         value, places = todo.pop(0)
         for user in users.get(value, ()):
-            for out, at in zip(user.results, moved(user, value) or (), strict=False):
-                columns, first = np.unique(column[places[at]], return_index=True)
+            made = joined(user, value) if user.name in JOINS else moved(user, value)
+            for out, at in zip(user.results, made or (), strict=False):
+                now = np.where(at >= 0, places[at], -1)
+                columns, first = np.unique(column[now[now >= 0]], return_index=True)
                 chosen = columns[np.argsort(first)]
                 if 0 < len(chosen) < count:
                     found.setdefault(np.sort(chosen).tobytes(), chosen)
-                todo.append((out, places[at]))
-    return list(found.values())
+                if len(chosen):
+                    todo.append((out, now))
+    if not found:
+        return []
+    rest = np.setdiff1d(np.arange(count), np.concatenate(list(found.values())))  # which are used for nothing
+    return [*found.values(), rest] if len(rest) else list(found.values())
 
 
 def _unequal_parts(sets: Sequence[Array], count: int) -> list[Array]:

@@ -86,8 +86,10 @@ def graded_up_to_the_difference(
         is_alone = segment.given is not None and ends and (behind is None or behind.given is not None)
         for choice in segment.solution.choices:
             grade = Grade.OPEN
-            if not (is_alone or (ends and choice.candidate.constant)):
+            if not (ends and choice.candidate.constant):
                 grade = _grade(search, segment, choice, draws, given, allowed)
+                if is_alone and grade is Grade.BEHIND:
+                    grade = Grade.OPEN
                 if grade is not Grade.OPEN and not _shows_each_part(search, segment, choice, states[0], draws[0]):
                     grade = Grade.OPEN
             for name in {piece.tensor for piece in choice.candidate.pieces}:

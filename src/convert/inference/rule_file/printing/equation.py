@@ -224,7 +224,13 @@ def in_turns(equation: str, turns: str, layout: Layout, named: Named) -> str:
 
 
 def _group_by_group(widths: Sequence[int], layout: Layout, named: Named) -> str:
-    """Return the axes of a target of which each group has parts of these numbers of rows."""
+    """Return the axes of a target of which each group has parts of these numbers of rows.
+
+    Raises:
+        NoWordsError: it is no matrix, as the kernel and the bias of a convolution.
+    """
+    if len(layout.groups or ()) != 2:
+        raise NoWordsError("parts of its leaves lie in the rows in turns, and it is no matrix")
     rows, inward = layout.groups or ((), ())
     before, *within = (named.of[axis.of, axis.place] for axis in rows)
     sizes = [axis.size for axis in rows[1:]]
