@@ -22,7 +22,12 @@ from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_to
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.lookups.offsets import field_by_field
-from convert.inference.forms.lookups.one_hot import chosen_rows_as_lookups, one_hot_as_lookups, rows_chosen_by_products
+from convert.inference.forms.lookups.one_hot import (
+    chosen_rows_as_lookups,
+    fields_apart,
+    one_hot_as_lookups,
+    rows_chosen_by_products,
+)
 from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
 from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
@@ -260,6 +265,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = program if keep else zeroed_as_masked(program)
     program = products_by_element(data_once(program), features=forms.variables)
     program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
+    program = fields_apart(program)
     program = chosen_rows_as_lookups(program) if forms.chosen and not keep else program
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
+from convert.inference.infer import infer
 from support.inferred import HEADS, WIDTH, derive, floats, grades, rules, sources, tokens
 
 D, N, T, BUCKETS = WIDTH, HEADS, 6, 7
@@ -154,3 +155,44 @@ def test_a_row_of_zeros_is_a_row_that_is_hidden(source: bool, target: bool) -> N
 def test_another_hidden_row_is_never_derived(hides: int | None) -> None:
     found = derive(_words(in_table=True), Words(hides, in_table=False), OF_WORDS, tokens(BUCKETS, 9, T))
     assert not found.complete and found.proof is None and found.differences
+
+
+FIELDS, ENTRIES, OUT = 5, 8, 4
+FIELD_SHAPES = {"t": (FIELDS, ENTRIES, OUT), "c": (OUT,), "d": (3, OUT), "b": (OUT,)}
+
+
+class FieldTable(torch.nn.Module):
+    """The table of all fields, with the rows of each behind those before it; `shift`: a fault in where the last one begins."""
+
+    def __init__(self, shift: int = 0) -> None:
+        super().__init__()
+        self.table, self.deep = torch.nn.Embedding(FIELDS * ENTRIES, OUT), torch.nn.Linear(3, OUT)
+        starts = ENTRIES * torch.arange(FIELDS) - shift * (torch.arange(FIELDS) == FIELDS - 1)
+        self.register_buffer("starts", starts, persistent=False)
+
+    def forward(self, ids: Any, x: Any) -> Any:
+        return self.deep(x) + self.table(ids + self.starts).sum(1)
+
+
+def _fields(shift: int = 0) -> Any:
+    def function(w: Any, given: Any) -> Any:
+        hot = jax.nn.one_hot(given["ids"], ENTRIES)
+        return {"y": jnp.einsum("bfv,fvt->bt", hot, w["t"]) + w["c"] + (given["x"] @ w["d"] + w["b"])}
+
+    def inputs(seed: int) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        return {"ids": rng.integers(0, ENTRIES, size=(16, FIELDS)), "x": rng.normal(size=(16, 3))}
+
+    return infer(function, FieldTable(shift).eval(), lambda net, given: {"y": net(**given)}, inputs, FIELD_SHAPES)
+
+
+def test_one_hot_rows_of_several_fields_are_lookups_in_tables_of_their_own() -> None:
+    """Beside two biases, of which the other program has the sum."""
+    found = _fields()
+    assert found.complete and grades(found) == {Grade.DERIVED}, found.differences
+
+
+@pytest.mark.slow
+def test_a_field_that_begins_in_another_row_is_a_difference() -> None:
+    found = _fields(shift=1)
+    assert not found.complete and found.proof is None

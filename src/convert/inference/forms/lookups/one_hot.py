@@ -15,6 +15,7 @@ from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 LOOKUP = "index"
+FIELDS = "sum_of_fields"
 
 
 def one_hot_as_lookups(program: Program) -> Program:
@@ -69,6 +70,52 @@ def _lookup(operation: Operation) -> Operation | None:
     if made.array.shape != operation.results[0].array.shape:
         return None
     return replace(operation, name=LOOKUP, operands=(table,), results=(made,), settings={}, again=again)
+
+
+def fields_apart(program: Program) -> Program:
+    """Return the program with a product for each of several fields whose one-hot rows meet a table of their own, and the sum of these.
+
+    One program contracts the one-hot rows of all fields at once, the other looks up a row for each.
+    """
+    made_by = producers_of(program.operations)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        axes = _fields(operation, made_by)
+        operations += [operation] if axes is None else _field_by_field(operation, axes)
+    return replace(program, operations=tuple(operations)) if len(operations) > len(program.operations) else program
+
+
+def _fields(operation: Operation, made_by: dict[Value, Operation]) -> tuple[int, int, int] | None:
+    """Return the axis of the fields of one-hot rows, and the axes of a parameter that fields and rows meet; None if it is another product."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
+        return None
+    hot, table = operation.operands
+    axes = axes_of(operation, 1)
+    if not table.of_parameters or not table.elements or hot not in made_by or not hot.data or axes is None:
+        return None
+    (batch, summed), (_, of_table) = axes
+    last = hot.array.ndim - 1
+    if batch or len(summed) != 2 or last not in summed or not _are_one_hot(hot.array):
+        return None
+    k = list(summed).index(last)
+    return summed[1 - k], of_table[1 - k], of_table[k]
+
+
+def _field_by_field(product: Operation, axes: tuple[int, int, int]) -> list[Operation]:
+    (field, of_field, of_rows), (hot, table) = axes, product.operands
+    operations: list[Operation] = []
+    found: list[Value] = []
+    for k in range(hot.array.shape[field]):
+        rows = Value(np.take(hot.array, k, field), data=True, leaves=hot.leaves)
+        taken = step(product, "select", (hot,), rows, lambda x, k=k: np.take(x, k, field))
+        turn = step(product, "select", (table,), table, lambda x, k=k: np.moveaxis(np.take(x, k, of_field), of_rows - (of_field < of_rows), 0))  # fmt: skip
+        one = moved_by(turn, table)
+        found.append(Value(np.tensordot(rows.array, one.array, 1), data=True, leaves=product.results[0].leaves))
+        times = step(product, "dot_general", (rows, one), found[-1], lambda x, y: np.tensordot(x, y, 1))
+        settings = {"dimension_numbers": (((rows.array.ndim - 1,), (0,)), ((), ()))}
+        operations += [taken, replace(turn, results=(one,)), replace(times, settings=settings)]
+    # One term of the sums that it stands in, however many fields there are.
+    return [*operations, step(product, FIELDS, tuple(found), product.results[0], lambda *x: np.sum(x, 0))]
 
 
 def rows_chosen_by_products(program: Program) -> int:
