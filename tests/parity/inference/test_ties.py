@@ -11,7 +11,8 @@ import torch
 
 from convert.inference.derivation import Grade
 from convert.inference.grading import proof, ties
-from support.inferred import WIDTH, derive, floats
+from convert.inference.infer import infer
+from support.inferred import WIDTH, derive, floats, grades
 
 D, N = WIDTH, 4
 SHAPES = {"steps": (D, D), "A_log": (D, N), "read": (D, N), "out": (D, D)}
@@ -191,3 +192,47 @@ def test_many_columns_are_told_apart_by_their_derivatives(way: str, monkeypatch:
     if way == "sorted":
         monkeypatch.setattr(ties, "SAMPLE", 0)
         assert grade() is Grade.DERIVED
+
+
+# ---- products of two elements of one value, in either order
+
+
+class Quadratic(torch.nn.Module):
+    """A layer of all products of two elements; `power` of the second one."""
+
+    def __init__(self, *, conv: bool, power: int = 1) -> None:
+        super().__init__()
+        self.layer = torch.nn.Conv1d(9, 4, 1, bias=False) if conv else torch.nn.Linear(9, 4, bias=False)
+        self.out, self.conv, self.power = torch.nn.Linear(4, 2, bias=False), conv, power
+
+    def forward(self, x: Any) -> Any:
+        other = x if self.power == 1 else x**self.power
+        pairs = (x[:, :, None] * other[:, None]).flatten(1)
+        y = self.layer(pairs[..., None]).squeeze(-1) if self.conv else self.layer(pairs)
+        return self.out(torch.tanh(y))
+
+
+def _quadratic(module: Quadratic) -> Any:
+    def function(p: Any, given: Any) -> Any:
+        other = given["x"] ** module.power
+        return {"y": jnp.tanh(jnp.einsum("bi,bj,oij->bo", given["x"], other, p["w"])) @ p["o"]}
+
+    def inputs(seed: int) -> dict[str, Any]:
+        return {"x": np.random.default_rng(seed).normal(size=(5, 3))}
+
+    shapes = {"w": (4, 3, 3), "o": (4, 2)}
+    return infer(function, module.eval(), lambda net, given: {"y": net(**given)}, inputs, shapes)
+
+
+@pytest.mark.parametrize("conv", [False, True])
+def test_products_in_either_order_are_interchangeable(conv: bool) -> None:
+    """x_i x_j and x_j x_i are equal for all inputs: no larger ones would tell them apart."""
+    found = _quadratic(Quadratic(conv=conv))
+    layer = found.tensor("layer.weight")
+    assert found.complete and layer.grade is Grade.INTERCHANGEABLE and not layer.ties
+    (other,) = layer.alternatives.values()
+    assert len(other[0].elements) == 6 * 4 and sorted(other[0].positions) != list(other[0].positions)
+
+
+def test_products_of_two_values_are_derived() -> None:
+    assert grades(_quadratic(Quadratic(conv=False, power=2))) == {Grade.DERIVED}

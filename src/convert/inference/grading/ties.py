@@ -20,6 +20,7 @@ import numpy as np
 
 from convert.inference.derivation import Grade, Part, Role, Site, Tensor, Tie
 from convert.inference.grading.proof import weights
+from convert.inference.grading.symmetric import in_the_other_order
 from convert.inference.meetings.columns import pair
 from convert.inference.meetings.patches import patches_of
 from convert.inference.meetings.sites import parameter_operands, products, role_of
@@ -41,7 +42,7 @@ def told_apart(
     outputs: Callable[[Mapping[str, Array], Program], Array],
     slopes: Callable[[Mapping[str, Array], Program, Array], Mapping[str, Array] | None],
 ) -> tuple[Tensor, ...]:
-    """Return the tensors; those whose ties the fresh draws resolve are derived.
+    """Return the tensors; those whose ties the fresh draws resolve are derived, and those whose tied columns are equal for all inputs interchangeable.
 
     Args:
         tensors: whose outputs were proven to be those of every fresh draw.
@@ -51,7 +52,7 @@ def told_apart(
         slopes: their derivatives along a direction (`proof.slopes`).
     """
     known: dict[Any, bool] = {}
-    found = []
+    found: list[Tensor] = []
     for tensor in tensors:
         for tie in tensor.ties:
             if (key := _key(tie)) not in known:
@@ -59,9 +60,16 @@ def told_apart(
                 moved = _Moved(tensors, target, columns, outputs, slopes)
                 as_one = _meet_one(tensor, columns[:2], target, tensors, fresh)
                 known[key] = not as_one and _all_differ(moved, fresh)
-        resolved = tensor.grade is Grade.TIED and all(known[_key(tie)] for tie in tensor.ties)
-        grade = Grade.INTERCHANGEABLE if tensor.alternatives else Grade.DERIVED
-        found.append(replace(tensor, grade=grade, ties=()) if resolved else tensor)
+        made: Tensor | None = tensor
+        for tie in (tie for tie in tensor.ties if not known[_key(tie)]):
+            if made is None:
+                break
+            way = 1 + max((way for one in (*tensors, *found, made) for way in one.alternatives), default=0)
+            made = in_the_other_order(made, target, tie, elements_of(target, tie), way)
+        if tensor.grade is Grade.TIED and made is not None:
+            grade = Grade.INTERCHANGEABLE if made.alternatives else Grade.DERIVED
+            tensor = replace(made, grade=grade, ties=())
+        found.append(tensor)
     return tuple(found)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import MOVES
-from convert.inference.forms.sums.reordered import SUMS
 from convert.inference.meetings.sites import role_of
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
@@ -145,4 +144,5 @@ class OfSource(Assigned):
 
 
 def _adds(operation: Operation) -> bool:
-    return operation.name.removesuffix("_") in SUMS and len(operation.operands) == 2
+    """Whether an operation adds; of a difference, the source may have the negative."""
+    return operation.name.removesuffix("_") in ("add", "add_any") and len(operation.operands) == 2
