@@ -231,7 +231,7 @@ def test_the_tree_names_the_model_where_it_can() -> None:
         assert name in str(refused.value)
     # Heads of 12 features: a quarter of them is 3, which are no pairs (the model has half of them turned).
     for facts, said in (
-        ({}, "sizes give no p"),
+        ({}, "sizes give no u"),
         ({"rotated": 0.5}, "fits maxtext-qwen3-next and maxtext-qwen3.5; name one of them"),
     ):
         with pytest.raises(convert.PlanError, match=said):

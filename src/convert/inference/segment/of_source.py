@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.candidates.candidate import Choice
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.sites import role_of
@@ -50,16 +51,23 @@ class OfSource(Assigned):
         parts = [rows[..., place] for place in values_of(self.context, operation, operation.data[0])]
         return bool(parts) and all(self.source.same_rows([part], self.context.tolerance) for part in parts)
 
-    def is_computed(self, operation: Operation, result: Array, side_by_side: int) -> bool:
+    def is_computed(self, operation: Operation, result: Array, choices: Sequence[Choice]) -> bool:
         """Whether the source has the result of a function or of a sum, or each of its rows.
 
         The matrix of another expert, or a part of a leaf, gives rows of the source as well; a function of them is none of its values.
-        Of several gates at once, the source may compute it of each; of as many matrices as stand side by side, too.
+        Of several gates at once, the source may compute it of each; of as many matrices as stand side by side, too. A sum is compared where
+        a choice is a part of a leaf, or several: of whole leaves, others may have other sums, and give the same in the end.
         """
-        compared = operation.name in FUNCTIONS if len(operation.data) == 1 else self._is_whole_sum(operation)
+        several = max((len(choice.candidate.pieces) for choice in choices), default=1)
+        if len(operation.data) == 1:
+            compared = operation.name in FUNCTIONS
+        else:
+            compared = self._is_whole_sum(operation) and (
+                several > 1 or any(any(c.candidate.places[0]) for c in choices)
+            )
         if not compared or np.isnan(result).any():
             return True
-        if self._has_rows(result, side_by_side):
+        if self._has_rows(result, several):
             return True
         ends = np.cumsum(self.context.cuts(operation.results[0], -1))[:-1]
         return len(ends) > 0 and all(self.source.has(x, self.context.tolerance) for x in np.split(result, ends, -1))

@@ -190,7 +190,7 @@ class Walk(OfSource):
             self.replay.keep(operation, results)
             if not choices or sides:
                 continue
-            if self._strict and not self.is_computed(operation, results[0], _side_by_side(choices)):
+            if self._strict and not self.is_computed(operation, results[0], choices):
                 self._hindered = True
                 self._refute(at, f"the source computes no {operation.name} of this value")
                 return
@@ -470,8 +470,3 @@ class Walk(OfSource):
         self._hindered |= self._strict and not met
         # Of fused layers each part is a value of the source, not the whole.
         return fused if self._strict or met else rest
-
-
-def _side_by_side(choices: Sequence[Choice]) -> int:
-    """Return how many matrices at most stand side by side in one of the target's parameters."""
-    return max((len(choice.candidate.pieces) for choice in choices), default=1)
