@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,8 +69,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     """
     drawn = [models.all_given(k) for k in (seed, *further(seed))]
     source, target, (module, run, masks) = both.source, both.target, (models.module, models.run, models.masks)
-    plain = [models.runs.program(k, given) for k, given in zip(further(seed), drawn[1:], strict=True)]
-    fresh = [parameters_as_data(program, both.learned) for program in plain]
+    plain, fresh = _fresh_runs(models, both, seed, drawn[1:])
     again = any(told_by_some(tensor, source, fresh) for tensor in found)
     allowed = tolerance(source, target)
 
@@ -117,9 +116,16 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
 
 def largest_error(models: Models, both: Records, seed: int, tensors: Sequence[Tensor]) -> float:
     """Return the largest error of tensors with the fresh weights and inputs of a seed, as `tested` draws them."""
-    programs = [models.runs.program(k, models.all_given(k)) for k in further(seed)]
-    fresh = [parameters_as_data(program, both.learned) for program in programs]
+    _, fresh = _fresh_runs(models, both, seed, [models.all_given(k) for k in further(seed)])
     return max(proof.error(models.module, models.run, models.masks, tensors, program) for program in fresh)
+
+
+def _fresh_runs(
+    models: Models, both: Records, seed: int, drawn: Sequence[Mapping[str, Array]]
+) -> tuple[list[Program], list[Program]]:
+    """Return the runs of the source with fresh weights and inputs, as they ran, and with the learned inputs as data."""
+    plain = [models.runs.program(k, given) for k, given in zip(further(seed), drawn, strict=True)]
+    return plain, [parameters_as_data(program, both.learned) for program in plain]
 
 
 def _unseen(as_run: Program, found: Sequence[Tensor], runs: Sequence[Program], allowed: float) -> tuple[str, ...]:

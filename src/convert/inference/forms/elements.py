@@ -64,6 +64,13 @@ def step(
     return replace(like, name=name, operands=operands, results=(result,), settings={}, again=lambda x: [run(*x)])
 
 
+def product_at(like: Operation, data: Value, weight: Value) -> Operation:
+    """Return the product of the last axis of data with the first one of a weight, at the place of another operation."""
+    result = Value(np.tensordot(data.array, weight.array, 1), data=True, leaves=data.leaves | weight.leaves)
+    made = step(like, "dot_general", (data, weight), result, lambda x, y: np.tensordot(x, y, 1))
+    return replace(made, settings={"dimension_numbers": (((data.array.ndim - 1,), (0,)), ((), ()))})
+
+
 def moved_by(operation: Operation, value: Value) -> Value:
     """Return a value of parameters, or a constant, as an operation moves it."""
 
@@ -151,6 +158,18 @@ def before_moves(
         moves.insert(0, made)
         value = made.operands[0]
     return value, made, tuple(moves)
+
+
+def places_before_moves(value: Value, made_by: Mapping[Value, Operation], most: int) -> tuple[Value, Array]:
+    """Return the value that moves make a value of, at most so many, and for each element of that, in order, which of its elements it is."""
+    places = np.arange(value.array.size)
+    for _ in range(most):
+        made = made_by.get(value)
+        found = moved(made, made.operands[0]) if made is not None and made.name in MOVES and made.operands else None
+        if made is None or found is None:
+            break
+        places, value = found[made.results.index(value)][places], made.operands[0]
+    return value, places
 
 
 def before_zeros(value: Value, whole: Iterable[Value]) -> Value | None:

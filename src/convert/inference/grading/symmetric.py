@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role, Tensor, Tie
-from convert.inference.forms.elements import moved
+from convert.inference.forms.elements import places_before_moves
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Operation, Program, Value, producers_of
 
@@ -75,7 +75,7 @@ def _summed_axis(operation: Operation, side: int) -> int | None:
 
 def _factors(value: Value, made_by: dict[Value, Operation]) -> tuple[Array, Array] | None:
     """Return the two elements of one value whose product each element of a value is, as their numbers; None if it is no such product."""
-    product, places = _behind_layouts(value, made_by)
+    product, places = places_before_moves(value, made_by, MAX_STEPS)
     made = made_by.get(product)
     if made is None or made.name.removesuffix("_") != "mul" or len(made.data) != 2 or len(made.operands) != 2:
         return None
@@ -83,19 +83,7 @@ def _factors(value: Value, made_by: dict[Value, Operation]) -> tuple[Array, Arra
     for operand in made.operands:
         every = np.arange(operand.array.size).reshape(operand.array.shape)
         at = np.broadcast_to(every, product.array.shape).ravel()[places]
-        base, numbers = _behind_layouts(operand, made_by)
+        base, numbers = places_before_moves(operand, made_by, MAX_STEPS)
         found.append((base, numbers[at].reshape(value.array.shape)))
     (base, one), (other, two) = found
     return (one, two) if base is other else None
-
-
-def _behind_layouts(value: Value, made_by: dict[Value, Operation]) -> tuple[Value, Array]:
-    """Return the value of which layouts make a value, and for each element of that, in order, which of its elements it is."""
-    places = np.arange(value.array.size)
-    for _ in range(MAX_STEPS):
-        made = made_by.get(value)
-        of = moved(made, made.operands[0]) if made is not None and len(made.operands) == 1 else None
-        if made is None or of is None:
-            break
-        places, value = of[made.results.index(value)].ravel()[places], made.operands[0]
-    return value, places

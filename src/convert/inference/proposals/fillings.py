@@ -200,7 +200,8 @@ def turned(atoms: Sequence[Atom], out: int, heads: Collection[int]) -> Iterator[
 
 
 def _is_plain(atom: Atom) -> bool:
-    return not atom.rope and atom.order[0] in ("axes", "block", "every")
+    """Whether the columns of a leaf, or some of them, are laid out as they are."""
+    return not atom.rope and atom.order[0] in ("axes", "block", "every") and atom.order[-1] not in ("halves", "pairs")
 
 
 def _turn(order: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -229,8 +230,7 @@ def _goes_with(atom: Atom, chosen: Sequence[Atom], again: bool = False) -> bool:
 def _turned_apart(one: Atom, other: Atom) -> bool:
     """Whether RoPE turns one of two leaves, and the other one, as the values beside queries and keys, is laid out as it is."""
     plain, turned = sorted((one, other), key=lambda atom: bool(atom.rope))
-    as_it_is = _is_plain(plain) and plain.order[-1] not in ("halves", "pairs")
-    return as_it_is and not plain.rope and bool(turned.rope)
+    return _is_plain(plain) and bool(turned.rope)
 
 
 def layout(order: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -90,7 +90,7 @@ class OfSource(Assigned):
             value = user.results[0]
         return []
 
-    def is_sum(self, operation: Operation, out: Array | None, steps: Sequence[Operation], side_by_side: int) -> bool:
+    def is_sum(self, operation: Operation, out: Array, steps: Sequence[Operation], side_by_side: int) -> bool:
         """Whether the steps behind an operation give a value of the source, or rows of one, if the operation gives an array.
 
         Args:
@@ -98,14 +98,12 @@ class OfSource(Assigned):
         """
         value = operation.results[0]
         for step in steps:
-            if out is None:
-                return False
             try:
                 out = self.replay.run(step, {k: out for k, x in enumerate(step.operands) if x is value})[0]
             except REFUSALS:
                 return False
             value = step.results[0]
-        return out is not None and not np.isnan(out).any() and self._has_rows(out, side_by_side)
+        return not np.isnan(out).any() and self._has_rows(out, side_by_side)
 
     def _has_rows(self, array: Array, side_by_side: int) -> bool:
         """Whether the source has a value, or each of its rows, also as parts: one matrix of several gives some of the rows of all, or of the columns."""

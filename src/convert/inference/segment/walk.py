@@ -379,6 +379,7 @@ class Walk(OfSource):
         good: list[Choice] = []
         rest: list[Choice] = []
         factors: list[Choice] = []  # what follows at this operation decides
+        made: dict[Choice, Array] = {}
         for choice in self._choices(at, operation, side, before, wanted):
             candidate = choice.candidate
             if candidate.kind[:2] == own.FACTOR or candidate.kind in (elementwise.BEHIND_PRODUCT, AT_ZEROS):
@@ -386,8 +387,10 @@ class Walk(OfSource):
             elif (out := self._result(operation, candidate)) is None:
                 self._refute(at, "it does not run")
             elif self._is_value(out, candidate):
+                made[choice] = out
                 good.append(choice)
             elif candidate.kind != own.KIND:
+                made[choice] = out
                 rest.append(choice)
             elif not self._strict:
                 factors.append(choice)  # of a mask or a turn that the source writes in another way
@@ -399,7 +402,7 @@ class Walk(OfSource):
         if (self.context.level == 0 or self._strict) and role in (Role.SCALE, Role.SHIFT):
             rest = list(self._of_fused(operation, rest))
         if role is Role.PRODUCT and self.context.level == 0:
-            good, rest = self._with_sums_first(at, operation, good, rest)
+            good, rest = self._with_sums_first(at, made, good, rest)
         chosen = factors + (good if good and role is not Role.PRODUCT else good + rest)
         self._refuted[at] = self._refuted.get(at, 0) + len(factors) + len(good) + len(rest) - len(chosen)
         if not chosen:
@@ -407,20 +410,20 @@ class Walk(OfSource):
         return chosen
 
     def _with_sums_first(
-        self, at: int, operation: Operation, good: list[Choice], rest: list[Choice]
+        self, at: int, made: Mapping[Choice, Array], good: list[Choice], rest: list[Choice]
     ) -> tuple[list[Choice], list[Choice]]:
         """Return the choices for a term of a sum with which the sum is a value of the source, and the others; at first only these.
 
         Of matrices that lie in one leaf, the data that they meet tells none apart.
+
+        Args:
+            made: what the product gives with each choice.
         """
         steps = self.up_to_a_sum(at)
         if not steps or len(good) + len(rest) < 2:
             return good, rest
-        added = [
-            x
-            for x in (*good, *rest)
-            if self.is_sum(operation, self._result(operation, x.candidate), steps, len(x.candidate.pieces))
-        ]
+        product = self._order[at]
+        added = [x for x in (*good, *rest) if self.is_sum(product, made[x], steps, len(x.candidate.pieces))]
         others = [x for x in (*good, *rest) if x not in added]
         self._hindered |= self._strict and bool(others)
         return added, [] if self._strict else others

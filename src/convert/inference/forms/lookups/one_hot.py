@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import LAYOUTS, moved_by, step
+from convert.inference.forms.elements import LAYOUTS, moved_by, product_at, step
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
@@ -87,18 +87,26 @@ def fields_apart(program: Program) -> Program:
 
 def _fields(operation: Operation, made_by: dict[Value, Operation]) -> tuple[int, int, int] | None:
     """Return the axis of the fields of one-hot rows, and the axes of a parameter that fields and rows meet; None if it is another product."""
-    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
+    summed, of_table = _summed_with_one_hot_rows(operation, made_by, 2)
+    if not summed:
         return None
+    k = summed.index(operation.operands[0].array.ndim - 1)
+    return summed[1 - k], of_table[1 - k], of_table[k]
+
+
+def _summed_with_one_hot_rows(
+    operation: Operation, made_by: dict[Value, Operation], count: int
+) -> tuple[list[int], list[int]]:
+    """Return the axes of one-hot rows that are computed of data, and those of a parameter, over which their product sums; none if these are not so many."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
+        return [], []
     hot, table = operation.operands
     axes = axes_of(operation, 1)
     if not table.of_parameters or not table.elements or hot not in made_by or not hot.data or axes is None:
-        return None
+        return [], []
     (batch, summed), (_, of_table) = axes
-    last = hot.array.ndim - 1
-    if batch or len(summed) != 2 or last not in summed or not _are_one_hot(hot.array):
-        return None
-    k = list(summed).index(last)
-    return summed[1 - k], of_table[1 - k], of_table[k]
+    last = not batch and len(summed) == count and hot.array.ndim - 1 in summed
+    return (list(summed), list(of_table)) if last and _are_one_hot(hot.array) else ([], [])
 
 
 def _field_by_field(product: Operation, axes: tuple[int, int, int]) -> list[Operation]:
@@ -110,10 +118,9 @@ def _field_by_field(product: Operation, axes: tuple[int, int, int]) -> list[Oper
         taken = step(product, "select", (hot,), rows, lambda x, k=k: np.take(x, k, field))
         turn = step(product, "select", (table,), table, lambda x, k=k: np.moveaxis(np.take(x, k, of_field), of_rows - (of_field < of_rows), 0))  # fmt: skip
         one = moved_by(turn, table)
-        found.append(Value(np.tensordot(rows.array, one.array, 1), data=True, leaves=product.results[0].leaves))
-        times = step(product, "dot_general", (rows, one), found[-1], lambda x, y: np.tensordot(x, y, 1))
-        settings = {"dimension_numbers": (((rows.array.ndim - 1,), (0,)), ((), ()))}
-        operations += [taken, replace(turn, results=(one,)), replace(times, settings=settings)]
+        times = product_at(product, rows, one)
+        found += times.results
+        operations += [taken, replace(turn, results=(one,)), times]
     # One term of the sums that it stands in, however many fields there are.
     return [*operations, step(product, FIELDS, tuple(found), product.results[0], lambda *x: np.sum(x, 0))]
 
@@ -136,15 +143,8 @@ def chosen_rows_as_lookups(program: Program) -> Program:
 
 def _chosen(operation: Operation, made_by: dict[Value, Operation]) -> int | None:
     """Return the axis of a parameter along which a product takes places by one-hot rows that are computed of data; None if it is another product."""
-    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
-        return None
-    hot, table = operation.operands
-    axes = axes_of(operation, 1)
-    if not table.of_parameters or not table.elements or hot not in made_by or axes is None:
-        return None
-    (hot_batch, hot_sum), (_, summed) = axes
-    last = tuple(hot_sum) == (hot.array.ndim - 1,)
-    return summed[0] if hot.data and last and not hot_batch and _are_one_hot(hot.array) else None
+    _, of_table = _summed_with_one_hot_rows(operation, made_by, 1)
+    return of_table[0] if of_table else None
 
 
 def _by_place(product: Operation, axis: int) -> list[Operation]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from convert.inference.forms.elements import product_at
 from convert.inference.forms.products.joined import OfOne
 from convert.inference.meetings.sites import axes_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
@@ -23,16 +24,20 @@ class _Applied:
     """A kernel that is applied to a value.
 
     Attributes:
-        data, weight: the two.
-        of_data, of_weight: for each of their axes, its name; an axis of both is one that the product sums over.
+        data, weight: the two. The axes of the data are named by their numbers.
+        of_weight: for each axis of the weight, its name; one of the data's is one that the product sums over.
         axes: of what the product gives, in any layout, the names.
     """
 
     data: Value
     weight: Value
-    of_data: tuple[int, ...]
     of_weight: tuple[int, ...]
     axes: tuple[int, ...]
+
+    @property
+    def of_data(self) -> tuple[int, ...]:
+        """The names of the data's axes."""
+        return tuple(range(self.data.array.ndim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +91,11 @@ def _applied(value: Value, made_by: dict[Value, Operation]) -> _Applied | None:
     if axes is None or axes[1][0] or not weight.of_parameters or len(weight.elements) != 1:
         return None
     (_, summed), (_, of_kernel) = axes
-    of_data = tuple(range(data.array.ndim))
     rest = iter(range(data.array.ndim, data.array.ndim + weight.array.ndim))
     of_weight = tuple(summed[of_kernel.index(k)] if k in of_kernel else next(rest) for k in range(weight.array.ndim))
-    free = [k for k in of_data if k not in summed], [x for x in of_weight if x not in summed]
+    free = [k for k in range(data.array.ndim) if k not in summed], [x for x in of_weight if x not in summed]
     given = [*free[0], *free[1]] if side else [*free[1], *free[0]]
-    return _Applied(data, weight, of_data, of_weight, tuple(given[k] for k in order))
+    return _Applied(data, weight, of_weight, tuple(given[k] for k in order))
 
 
 def _of_both(product: Operation, side: int, applied: _Applied) -> Operation | None:
@@ -123,7 +127,7 @@ def _of_both(product: Operation, side: int, applied: _Applied) -> Operation | No
 
     weight = applied.weight
     kernel = Value(laid_out(weight.array), leaves=weight.leaves, elements=(laid_out(weight.elements[0]),))
-    return _product(both, kernel, product)
+    return product_at(product, both, kernel)
 
 
 def _of_one_each(product: Operation, made_by: dict[Value, Operation]) -> Iterator[Operation]:
@@ -134,20 +138,18 @@ def _of_one_each(product: Operation, made_by: dict[Value, Operation]) -> Iterato
     if axes is None or axes[0][0] or pairs is None or not weight.of_parameters or len(weight.elements) != 1:
         return
     (_, summed), (_, of_kernel) = axes
-    names = [pairs.axes[k] for k in summed]
+    names = [x for k in summed for x in pairs.axes[k]]
     one, two = (
-        [x for x in sum(names, ()) if x in of and x not in other]
-        for of, other in (pairs.of_values, pairs.of_values[::-1])
+        [x for x in names if x in of and x not in other] for of, other in (pairs.of_values, pairs.of_values[::-1])
     )
-    if not one or not two or len(one) + len(two) < len(sum(names, ())):
+    if not one or not two or len(one) + len(two) < len(names):
         return
     rest = [k for k in range(weight.array.ndim) if k not in of_kernel]
-    sizes = [*(pairs.size(x) for x in sum(names, ())), *(weight.array.shape[k] for k in rest)]
-    flat = list(sum(names, ()))
+    sizes = [*map(pairs.size, names), *(weight.array.shape[k] for k in rest)]
     for value, of_value, first in zip(pairs.values, pairs.of_values, (one, two), strict=True):
         order = [
-            *(flat.index(x) for x in first),
-            *(k for k in range(len(sizes)) if k >= len(flat) or flat[k] not in first),
+            *map(names.index, first),
+            *(k for k in range(len(sizes)) if k >= len(names) or names[k] not in first),
         ]
         width = int(np.prod([pairs.size(x) for x in first]))
 
@@ -158,7 +160,7 @@ def _of_one_each(product: Operation, made_by: dict[Value, Operation]) -> Iterato
             *(k for k, x in enumerate(of_value) if x not in first), *map(of_value.index, first)
         )
         kernel = Value(laid_out(weight.array), leaves=weight.leaves, elements=(laid_out(weight.elements[0]),))
-        yield _product(Value(rows.reshape(-1, width), data=True, leaves=value.leaves), kernel, product)
+        yield product_at(product, Value(rows.reshape(-1, width), data=True, leaves=value.leaves), kernel)
 
 
 def _pairs(value: Value, made_by: dict[Value, Operation]) -> _Pairs | None:
@@ -190,12 +192,3 @@ def _pairs(value: Value, made_by: dict[Value, Operation]) -> _Pairs | None:
             return None  # it splits an axis
         axes.append(joined)
     return None if todo else replace(before, axes=tuple(axes))
-
-
-def _product(data: Value, kernel: Value, like: Operation) -> Operation:
-    """Return the product of rows with a kernel, at the place of another product."""
-    result = Value(data.array @ kernel.array, data=True, leaves=like.results[0].leaves)
-    settings = {"dimension_numbers": (((1,), (0,)), ((), ()))}
-    return Operation(
-        "dot_general", (data, kernel), (result,), settings, lambda x: [x[0] @ x[1]], like.where, like.module
-    )

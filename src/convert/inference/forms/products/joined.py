@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import moved
+from convert.inference.forms.elements import moved, product_at
 from convert.inference.forms.sums.reordered import SUMS, terms
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
@@ -56,13 +56,14 @@ def of_each_value(program: Program) -> Iterator[OfOne]:
     terms_of: dict[Value, list[Value]] = {}  # of what a product of all gives, also in another layout
     for index, operation in enumerate(program.operations):
         side = 0 if operation.operands and not operation.operands[0].data else 1
-        parts = _products(operation, side, made_by)
+        blocks = _blocks(operation, side, made_by)
+        parts = _products(operation, side, blocks)
         for part in parts:
             yield OfOne(index, part, side, None, part.results[0].array)
             distinct = part if role_of(operation) is Role.CONVOLUTION else _of_distinct_rows(side, part)
             if distinct is not part:
                 yield OfOne(index, distinct, side, None, distinct.results[0].array)
-        for several in _products_of_several(operation, side, made_by) if role_of(operation) is Role.PRODUCT else ():
+        for several in _products_of_several(operation, side, blocks) if role_of(operation) is Role.PRODUCT else ():
             yield OfOne(index, several, side, None, several.results[0].array)
         if not parts and operation.name in LAYOUTS and operation.data and operation.operands[0] in terms_of:
             parts = [_of_term(operation, term) for term in terms_of[operation.operands[0]]]
@@ -80,17 +81,15 @@ def _of_term(layout: Operation, term: Value) -> Operation:
     return replace(layout, operands=(term,), results=(made,))
 
 
-def _products(operation: Operation, side: int, made_by: dict[Value, Operation]) -> list[Operation]:
+def _products(operation: Operation, side: int, blocks: Sequence[slice]) -> list[Operation]:
     """Return the product of each value, with the rows of the weight that it meets."""
-    blocks = _blocks(operation, side, made_by)
     if len(blocks) == 1:  # the others are zeros
         return [_product(operation, side, blocks[0], operation.results[0])]
     return [_product(operation, side, block) for block in blocks]
 
 
-def _products_of_several(operation: Operation, side: int, made_by: dict[Value, Operation]) -> Iterator[Operation]:
+def _products_of_several(operation: Operation, side: int, blocks: Sequence[slice]) -> Iterator[Operation]:
     """Yield the products of values that follow one another: the other program joins them first, and may multiply them apart from the rest."""
-    blocks = _blocks(operation, side, made_by)
     for count in range(2, len(blocks)):
         for run in (blocks[k : k + count] for k in range(len(blocks) - count + 1)):
             if all(one.stop == two.start for one, two in itertools.pairwise(run)):
@@ -105,9 +104,8 @@ def _blocks(operation: Operation, side: int, made_by: dict[Value, Operation]) ->
     data = operation.operands[1 - side]
     ends = np.cumsum(_widths(data, axes[0], made_by))
     blocks = [slice(start, end) for start, end in itertools.pairwise([0, *map(int, ends)])]
-    return [
-        x for x in blocks if _cut(data.array, axes[0], x).any()
-    ]  # a state that a recurrent layer starts from is zero
+    # A state that a recurrent layer starts from is zero.
+    return [x for x in blocks if _cut(data.array, axes[0], x).any()]
 
 
 def _product(operation: Operation, side: int, block: slice, result: Value | None = None) -> Operation:
@@ -301,10 +299,8 @@ def _product_of_all(products: Sequence[tuple[Operation, Value, Value]], index: i
     )
     leaves = frozenset().union(*(weight.leaves for _, _, weight in products))
     every = Value(arrays, leaves=leaves, elements=(elements,))
-    result = Value(np.tensordot(x.array, arrays, 1), data=True, leaves=leaves)
-    settings = {"dimension_numbers": (((x.array.ndim - 1,), (0,)), ((), ()))}
-    made = replace(like, name="dot_general", operands=(x, every), results=(result,), settings=settings, again=_again)
-    return OfOne(index, made, 1, None, result.array)
+    made = product_at(like, x, every)
+    return OfOne(index, made, 1, None, made.results[0].array)
 
 
 def _is_kernel(operation: Operation) -> bool:
@@ -340,11 +336,5 @@ def _product_of_sum(products: Sequence[tuple[Operation, Value, Value]], index: i
     like, _, weight = products[0]
     leaves = frozenset().union(*(data.leaves for _, data, _ in products))
     x = Value(reduce(np.add, [data.array for _, data, _ in products]), data=True, leaves=leaves)
-    result = Value(np.tensordot(x.array, weight.array, 1), data=True, leaves=leaves | weight.leaves)
-    settings = {"dimension_numbers": (((x.array.ndim - 1,), (0,)), ((), ()))}
-    made = replace(like, name="dot_general", operands=(x, weight), results=(result,), settings=settings, again=_again)
-    return OfOne(index, made, 1, None, result.array)
-
-
-def _again(arrays: Sequence[Array]) -> list[Array]:
-    return [np.tensordot(arrays[0], arrays[1], 1)]
+    made = product_at(like, x, weight)
+    return OfOne(index, made, 1, None, made.results[0].array)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import product_at
 from convert.inference.forms.products.joined import OfOne
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
@@ -53,16 +54,7 @@ def _of_pairs(product: Operation, side: int, scaled: Operation) -> Operation | N
     right = _rows(other.array, other_batch, other_sum)
     both = Value((left[:, :, None] * right[:, None]).reshape(-1, size), data=True, leaves=data.leaves | other.leaves)
     vector = Value(vectors[0], leaves=weight.leaves, elements=(numbers[0],))
-    result = Value(both.array @ vector.array, data=True, leaves=product.results[0].leaves)
-    return Operation(
-        "dot_general",
-        (both, vector),
-        (result,),
-        {"dimension_numbers": (((1,), (0,)), ((), ()))},
-        lambda x: [x[0] @ x[1]],
-        product.where,
-        product.module,
-    )
+    return product_at(product, both, vector)
 
 
 def _rows(array: Array, batch: Sequence[int], summed: Sequence[int]) -> Array:

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import JOINS, MOVES, moved, step, take, taken
+from convert.inference.forms.elements import JOINS, moved, places_before_moves, step, take, taken
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
 
@@ -133,16 +133,8 @@ def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operati
     Rows of constants are no value of their own: a packed sequence that is read backwards begins from zeros beside the states of
     those that have begun.
     """
-    whole = value = operation.operands[1 - matrices.side]
-    places = np.arange(whole.array.size)  # of the data's elements in `value`
-    for _ in range(MAX_MOVES):
-        made = made_by.get(value)
-        if made is None or made.name in JOINS:
-            break
-        found = moved(made, made.operands[0]) if made.name in MOVES and made.operands else None
-        if found is None:
-            break
-        places, value = found[made.results.index(value)][places], made.operands[0]
+    whole = operation.operands[1 - matrices.side]
+    value, places = places_before_moves(whole, made_by, MAX_MOVES)
     made = made_by.get(value)
     rows: list[_Rows] = []
     if made is not None and made.name in JOINS and not any(x.constant for x in made.operands):
