@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 LISTED = 8  # tensors of one grade
 UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
-HINT = (
-    "hint: if you see no difference there, write that place in one way in both, and run again; where you cannot, give the layers different "
-    "widths (equal ones leave more ways open), or other inputs; rules that you write by hand can be converted and checked as well"
-)
+HINT = "hint: if you see no difference there, write that place, or what follows it, in one way in both, and run again; where you cannot, give "
+BY_HAND = "other inputs; rules that you write by hand can be converted and checked as well"
 NUMBER = re.compile("[0-9]+")
 
 
@@ -76,6 +74,7 @@ def counted(derivation: Derivation) -> str:
 def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[str]:
     """Say what is not sure, each tensor by its name, and what was proven."""
     from convert.inference.derivation import NOT_REACHED, Grade
+    from convert.inference.open_tensors import NOT_PROVEN
 
     for difference in derivation.differences:
         place = difference.site.where or difference.site.module or difference.site.operation
@@ -91,13 +90,13 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
         of_grade = [tensor for tensor in derivation.tensors if tensor.grade is grade and not tensor.not_reached]
-        yield from _listed(grade.value, of_grade, derivation.leaves, follows)
+        yield from _listed(grade.value, of_grade, derivation, follows)
     if behind := sum(tensor.not_reached for tensor in derivation.tensors):
         certain = any(difference.is_certain for difference in derivation.differences)
         place = "the difference; correct it first" if certain else "that place"
         yield f"not reached: {output.count(behind, 'tensor')} behind {place}"
     said = {tensor.name: tensor.lack for tensor in derivation.tensors if tensor.grade is Grade.OPEN}
-    lacking = [(name, why) for name, why in unwritten.items() if why not in (NOT_REACHED, said.get(name))]
+    lacking = [(name, why) for name, why in unwritten.items() if why not in (NOT_REACHED, NOT_PROVEN, said.get(name))]
     for name, why in lacking[:LISTED]:
         yield f"no rule: {name}: {why}"
     for note in derivation.notes:
@@ -110,7 +109,17 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
             f"relative error {derivation.proof.error:.1e}"
         )
     if any(not difference.is_certain for difference in derivation.differences):
-        yield HINT
+        yield hint(derivation)
+
+
+def hint(derivation: Derivation) -> str:
+    """Say what may help where it is not known whether the programs differ."""
+    from convert.inference.open_tensors import equal_widths
+
+    equal = equal_widths(derivation)
+    which = "1 open leaf has" if equal == 1 else f"{equal} open leaves have"
+    widths = f"the layers different widths ({which} two axes of one size), or " if equal else ""
+    return f"{HINT}{widths}{BY_HAND}"
 
 
 def confirmation(error: float | None, problem: str) -> str:
@@ -121,16 +130,15 @@ def confirmation(error: float | None, problem: str) -> str:
     return f"confirmed at the other sizes: {size}"
 
 
-def _listed(grade: str, tensors: list[Tensor], leaves: Mapping[str, tuple[int, ...]], follows: str) -> Iterator[str]:
+def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: str) -> Iterator[str]:
     """Say what is known of tensors, in one line of those that differ in nothing but the numbers in names.
 
     Args:
-        leaves: of the source, with their shapes.
         follows: how the operations behind columns that are tied do not tell them apart.
     """
     groups: dict[tuple[str, ...], list[tuple[Tensor, list[str]]]] = {}
     for tensor in tensors:
-        if said := list(_said(grade, tensor, leaves, follows)):
+        if said := list(_said(grade, tensor, derivation, follows)):
             named = grade in ("open", "found behind the difference")
             key = tuple(NUMBER.sub("#", text) for text in said) if named else tuple(said)
             groups.setdefault((NUMBER.sub("#", tensor.name), *key), []).append((tensor, said))
@@ -141,7 +149,7 @@ def _listed(grade: str, tensors: list[Tensor], leaves: Mapping[str, tuple[int, .
         yield f"{grade}: {output.count(len(groups) - LISTED, 'more group')} of tensors like these"
 
 
-def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], follows: str) -> Iterator[str]:
+def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> Iterator[str]:
     """Say what is not sure of a tensor; nothing where all is."""
     if grade == "tied" and tensor.ties:
         tie = tensor.ties[0]
@@ -151,8 +159,9 @@ def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], fol
         else:
             yield f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"
     elif grade == "open":
-        known = bool(tensor.candidates or tensor.nearest) and not tensor.unread
-        yield _candidates(tensor, leaves) if known else tensor.lack
+        from convert.inference.open_tensors import may_be_made_of
+
+        yield may_be_made_of(tensor, derivation)
     else:
         if tensor.unseen:
             said = f"{tensor.unseen:,} of its {math.prod(tensor.shape):,} elements"
@@ -162,14 +171,3 @@ def _said(grade: str, tensor: Tensor, leaves: Mapping[str, tuple[int, ...]], fol
             yield f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
         if grade == "found behind the difference":
             yield f"made of {', '.join(tensor.nearest) or 'a constant'}"
-
-
-def _candidates(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> str:
-    """Say which leaves an open tensor may be made of; those of its size are alternatives, unless the nearest guess has parts of several."""
-    size, guessed = math.prod(tensor.shape), {part.leaf for part in tensor.parts}
-    names = tensor.candidates or tensor.nearest
-    of_its_size = all(math.prod(leaves.get(name, ())) == size for name in names)
-    several = len(names) > 1 and len(guessed) < 2 and of_its_size
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    which = f"any of {len(names)} leaves of its size, which nothing tells apart so far: " if several else ""
-    return f"may be made of {which}{', '.join(names[:LISTED])}{more}"

@@ -162,13 +162,17 @@ def several_trees(match: RuleMatch) -> str:
 
 
 def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
-    """Return the error with all findings of a rule file that does not fit a checkpoint."""
+    """Return the error with all findings of a rule file that does not fit a checkpoint, or that fits and is not finished."""
     count = "1 problem" if len(findings) == 1 else f"{len(findings)} problems"
     of_pytorch = any(note.problem == OF_PYTORCH for note in match.source.notes)
     written = ", which PyTorch wrote (its tensors go back to JAX with --to orbax, msgpack or npz)" if of_pytorch else ""
     rules = match.rules
     chosen = rules.family and rules.model.replace("_", "-") != Path(rules.path).stem  # from several in a file
     model = f" ({rules.model})" if chosen else ""
+    if all(finding.code == "rule-unfinished" for finding in findings):
+        values = len(match.coverage.rules.questions)
+        open_ = "1 value is open" if values == 1 else f"{values} values are open"
+        return PlanError(*findings, headline=f"{rules.path}{model} is not finished: {open_}")
     return PlanError(
         *findings,
         headline=f"{rules.path}{model} does not fit {match.source.display_path}{written}: {count}",

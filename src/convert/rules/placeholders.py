@@ -13,6 +13,7 @@ from typing import Any
 
 from convert.core.findings import Finding
 from convert.core.yaml_nodes import Position, YamlNode
+from convert.layers import KINDS
 from convert.layers.shared_keys import ASK as ASK
 
 # Key -> value that replaces a placeholder while the rest of the rule is parsed; None: the key is removed. Paths cannot be
@@ -68,11 +69,13 @@ class Question:
     def finding(self) -> Finding:
         """The question as a problem of the plan."""
         others = f" (and of {self.others} rule{'s' if self.others > 1 else ''} more)" if self.others else ""
+        of_target = self.key in KINDS
+        answer = "the module or tensor of the target that is made of it" if of_target else "what the source does"
         return Finding(
             "rule-unfinished",
             f"`{self.key}` of {self.path}{others} is open",
             rule=str(self.at),
-            fix=f"write what the source does in place of `{ASK}`",
+            fix=f"write {answer} in place of `{ASK}`",
         )
 
 

@@ -127,6 +127,31 @@ def test_what_nothing_in_front_of_the_difference_tells_apart_is_open() -> None:
     assert found.tensor("c.weight").grade in (Grade.BEHIND, Grade.OPEN)
 
 
+class Mixed(torch.nn.Module):
+    """Two layers, each behind a scale of its own; what follows is not what the source computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = (torch.nn.Parameter(torch.zeros(WIDTH)) for _ in "kv")
+        self.key, self.value = (torch.nn.Linear(WIDTH, 7, bias=False) for _ in "kv")
+
+    def forward(self, x: Any) -> Any:
+        return torch.cos(self.key(x * self.k)) * self.value(x * self.v)
+
+
+def test_a_layer_behind_a_scale_that_is_open_is_open_too() -> None:
+    """The scale of either layer fits, and the layer fits what was chosen: it was said to be derived, of the wrong leaf by chance."""
+    found = derive(
+        lambda w, x: jnp.sin((x * w["a"]) @ w["one"]) * ((x * w["b"]) @ w["two"]),
+        Mixed(),
+        {**dict.fromkeys("ab", (WIDTH,)), **dict.fromkeys(("one", "two"), (WIDTH, 7))},
+    )
+    assert grades(found) == {Grade.OPEN}
+    said = list(summary(found, {}))
+    assert "open: k: may be made of any of 2 leaves of its size, which nothing tells apart so far: a, b" in said
+    assert "open: key.weight: may be made of one; the search ended before it was proven" in said
+
+
 @pytest.mark.slow
 def test_a_norm_that_is_missing_gives_its_scale_to_no_other() -> None:
     """Between two values that were given, a scale fits that of the layer that is missing."""

@@ -125,5 +125,6 @@ def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -
     shapes = {f"ln{k}/{name}": (2, WIDTH) for k in (1, 2) for name in "gb"}
     written = _inferred(function, Norms(), {"w": (4, WIDTH, WIDTH), **shapes})
     parse_rules(written.text)
-    alone = "of the 2 elements along axis 0 of ln{1,2}/g and of ln{1,2}/b it has element 0 alone, as one layer of a stack has; "
-    assert alone + "a rule is for all 2, and the others are open or made otherwise" in written.open.values()
+    alone = "it is made of part 0 of the 2 along axis 0 of ln{1,2}/g and of ln{1,2}/b, as one layer of a stack; "
+    every = "a rule makes the tensors of all 2 parts, and those of the others are open, or made in another way"
+    assert alone + every in written.open.values()

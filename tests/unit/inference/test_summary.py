@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.cli.infer_text import HINT, summary, written
+from convert.cli.infer_text import hint, summary, written
 from convert.drafting.like.target import TargetModel, TargetModule
-from convert.inference.derivation import Arithmetic, Derivation, Evidence, Grade, Part, Role, Site, Tensor
+from convert.inference.derivation import Arithmetic, Derivation, Difference, Evidence, Grade, Part, Role, Site, Tensor
+from convert.inference.open_tensors import NOT_PROVEN
 
-LEAVES = {"a": (3, 4), "b": (4, 3), "c": (12,), "stack": (2, 3, 4)}
+LEAVES = {"a": (3, 4), "b": (4, 3), "c": (12,), "stack": (2, 3, 4), "wide": (5, 7)}
+
+SITE = Site("target", 0, "mm")
 
 
 def lines(*tensors: Tensor) -> list[str]:
@@ -48,8 +51,13 @@ def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
     [
         (("a",), "may be made of a"),
         (("a", "b", "c"), "may be made of any of 3 leaves of its size, which nothing tells apart so far: a, b, c"),
-        (("a", "stack"), "may be made of a, stack"),  # the second is no alternative, or not by itself
-        (("stack",) * 10, f"may be made of {', '.join(['stack'] * 8)} and 2 more"),
+        (
+            ("a", "stack"),
+            "may be made of any of 2 leaves or parts of leaves of its size, which nothing tells apart so far: a; one part of axis 0 of stack",
+        ),
+        (("stack",), "may be made of one part of axis 0 of stack"),
+        (("a", "wide"), "may be made of a, wide"),  # the second is no alternative, or not by itself
+        (("wide",) * 10, f"may be made of {', '.join(['wide'] * 8)} and 2 more"),
         ((), "nothing was found that fits"),
     ],
 )
@@ -59,24 +67,72 @@ def test_candidates_of_one_size_are_alternatives(candidates: tuple[str, ...], sa
 
 def test_candidates_that_make_a_tensor_together_are_no_alternatives() -> None:
     """The stack of two layers is as large as the tensor that is made of a half of each."""
-    evidence = Evidence(Role.PRODUCT, None, Site("target", 0, "mm"), "input x", "columns")
-    half = np.arange(6)
-    parts = [Part(half + 6 * k, leaf, half, Arithmetic.SAME, evidence) for k, leaf in enumerate("ab")]
-    assert lines(tensor("w", Grade.OPEN, candidates=("a", "b"), parts=tuple(parts))) == ["open: w: may be made of a, b"]
+    assert lines(dataclasses.replace(guessed("a", "b"), candidates=("a", "b"))) == ["open: w: may be made of a, b"]
+
+
+def ended(*tensors: Tensor, leaves: dict[str, tuple[int, ...]] = LEAVES) -> Derivation:
+    """A search that ended at a place that it does not decide."""
+    return Derivation(tensors, leaves, differences=(Difference(SITE, "it differs", shown=False),))
+
+
+def guessed(*sources: str) -> Tensor:
+    evidence = Evidence(Role.PRODUCT, None, SITE, "input x", "columns")
+    each = 12 // len(sources)
+    parts = [
+        Part(np.arange(each) + each * k, leaf, np.arange(each), Arithmetic.SAME, evidence)
+        for k, leaf in enumerate(sources)
+    ]
+    return tensor("w", Grade.OPEN, parts=tuple(parts), guessed=True)
 
 
 def test_what_an_open_tensor_is_nearest_to_is_no_word_of_nothing() -> None:
     """The file offers the guess, so that the summary does not say that nothing was found."""
-    evidence = Evidence(Role.PRODUCT, None, Site("target", 0, "mm"), "input x", "columns")
-    guess = Part(np.arange(12), "a", np.arange(12), Arithmetic.SAME, evidence)
-    opened = tensor("w", Grade.OPEN, parts=(guess,))
-    assert lines(opened) == ["open: w: may be made of a"]
-    assert lines(dataclasses.replace(opened, unread=True)) == ["open: w: no operation of the target reads it"]
+    assert lines(guessed("a")) == ["open: w: may be made of a"]
+    assert lines(dataclasses.replace(guessed("a"), unread=True)) == ["open: w: no operation of the target reads it"]
+
+
+@pytest.mark.parametrize(("leaf", "said"), [("a", "a"), ("stack", "one part of axis 0 of stack")])
+def test_a_guess_of_a_search_that_ended_is_said_to_be_unproven_and_not_said_twice(leaf: str, said: str) -> None:
+    """A line of a tensor without a rule would say as a fact what the guess is made of."""
+    found = list(summary(ended(guessed(leaf)), {"w": NOT_PROVEN}))
+    assert f"open: w: may be made of {said}; the search ended before it was proven" in found
+    assert not any(line.startswith("no rule") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        (
+            {"a": (4, 4), "s": (2, 3, 3), "b": (3, 4)},
+            "the layers different widths (2 open leaves have two axes of one size), or other",
+        ),
+        (
+            {"a": (4, 4), "b": (3, 4)},
+            "the layers different widths (1 open leaf has two axes of one size), or other",
+        ),
+        ({"b": (3, 4), "v": (4,)}, "where you cannot, give other inputs"),
+    ],
+)
+def test_the_hint_says_widths_only_where_an_open_leaf_has_equal_ones(
+    leaves: dict[str, tuple[int, ...]], said: str
+) -> None:
+    text = hint(ended(leaves=leaves))
+    assert said in text and ("widths" in text) is ("widths" in said)
+    assert list(summary(ended(leaves=leaves), {}))[-1] == text
+
+
+def test_widths_of_leaves_that_are_found_are_not_in_the_way() -> None:
+    made = dataclasses.replace(guessed("square"), grade=Grade.IN_FRONT)
+    whole = dataclasses.replace(made.parts[0], elements=np.arange(16), positions=np.arange(16))
+    square = dataclasses.replace(made, shape=(4, 4), parts=(whole,))
+    assert "widths" not in hint(ended(square, leaves={"square": (4, 4)}))
+    assert "widths" in hint(ended(square, leaves={"square": (2, 4, 4)})), "the other layer is open"
 
 
 def test_the_hint_begins_with_what_helps_most() -> None:
-    first, second = HINT.index("write that place in one way in both"), HINT.index("different widths")
-    assert HINT.startswith("hint: if you see no difference there, write") and first < second
+    text = hint(ended(leaves={"a": (4, 4)}))
+    first, second = text.index("write that place, or what follows it, in one way in both"), text.index("widths")
+    assert text.startswith("hint: if you see no difference there, write") and first < second
 
 
 def test_open_tensors_of_one_kind_share_a_line_with_the_leaves_of_the_first() -> None:
@@ -94,7 +150,7 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
         LEAVES,
         buffers={"index.rows": np.zeros((2, 2), np.int64)},
     )
-    start = "wrote r.yaml: 4 tensors (4 derived) of 4 leaves; 0 candidates tried"
+    start = "wrote r.yaml: 4 tensors (4 derived) of 5 leaves; 0 candidates tried"
     more = "; `convert` also writes 1 BatchNorm counter and 1 whole-number buffer and 5 second names"
     rules = "model: m\ntitle: M\ntargets: {torch: {loads: Net}}\nrules:\n- "
     of_norm = (

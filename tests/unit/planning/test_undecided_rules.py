@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from convert.core.errors import PlanError
-from support.small_plans import plan
+from support.small_plans import HEAD, plan
 
 LEAVES = {name: np.ones((3, 5), np.float32) for name in "abc"}
 PLACE = "it does not know whether the programs differ at net.py:7"
@@ -30,4 +30,16 @@ def test_behind_an_undecided_place_the_open_values_are_counted() -> None:
 
 
 def test_without_such_a_place_each_question_is_listed() -> None:
-    assert ["is open; write what the source does" in str(one) for one in refused("", "bc").findings] == [True, True]
+    made = "is open; write the module or tensor of the target that is made of it in place of `ask`"
+    assert [made in str(one) for one in refused("", "bc").findings] == [True, True]
+
+
+@pytest.mark.parametrize(("target", "asked"), [("", "b"), ("", "bc"), (f", differs: [{PLACE}]", "bc")])
+def test_a_file_with_open_values_alone_is_not_said_not_to_fit(target: str, asked: str) -> None:
+    values = "2 values are" if len(asked) > 1 else "1 value is"
+    assert refused(target, asked).headline == f"r.yaml is not finished: {values} open"
+
+
+def test_a_file_that_does_not_fit_either_says_so() -> None:
+    with pytest.raises(PlanError, match="^r.yaml does not fit /memory: 3 problems"):
+        plan("- {from: a, axes: CD, parameter: ask}", LEAVES, HEAD)

@@ -19,7 +19,7 @@ from convert.rules.file import ASK
 from convert.rules.library import available_rules, shipped_rules_dir
 from convert.verify.config.declared import DeclaredFact
 from convert.verify.config.judge import contradictions, equal, judge, of_layers, require_verified
-from convert.verify.report.facts import JudgedFact, Status, listed
+from convert.verify.report.facts import BY_OUTPUTS, OUTPUTS_AGREE, JudgedFact, Status, listed, shown
 from support import gemma_trees
 from support.goldens import checkpoint
 from support.marks import slow_but
@@ -249,20 +249,41 @@ def test_what_a_reference_reads_is_known() -> None:
 # ---- facts of layers that the target's module does not state
 
 
-@pytest.mark.parametrize(
-    ("agree", "said"), [(True, "; it cannot be read from the PyTorch module; the outputs are equal"), (False, "")]
-)
-def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: bool, said: str) -> None:
+@pytest.mark.parametrize("agree", [True, False])
+def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: bool) -> None:
     layer = parse_pattern("m0")
     padding = DeclaredFact("padding", "SAME", "mine.yaml:3", layer, "conv")
     activation = DeclaredFact("activation", "gelu_erf", "mine.yaml:4", layer, "linear")
     one, two = of_layers([padding, activation], models_agree=agree)
     assert not one.open and two.open, "a comparison of the models does not decide the word of the rule"
-    (_, text), (_, of_activation) = listed((one, two))
-    assert text.startswith("padding = SAME of m0 (mine.yaml:3") and (said in text if said else ";" not in text)
+    said = dict(reversed(listed((one, two))))  # the last one of a status
+    if agree:
+        assert said[BY_OUTPUTS] == f"padding of m0 ({OUTPUTS_AGREE})"
+        assert [status for status, _ in listed((one, two))] == ["not verified", BY_OUTPUTS]
+        of_activation = said["not verified"]
+    else:
+        (_, of_padding), (_, of_activation) = listed((one, two))
+        assert of_padding == "padding = SAME of m0 (mine.yaml:3)"
     by_hand = "no level of the check shows it: compare the code of the two models"
     covered = "the model level shows that both models compute the same behind the layer; only this word of the rule, on which no tensor depends, is not compared with their code"
     assert of_activation == f"activation = gelu_erf of m0 (mine.yaml:4; {covered if agree else by_hand})"
     finding = require_verified((one, two))
     step = "compare the activation of the rule with the code of the two models" if agree else by_hand
     assert finding is not None and finding.fix == f"{step}, then give --trust activation"
+
+
+def test_facts_that_equal_outputs_settle_are_one_line() -> None:
+    """Four paddings, one after the other, each ended in words that nothing is to be done."""
+    pads = [
+        DeclaredFact("padding", f"F.pad(x, ({n}, 0))", "r.yaml:3", parse_pattern(f"m{n}"), "conv") for n in range(6)
+    ]
+    ((status, text),) = listed(of_layers(pads, models_agree=True))
+    assert status == BY_OUTPUTS and text == f"padding of m0, m1, m2, m3 and 2 more ({OUTPUTS_AGREE})"
+    assert text.count("nothing to do") == 1 and len(listed(of_layers(pads))) == 6
+
+
+def test_a_long_value_is_cut_between_two_words() -> None:
+    assert shown("F.pad(x, (2, 0)), then padding=0; or padding=(2,), and the rest is cut off") == (
+        "F.pad(x, (2, 0)), then padding=0; or padding=(2,), and the ..."
+    )
+    assert shown("x" * 61) == "x" * 60 + " ..." and shown("a b") == "a b"

@@ -15,6 +15,7 @@ from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role
 from convert.inference.grading.alternatives import Way
 from convert.inference.meetings.contracted import contracted_axes, summed_axes
 from convert.inference.meetings.sites import Meeting, role_of, site_of
+from convert.inference.open_tensors import by_likeness, is_candidate, stacked_along
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.programs.program import Value
@@ -104,10 +105,7 @@ def _tensor(
     candidates: tuple[str, ...] = ()
     if not parts or sum(len(part.elements) for part in parts) < size or not exact or not solved:
         grade = Grade.OPEN
-        leaves = search.source.program.parameters
-        candidates = tuple(sorted({p.leaf for p in parts if p.leaf})) or tuple(
-            leaf for leaf, value in leaves.items() if value.array.size == size and not _is_used(search, leaf)
-        )
+        candidates = tuple(sorted({p.leaf for p in parts if p.leaf})) or _candidates(search, shape)
     elif found.ties:
         grade = Grade.TIED
     elif found.alternatives:
@@ -154,9 +152,24 @@ def with_more(known: Tensor, more: Tensor, source: Source) -> Tensor:
     )
 
 
-def _is_used(search: Search, leaf: str) -> bool:
+def _candidates(search: Search, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the leaves that a tensor may be made of by their size, or by that of one part of them, such as one layer of a stack."""
+    tensors = sum(value.array.shape == shape for value in search.target.parameters.values())
+    used = {leaf: _used(search, leaf) for leaf in search.source.program.parameters}
+    sizes = {leaf: value.array.shape for leaf, value in search.source.program.parameters.items()}
+    begun = {leaf for leaf, elements in used.items() if elements.any()}
+    free = {
+        leaf: of
+        for leaf, of in sizes.items()
+        if is_candidate(shape, of, tensors) and not (used[leaf].all() if stacked_along(shape, of) else leaf in begun)
+    }
+    return tuple(by_likeness(shape, free, begun))
+
+
+def _used(search: Search, leaf: str) -> Array:
+    """Whether each element of a leaf is used."""
     start = search.source.program.first_element[leaf]
-    return bool(search.used[start : start + search.source.program.parameters[leaf].array.size].any())
+    return search.used[start : start + search.source.program.parameters[leaf].array.size] > 0
 
 
 def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> Iterable[Part]:

@@ -14,6 +14,7 @@ from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
+from convert.inference.open_tensors import NOT_PROVEN, equal_widths, part_of
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
@@ -146,7 +147,7 @@ def write_rules(
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
     of_tensors = _of_tensors(derivation.tensors, unwritten)
-    unwritten = {name: _of_a_guess(why, of_tensors[name]) for name, why in unwritten.items()}
+    unwritten = {name: _of_a_guess(why, of_tensors[name], derivation) for name, why in unwritten.items()}
     gone = {*derivation.dropped, *numbers}
     for leaves, why in ((derivation.dropped, UNUSED), (numbers, CONFIGURED)):
         entries += _drops(leaves, [leaf for leaf in derivation.leaves if leaf not in gone], why)
@@ -178,7 +179,7 @@ def write_rules(
     drops = [_drop(escape_path(leaf), "open") for leaf in undecided]
     texts = []
     for of, lacks in (([*entries, *questions], unwritten), ([*decided, *drops], {*unwritten, *doubtful})):
-        rest = _targets(target, _shared(target, derivation, tied, lacks), derivation.differences)
+        rest = _targets(target, _shared(target, derivation, tied, lacks), derivation)
         texts.append("\n".join([*head, *rest, "", "rules:", "\n\n".join(rule_texts(of)), ""]))
     sure = [entry for k, entry in enumerate(entries) if k not in guesses]
     sure += [question for leaf, question in zip(left, questions, strict=True) if leaf in wordless]
@@ -189,27 +190,26 @@ def write_rules(
     )
 
 
-def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]], differences: Sequence[Difference]) -> list[str]:
+def _targets(target: TargetModel, shared: Mapping[str, Sequence[str]], derivation: Derivation) -> list[str]:
     said = f"loads: {json.dumps(target.loads)}"
     if shared:
         names = ", ".join(f"{name}: [{', '.join(others)}]" for name, others in shared.items())
         said += f", shared: {{{names}}}"
-    if not differences:
+    if not derivation.differences:
         return ["", "targets:", f"  torch: {{{said}}}"]
-    differs = (f"    {json.dumps(_in_words(one), ensure_ascii=False)}," for one in differences)
+    differs = (f"    {json.dumps(_in_words(one, derivation), ensure_ascii=False)}," for one in derivation.differences)
     return ["", "targets:", f"  torch: {{{said}, differs: [", *differs, "  ]}"]
 
 
-def _in_words(one: Difference) -> str:
+def _in_words(one: Difference, derivation: Derivation) -> str:
     """Return a difference as a note of the plan."""
     place = one.site.where or one.site.module or one.site.operation
     said = one.brief or one.problem
     if one.is_certain:
         return f"the two programs differ at {place}: {said}; correct that and derive the rules again"
     doubt = f"`convert infer` does not know whether the two programs differ at {place}: {said}"
-    return (
-        f"{doubt}; write that place in one way in both, or give the layers different widths, and derive the rules again"
-    )
+    widths = ", or give the layers different widths," if equal_widths(derivation) else ""
+    return f"{doubt}; write that place, or what follows it, in one way in both{widths} and derive the rules again"
 
 
 def _shared(
@@ -239,14 +239,13 @@ def _of_tensors(tensors: Sequence[Tensor], unwritten: Collection[str]) -> dict[s
     return found
 
 
-def _of_a_guess(why: str, tensors: Sequence[Tensor]) -> str:
-    """Return why tensors have no rule; where that is about a guess, it says so."""
-    guesses = [t.nearest for t in tensors if t.grade is Grade.OPEN and t.nearest]
-    if not guesses or why in (NOT_REACHED, *(t.lack for t in tensors)):
+def _of_a_guess(why: str, tensors: Sequence[Tensor], derivation: Derivation) -> str:
+    """Return why tensors have no rule; where that is about the nearest guess of a search that ended, that nothing proved it."""
+    guesses = [t for t in tensors if t.grade is Grade.OPEN and t.nearest and t.guessed]
+    if not guesses or not derivation.differences or why in (NOT_REACHED, *(t.lack for t in tensors)):
         return why
-    mixed = next((leaves for leaves in guesses if len(leaves) > 1), ())
-    of = f", made of {' and '.join(mixed)}," if mixed else ""
-    return f"the nearest guess{of} may be wrong, and no rule says it: {why}"
+    whole = all(sum(len(part.elements) for part in t.parts) + t.unseen == prod(t.shape) for t in guesses)
+    return NOT_PROVEN if whole else why
 
 
 def _offered(leaf: str, tensor: Tensor, derivation: Derivation) -> bool:
@@ -267,7 +266,11 @@ def _question(leaf: str, derivation: Derivation, ruleless: Sequence[tuple[Tensor
     fitting = [(t, why) for t, why in ruleless if _offered(leaf, t, derivation)]
     behind = any(t.not_reached for t, _ in fitting)
     entry.say("from", plain(escape_path(leaf)))
-    ways = [(f"parameter: {plain(t.name)}", _remark(t, why)) for t, why in fitting if not t.not_reached]
+    ways = [
+        (f"parameter: {plain(t.name)}", _remark(t, why, derivation.leaves[leaf]))
+        for t, why in fitting
+        if not t.not_reached
+    ]
     question = "which tensor of the target is made of it? The two programs do not show it"
     derived = (Grade.DERIVED, Grade.INTERCHANGEABLE)
     made = [
@@ -289,9 +292,13 @@ def _question(leaf: str, derivation: Derivation, ruleless: Sequence[tuple[Tensor
     return entry
 
 
-def _remark(tensor: Tensor, why: str) -> str:
-    """Return why a tensor that is offered has no rule; nothing where that says no more than the question."""
-    return "" if why in (NOT_REACHED, tensor.lack) else why
+def _remark(tensor: Tensor, why: str, leaf: Sequence[int]) -> str:
+    """Return which part of a leaf a tensor that is offered is made of, if not of the whole, and why it has no rule, where that says more than the question."""
+    if why not in (NOT_REACHED, NOT_PROVEN, tensor.lack):
+        return why
+    several = f" is made of {' and '.join(tensor.nearest)}" if len(tensor.nearest) > 1 else ""
+    guess = f"the nearest guess{several}; {NOT_PROVEN}" if why == NOT_PROVEN else ""
+    return "; ".join(filter(None, [part_of(tensor.shape, leaf), guess]))
 
 
 def _behind(differences: Sequence[Difference]) -> str:

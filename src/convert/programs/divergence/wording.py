@@ -11,7 +11,15 @@ import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.naming.both import Both, line, steps, unshared
-from convert.programs.divergence.naming.brief import brief, brief_of_entry, layer, picked, without_places
+from convert.programs.divergence.naming.brief import (
+    OTHER_RESULTS,
+    brief,
+    brief_of_entry,
+    layer,
+    likest,
+    picked,
+    without_places,
+)
 from convert.programs.divergence.naming.by_functions import (
     EXCHANGED,
     EXTRA,
@@ -182,8 +190,7 @@ def _not_compared(unsure: Sequence[str]) -> str:
     """Say that nothing is compared that depends on parameters for which several leaves are possible."""
     if not unsure:
         return ""
-    many = f"{unsure[0]} and {len(unsure) - 1} more are" if len(unsure) > 1 else f"{unsure[0]} is"
-    return f"; what follows is not compared, as {many} open"
+    return f"; what follows is not compared, as {_many(unsure)} open"
 
 
 def _with_operations_of(repair: Repair, first: Repair) -> bool:
@@ -273,13 +280,15 @@ def _unproven(
     entry = divergence.entry
     if entry is None:
         return Named("", "", "")
-    said, short = "", brief_of_entry(entry, divergence.instead, ours, theirs)
+    instead = likest(entry, divergence.instead, theirs)
+    said, short = "", brief_of_entry(entry, instead, ours, theirs)
     if divergence.repairs and divergence.repairs[0].index <= ours.operations.index(entry):
         first = Both(divergence.repairs[0], ours, theirs, activations, training)
         name, said = _described(first)
         short = brief(first, name, said, 0)
     own = {leaf for v in entry.operands if v.of_parameters for leaf in v.leaves}
     unknown = " and ".join(sorted(own.intersection(lacking)))
+    unsure = _behind(entry.data, [entry], ours, doubtful)
     given = " and ".join(dict.fromkeys(ours.value(v) for v in entry.data))
     pair = ours.of_two_in([entry])
     at = (
@@ -287,9 +296,9 @@ def _unproven(
     )
     if unknown and said:
         return Named("", f"{said}; what follows is not compared, as nothing was found for {unknown}", "", short)
-    if said and (unsure := _behind(entry.data, [entry], ours, doubtful)):
+    if said and unsure:
         return Named("", said + _not_compared(unsure), "", short)
-    windows = windows_of_entry(entry, divergence.instead, ours, theirs)
+    windows = windows_of_entry(entry, instead, ours, theirs)
     if windows and not said:
         return Named("", f"of {given}, {windows}{places([entry])}", "", f"{layer([entry], entry.data, ours)}{windows}")
     if unknown:
@@ -297,16 +306,34 @@ def _unproven(
     else:
         said += "; more may differ behind it: " if said else ""
         said += f"the first operation of the target that is given values of the JAX model and gives none of its values: {at}"
-    if divergence.instead:
-        does = theirs.chain(divergence.instead[:1])
-        values = picked(entry, divergence.instead[0], ours, theirs)
+    if instead:
+        does = theirs.chain(instead[:1])
+        values = picked(entry, instead[0], ours, theirs)
         theirs_of = f"of the same, the JAX model {does}" if values is None else f"the JAX model {does} of {values[1]}"
-        said += f"; {theirs_of}{places(divergence.instead[:1])}"
+        said += f"; {theirs_of}{places(instead[:1])}"
     said += f"; {windows}" if windows else ""
-    instead = divergence.instead[0] if divergence.instead else None
-    other = instead is not None and (
-        other_function(entry, instead, ours, theirs) or other_numbers(entry, instead, ours, buffers)
+    other = instead and (
+        other_function(entry, instead[0], ours, theirs) or other_numbers(entry, instead[0], ours, buffers)
     )
-    if other:
+    if other and not unknown:
         said, short = f"{said}; {other}", f"{layer([entry], entry.data, ours)}{other}"
+    elif instead and kind_of(instead[0]) == kind_of(entry) and (unknown or unsure):
+        doubt = _may_be_equal(unknown, unsure)
+        said, short = said + doubt, short.removesuffix(OTHER_RESULTS) + doubt
     return Named("", said, "", short)
+
+
+def _may_be_equal(unknown: str, unsure: Sequence[str]) -> str:
+    """Say why the same operation of both may give other results although their code is the same.
+
+    Args:
+        unknown: parameters of the operation for which nothing was found.
+        unsure: those in front of it that are open.
+    """
+    if unknown:
+        return f"; they may be the same, as nothing was found for {unknown}"
+    return f"; what reaches it is not sure, as {_many(unsure)} open"
+
+
+def _many(unsure: Sequence[str]) -> str:
+    return f"{unsure[0]} and {len(unsure) - 1} more are" if len(unsure) > 1 else f"{unsure[0]} is"

@@ -23,11 +23,10 @@ from convert.rules.names_used import facts_of
 from convert.verify.config.declared import DeclaredFact, declared_facts, origin_in_rules
 from convert.verify.config.hf_config import flatten, harmless
 from convert.verify.config.same_value import same
-from convert.verify.report.facts import JudgedFact, Status, shown
+from convert.verify.report.facts import OUTPUTS_AGREE, JudgedFact, Status, shown
 from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
-OUTPUTS_AGREE = "it cannot be read from the PyTorch module; the outputs are equal, so that there is nothing to do"
 ACTIVATION = "no level of the check shows it: compare the code of the two models"
 WORD_ALONE = "the model level shows that both models compute the same behind the layer; only this word of the rule, on which no tensor depends, is not compared with their code"
 BY_HAND = {  # `JudgedFact.next` -> what a person compares

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+OUTPUTS_AGREE = "the PyTorch module does not say it; the outputs are equal, so that there is nothing to do"
+BY_OUTPUTS = "compared by the outputs alone"
+LONGEST = 60  # letters of a value
+MOST = 4  # layers with the same fact
+
 
 class Status(StrEnum):
     """What is known of a fact. `TRUSTED`: nothing confirms it, and ``--trust`` names it."""
@@ -66,21 +71,32 @@ class JudgedFact:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text; a long list is cut."""
+    """Return a value as text; a long one is cut between two words."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= LONGEST else f"{text[:LONGEST].rpartition(' ')[0] or text[:LONGEST]} ..."
 
 
 def listed(facts: Iterable[JudgedFact]) -> tuple[tuple[str, str], ...]:
-    """Give one line for each group of facts that a reader must know of: ``not verified``, then ``trusted``.
+    """Give the facts that a reader must know of: ``not verified``, then ``trusted``; and in one line those that the equal outputs settle.
 
-    Each names the facts, their values and where these come from.
+    Each names the fact, its value and where this comes from.
     """
     groups: dict[Status, list[str]] = {}
+    settled: dict[str, list[str]] = {}
     for fact in facts:
+        if fact.status is Status.UNVERIFIED and fact.next == OUTPUTS_AGREE:
+            settled.setdefault(fact.name, []).append(fact.layers)
+            continue
         more = f"; known: {fact.evidence}" if fact.status is not Status.VERIFIED and fact.evidence else ""
         more += f"; {fact.next}" if fact.status is Status.UNVERIFIED and fact.next else ""
         groups.setdefault(fact.status, []).append(f"{fact.shown} ({fact.origin}{more})")
-    return tuple(
-        (str(status), text) for status in (Status.UNVERIFIED, Status.TRUSTED) for text in groups.get(status, ())
-    )
+    known = [(str(status), text) for status in (Status.UNVERIFIED, Status.TRUSTED) for text in groups.get(status, ())]
+    if settled:
+        named = "; ".join(f"{name} of {_several(layers)}" for name, layers in settled.items())
+        known.append((BY_OUTPUTS, f"{named} ({OUTPUTS_AGREE})"))
+    return tuple(known)
+
+
+def _several(layers: list[str]) -> str:
+    more = f" and {len(layers) - MOST} more" if len(layers) > MOST else ""
+    return f"{', '.join(layers[:MOST])}{more}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from convert.cli.infer_text import HINT, UNDECIDED, summary
+from convert.cli.infer_text import UNDECIDED, hint, summary
 from convert.inference.derivation import Grade
 from support.inferred import WIDTH, derive, floats, grades, rules, sources
 
@@ -141,7 +141,7 @@ def test_what_neither_a_repair_nor_a_guess_explains_is_undecided() -> None:
     (difference,) = found.differences
     assert not difference.shown and difference.to_dict()["shown"] is False
     said, *_, last = summary(found, {})
-    assert said.startswith("undecided: ") and said.endswith(UNDECIDED) and last == HINT
+    assert said.startswith("undecided: ") and said.endswith(UNDECIDED) and last == hint(found)
 
 
 @pytest.mark.parametrize("margin", [0.35, pytest.param(0.3, marks=pytest.mark.slow)])

@@ -8,10 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from convert.cli.infer_text import HINT, summary
+from convert.cli.infer_text import hint, summary
 from convert.drafting.axis_letters import Letters
 from convert.drafting.like.target import TargetModel
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
+from convert.inference.open_tensors import NOT_PROVEN
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from support.derived import derived
@@ -166,16 +167,42 @@ def test_an_open_tensor_is_offered_where_its_nearest_leaf_is_and_the_remark_is_a
     guess = dataclasses.replace(made.parts[0], leaf="stack")
     named = dataclasses.replace(made, grade=Grade.OPEN, guessed=True, parts=(guess,), candidates=("other", "stack"))
     changed = dataclasses.replace(opened(derivation, wpe=named), leaves=leaves)
-    written = write_rules(changed, target)
     why = (
-        "the nearest guess may be wrong, and no rule says it: of the 2 elements along axis 0 of stack it has element 0 alone, "
-        "as one layer of a stack has; a rule is for all 2, and the others are open or made otherwise"
+        "it is made of part 0 of the 2 along axis 0 of stack, as one layer of a stack; "
+        "a rule makes the tensors of all 2 parts, and those of the others are open, or made in another way"
     )
-    assert written.open == {made.name.removesuffix(".weight"): why}
-    assert f"\n  # parameter: {made.name}    # {why}" in question_of("stack", written.text)
+    assert write_rules(changed, target).open == {made.name.removesuffix(".weight"): why}
+    written = write_rules(where_it_ended(changed, made), target)
+    assert written.open == {made.name.removesuffix(".weight"): NOT_PROVEN}
+    said = "one part of axis 0; the nearest guess; the search ended before it was proven"
+    assert f"\n  # parameter: {made.name}    # {said}" in question_of("stack", written.text)
     for leaf in ("other", table):
         assert "#   parameter" not in question_of(leaf, written.text), "the nearest leaf is another one"
         assert made.name not in question_of(leaf, written.text)
+
+
+def where_it_ended(derivation: Derivation, tensor: Tensor) -> Derivation:
+    """The derivation without a proof: the search ended where a tensor is used."""
+    site = dataclasses.replace(tensor.parts[0].evidence.target, where="net.py:7")
+    return dataclasses.replace(derivation, differences=(Difference(site, "it differs", shown=False),), proof=None)
+
+
+def test_summary_and_file_say_the_same_of_a_part_that_a_tensor_may_be_made_of() -> None:
+    """No guess was found, and its leaf or one part of a stack has its size: neither says that nothing fits."""
+    derivation, target = small()
+    made = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
+    leaves = {**derivation.leaves, "stack": (2, 3, *made.shape)}
+    leaf = made.parts[0].leaf
+    named = Tensor(made.name, made.shape, Grade.OPEN, candidates=("stack", leaf))
+    changed = where_it_ended(dataclasses.replace(opened(derivation, wpe=named), leaves=leaves), made)
+    written = write_rules(changed, target)
+    lines = [line for line in summary(changed, written.open) if made.name in line]
+    known = f"which nothing tells apart so far: one part of axes 0 and 1 of stack; {leaf}"
+    assert lines == [f"open: {made.name}: may be made of any of 2 leaves or parts of leaves of its size, {known}"]
+    offered = f"\n  # parameter: {made.name}"
+    assert question_of("stack", written.text).rstrip().endswith(f"{offered}    # one part of axes 0 and 1")
+    assert question_of(leaf, written.text).rstrip().endswith(offered)
+    assert "nothing was found" not in written.text
 
 
 def test_a_guess_without_words_is_said_to_be_a_guess() -> None:
@@ -191,10 +218,13 @@ def test_a_guess_without_words_is_said_to_be_a_guess() -> None:
     )
     named = dataclasses.replace(made, grade=Grade.OPEN, guessed=True, parts=parts, candidates=("one", "two"))
     leaves = {**derivation.leaves, "one": made.shape, "two": made.shape}
-    (why,) = write_rules(dataclasses.replace(opened(derivation, wpe=named), leaves=leaves), target).open.values()
-    assert why.startswith(
-        "the nearest guess, made of one and two, may be wrong, and no rule says it: its rows and its columns"
-    )
+    changed = dataclasses.replace(opened(derivation, wpe=named), leaves=leaves)
+    (why,) = write_rules(changed, target).open.values()
+    assert why.startswith("its rows and its columns")
+    written = write_rules(where_it_ended(changed, made), target)
+    assert list(written.open.values()) == [NOT_PROVEN]
+    said = f"# the nearest guess is made of one and two; {NOT_PROVEN}"
+    assert all(question_of(leaf, written.text).rstrip().endswith(said) for leaf in ("one", "two"))
 
 
 def test_what_is_offered_beside_what_was_not_reached_is_not_called_not_reached() -> None:
@@ -250,7 +280,7 @@ def test_the_file_says_where_it_fits_one_size_alone() -> None:
             False,
             "behind net.py:7, which is undecided",
             "behind that place",
-            "`convert infer` does not know whether the two programs differ at net.py:7: it differs; write that place in one way",
+            "`convert infer` does not know whether the two programs differ at net.py:7: it differs; write that place, or what follows it, in one way",
         ),
     ],
 )
@@ -276,7 +306,7 @@ def test_behind_the_difference_nothing_is_offered(
     assert [line for line in lines if "wpe" in line or "not reached" in line] == [
         f"not reached: {len(opened)} tensors {of_the_summary}"
     ]
-    assert lines[0].startswith("differs" if shown else "undecided") and (HINT in lines) is not shown
+    assert lines[0].startswith("differs" if shown else "undecided") and (hint(changed) in lines) is not shown
 
 
 def test_an_order_without_words_is_open() -> None:
@@ -326,6 +356,6 @@ def test_a_layer_of_a_stack_whose_others_are_open_has_no_rule_and_its_leaf_is_na
     why = write_rules(changed, target).open["model.layers.{l}.mlp.down_proj"]
     every = leaf.replace("attention_type_0", "attention_type_{l}")
     assert why == (
-        f"of the {count} elements along axis 0 of {every} it has element 0 alone, as one layer of a stack has; "
-        f"a rule is for all {count}, and the others are open or made otherwise"
+        f"it is made of part 0 of the {count} along axis 0 of {every}, as one layer of a stack; "
+        f"a rule makes the tensors of all {count} parts, and those of the others are open, or made in another way"
     )

@@ -20,6 +20,14 @@ from convert.inference.derivation import Grade, Tensor
 from convert.inference.forms.as_data import outputs_as_data
 from convert.inference.grading.differences.given import give, moving
 from convert.inference.grading.differences.other_orders import other_orders, reordered_weights
+from convert.inference.grading.differences.rivals import (
+    behind_open,
+    computed_with,
+    leaves_of,
+    made_of,
+    not_taken,
+    rivals_of,
+)
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import told_apart
 from convert.inference.meetings.added_up import weighs_rows
@@ -95,13 +103,19 @@ def graded_up_to_the_difference(
             for name in {piece.tensor for piece in choice.candidate.pieces}:
                 grades.setdefault(name, []).append(grade)
         others = [solution for k, solution in undecided if k == number]
-        rivals += _rivals(search, segment, others if segment.exact else segment.solutions[1:])
+        rivals += rivals_of(search, segment, others if segment.exact else segment.solutions[1:])
     leaves: dict[str, set[str]] = {}
     shown = _with_own_output(search)
-    for name, rival in _not_taken(search, rivals, shown):
-        leaves.setdefault(name, set()).update(_leaves(search, rival, name))
-        for other in _made_of(search, rival, name) - shown:  # it was found as the others of these leaves
+    chosen = {tensor.name: set(tensor.nearest) for tensor in tensors}
+    of_other_leaves: set[str] = set()  # and not of the same leaf in another order
+    for name, rival in not_taken(search, rivals, shown):
+        of_rival, taken = leaves_of(search, rival, name), made_of(search, rival, name) - shown
+        leaves.setdefault(name, set()).update(of_rival)
+        for other in taken:  # it was found as the others of these leaves
             leaves.setdefault(other, set())
+        of_other_leaves |= {name, *taken} if of_rival - chosen[name] else set()
+    for name in behind_open(search, undecided, of_other_leaves) - shown:
+        leaves.setdefault(name, set())
     made = tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
     doubtful = _in_a_worse_order(search, made, states, draws, given, allowed)
     made = tuple(replace(t, grade=Grade.OPEN, guessed=True) if t.name in doubtful else t for t in made)
@@ -177,65 +191,18 @@ def _replayed(search: Search, values: Mapping[Value, Array]) -> Replay:
     return replay
 
 
-def _rivals(search: Search, segment: Segment, others: Sequence[Solution]) -> Iterator[tuple[str, Solution]]:
-    """Yield (tensor, another solution of a segment that fits it as well), for solutions that fit every other tensor as well."""
-    names = {piece.tensor for choice in segment.solution.choices for piece in choice.candidate.pieces}
-    while True:
-        known = {name for name in names if not any(_fits_as_well(search, segment, one, name) for one in others)}
-        left = [one for one in others if not any(_differs(segment.solution, one, name) for name in known)]
-        if len(left) == len(others):
-            break
-        others = left
-    yield from ((name, one) for name in names for one in others if _fits_as_well(search, segment, one, name))
-
-
 def _with_own_output(search: Search) -> set[str]:
     """Return the tensors whose product is an output of both programs."""
     found: set[str] = set()
     outputs = {value: name for name, value in search.target.outputs.items()}
     for segment in search.segments:
         for choice in segment.solution.choices:
-            for value in _computed_with(search, segment.solution, {choice.index}):
+            for value in computed_with(search, segment.solution, {choice.index}):
                 if value in outputs and value in segment.solution.values:
                     want, got = search.source.program.outputs[outputs[value]].array, segment.solution.values[value]
                     if relative_error(got, want) <= EXACT:
                         found |= {piece.tensor for piece in choice.candidate.pieces}
     return found
-
-
-def _made_of(search: Search, rival: Solution, name: str) -> set[str]:
-    """Return the other tensors that are made of elements of which another solution makes a tensor."""
-    taken = np.zeros(len(search.source.theta) + 1, bool)
-    for choice in rival.choices:
-        for piece in choice.candidate.pieces:
-            if piece.tensor == name:
-                taken[piece.numbers] = True
-    taken[-1] = False
-    pieces = (p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces)
-    return {piece.tensor for piece in pieces if piece.tensor != name and taken[piece.numbers].any()}
-
-
-def _not_taken(
-    search: Search, rivals: Sequence[tuple[str, Solution]], shown: set[str]
-) -> Sequence[tuple[str, Solution]]:
-    """Return the rivals without those that make a tensor of elements that others in front of the difference are made of."""
-    while True:
-        doubtful = {name for name, _ in rivals}
-        pieces = [p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces]
-        sure = shown - doubtful
-        taken = np.zeros(len(search.source.theta) + 1, bool)  # the last is what is no element
-        for piece in pieces:
-            if piece.tensor in sure:
-                taken[piece.numbers] = True
-        taken[-1] = False
-        left = [
-            (name, rival)
-            for name, rival in rivals
-            if not any(taken[p.numbers].any() for c in rival.choices for p in c.candidate.pieces if p.tensor == name)
-        ]
-        if len(left) == len(rivals):
-            return rivals
-        rivals = left
 
 
 def _graded(tensor: Tensor, grades: Sequence[Grade], rivals: set[str] | None) -> Tensor:
@@ -247,7 +214,8 @@ def _graded(tensor: Tensor, grades: Sequence[Grade], rivals: set[str] | None) ->
         grade = Grade.OPEN
     elif grade is Grade.IN_FRONT and tensor.ties:
         grade = Grade.TIED
-    candidates = () if grade in CLAIMED else tuple(sorted({*tensor.candidates, *(rivals or ())}))
+    every = tuple(sorted({*tensor.candidates, *rivals})) if rivals else tensor.candidates
+    candidates = () if grade in CLAIMED else every
     return replace(tensor, grade=grade, candidates=candidates, guessed=grade in (Grade.BEHIND, Grade.OPEN))
 
 
@@ -339,48 +307,4 @@ def _shown_by(search: Search, segment: Segment, choice: Choice) -> Iterator[Valu
     if len({id(piece.meeting) for piece in pieces}) > 1:  # one of the parts says nothing of the others
         yield operations[choice.index].results[0]
         return
-    yield from _computed_with(search, segment.solution, {choice.index})
-
-
-def _computed_with(search: Search, solution: Solution, indices: set[int]) -> Iterator[Value]:
-    """Yield the values of a solution that are computed of the results of some operations, these included."""
-    found: set[Value] = set()
-    for index in range(solution.begin, solution.end):
-        operation = search.target.operations[index]
-        if index in indices or any(operand in found for operand in operation.operands):
-            new = [result for result in operation.results if result.data]
-            found.update(new)
-            yield from new
-
-
-def _fits_as_well(search: Search, segment: Segment, other: Solution, name: str) -> bool:
-    """Whether another solution makes other numbers of a tensor, and as many values of the source's with it."""
-    if not _differs(segment.solution, other, name):
-        return False
-    return segment.exact or _count(search, other, name) >= _count(search, segment.solution, name)
-
-
-def _differs(one: Solution, other: Solution, name: str) -> bool:
-    """Whether both solutions make a tensor, of other numbers."""
-    mine, theirs = (_made(solution, name) for solution in (one, other))
-    return mine is not None and theirs is not None and not np.array_equal(mine, theirs)
-
-
-def _made(solution: Solution, name: str) -> Array | None:
-    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
-    if not pieces:
-        return None
-    made = np.concatenate([np.stack([p.elements.astype(float), p.values]) for p in pieces], 1)
-    return np.asarray(made[:, np.argsort(made[0], kind="stable")])
-
-
-def _count(search: Search, solution: Solution, name: str) -> int:
-    """Return how many values that a tensor takes part in are the source's."""
-    indices = {c.index for c in solution.choices if any(p.tensor == name for p in c.candidate.pieces)}
-    values = _computed_with(search, solution, indices)
-    return sum(v in solution.values and search.source.has(solution.values[v], EXACT) for v in values)
-
-
-def _leaves(search: Search, solution: Solution, name: str) -> set[str]:
-    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
-    return {search.source.leaf(int(p.numbers[0])) for p in pieces if len(p.numbers) and p.numbers[0] >= 0}
+    yield from computed_with(search, segment.solution, {choice.index})

@@ -188,8 +188,8 @@ def _letters_of_axis(layout: Layout, named: Named, axis: int, split: tuple[int, 
     if not of and (size := layout.leaf_shape[axis]) > 1:
         stored = next(k for k, axes in enumerate(layout.stored) if axis in axes)
         raise NoWordsError(
-            f"of the {size} elements along axis {stored} of the leaf it has element {dict(layout.fixed).get(axis, 0)} alone, as one layer of "
-            f"a stack has; a rule is for all {size}, and the others are open or made otherwise"
+            f"it is made of part {dict(layout.fixed).get(axis, 0)} of the {size} along axis {stored} of the leaf, as one layer of a stack; "
+            f"a rule makes the tensors of all {size} parts, and those of the others are open, or made in another way"
         )
     return "." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})"
 

@@ -11,15 +11,17 @@ from convert.programs.divergence.naming.by_functions import EXTRA
 from convert.programs.divergence.naming.operations import CONSTANT, FACTOR
 from convert.programs.divergence.shared_values import same_numbers
 from convert.programs.divergence.words import Words, arithmetic, layer_of
-from convert.programs.program import Operation, Value
+from convert.programs.program import Operation, Value, users_of
 
 MOST = 3  # steps that are listed
 STEPS = 40  # operations in front of a value among which the nearest layer is looked for
 FOR, WITH = " for ", " with "
+OTHER_RESULTS = ", with other results"
 STEP = re.compile(r", (?![^\[(]*[\])])")  # between two steps, and not within a shape
 PLACES = re.compile(r" \([^()]*:[0-9]+[^()]*\)")  # lines of the code, as `places` writes them
 TAIL = ": the target, the JAX model"  # what is left where both have nothing but places
 CLAUSES = 2
+MOVES = (LAYOUT, "part")
 NORM = {"sqrt", "rsqrt"}
 MEANS = {"sum", "mean"}
 
@@ -48,10 +50,26 @@ def brief_of_entry(entry: Operation, instead: Sequence[Operation], ours: Words, 
     other = theirs.chain(instead[:1])
     if not instead:
         given = " and ".join(dict.fromkeys(map(ours.value, entry.data)))
-        return f"{at}of {given}, the target {does}; the JAX model has no such value of that"
+        return f"{at}of {given}, the target {does}; no step of the JAX model was found that gives the same"
     if (values := picked(entry, instead[0], ours, theirs)) is not None:
         return f"{at}the target {does} of {values[0]}, and the JAX model of {values[1]}"
     return f"{at}{compared(does, other)}"
+
+
+def likest(entry: Operation, instead: Sequence[Operation], theirs: Words) -> list[Operation]:
+    """Return what the source computes of the values of an entry; what is of the entry's kind is first, also where it takes a part of them before."""
+    kind, users, seen = kind_of(entry), users_of(theirs.operations), set[Operation]()
+    waiting = list(instead)
+    while waiting and len(seen) < STEPS:
+        one = waiting.pop(0)
+        if one in seen:
+            continue
+        seen.add(one)
+        if kind_of(one) == kind:
+            return [one, *(other for other in instead if other is not one)]
+        if kind_of(one) in MOVES:
+            waiting += [user for value in one.results for user in users.get(value, ())]
+    return list(instead)
 
 
 def picked(one: Operation, two: Operation, ours: Words, theirs: Words) -> tuple[str, str] | None:
@@ -67,9 +85,9 @@ def picked(one: Operation, two: Operation, ours: Words, theirs: Words) -> tuple[
 def compared(ours: str, theirs: str) -> str:
     """Say what both do; that the results differ, where both do the same, or by parameters of other names."""
     if ours == theirs:
-        return f"the target {ours}, and so does the JAX model, with other results"
+        return f"the target {ours}, and so does the JAX model{OTHER_RESULTS}"
     if WITH in ours and WITH in theirs and ours.split(WITH)[0] == theirs.split(WITH)[0]:
-        return f"the target {ours}, and the JAX model with {theirs.split(WITH, 1)[1]}, with other results"
+        return f"the target {ours}, and the JAX model with {theirs.split(WITH, 1)[1]}{OTHER_RESULTS}"
     return f"the target {ours}{_mark(ours)} the JAX model {theirs}"
 
 
