@@ -79,7 +79,7 @@ def may_be_made_of(tensor: Tensor, derivation: Derivation) -> str:
     which = f"any of {len(names)} {kinds} of its size, which nothing tells apart so far: " if several else ""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     said = f"may be made of {which}{_listed(names[:LISTED], parts)}{more}"
-    return f"{said}; {NOT_PROVEN}" if tensor.parts and derivation.differences and not several else said
+    return f"{said}; {NOT_PROVEN}" if tensor.nearest and derivation.differences and not several else said
 
 
 def _listed(names: Sequence[str], parts: Mapping[str, str]) -> str:

@@ -152,6 +152,34 @@ def test_a_layer_behind_a_scale_that_is_open_is_open_too() -> None:
     assert "open: key.weight: may be made of one; the search ended before it was proven" in said
 
 
+class Gated(torch.nn.Module):
+    """Layers with a gate each, in which the search ends: the source computes nothing like its cosine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(1, WIDTH)) for _ in range(2)])
+        self.last = torch.nn.Linear(WIDTH, 7, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        for gate in self.gates:
+            x = torch.tanh(x + torch.cos(gate) * x.cumsum(1))
+        return self.last(x)
+
+
+def test_one_part_of_a_stack_is_a_candidate_and_rows_of_a_table_are_none() -> None:
+    """Whole leaves alone were candidates, so that it was said that nothing fits."""
+
+    def source(w: Any, x: Any) -> Any:
+        for k in range(2):
+            x = jnp.tanh(x * jnp.exp(jnp.sin(x) @ jnp.diag(w["stack"][k]) + w["table"].sum()))
+        return x @ w["v"]
+
+    found = derive(source, Gated(), {"stack": (2, WIDTH), "v": (WIDTH, 7), "table": (32, WIDTH)})
+    gate = found.tensor("gates.0")
+    assert gate.grade is Grade.OPEN and gate.candidates == ("stack",)
+    assert "open: gates.0 and 1 more like it: may be made of one part of axis 0 of stack" in list(summary(found, {}))
+
+
 @pytest.mark.slow
 def test_a_norm_that_is_missing_gives_its_scale_to_no_other() -> None:
     """Between two values that were given, a scale fits that of the layer that is missing."""

@@ -73,11 +73,14 @@ def test_a_function_behind_an_open_layer_may_be_the_same(through: bool) -> None:
     assert sure.endswith("the target applies sigmoid, and so does the JAX model, with other results")
 
 
-def test_another_function_behind_an_open_layer_is_named() -> None:
+def test_another_function_is_named_and_that_what_reaches_it_is_not_sure() -> None:
     layer = operation("mul", X, parameter("att.key"), where="net.py:3")
     ours = operation("cos", layer.results[0], where="net.py:4")
-    text = said(ours, operation("sin", X, where="jax.py:4"), doubtful="att.key", before=(layer,)).brief
-    assert "applies cos" in text and "applies sin" in text and "not sure" not in text
+    theirs = operation("sin", X, where="jax.py:4")
+    both = "the target applies cos, the JAX model applies sin"
+    assert said(ours, theirs, before=(layer,)).brief.endswith(both)
+    doubt = "what reaches it is not sure, as att.key is open"
+    assert said(ours, theirs, doubtful="att.key", before=(layer,)).brief.endswith(f"{both}; {doubt}")
 
 
 def test_where_the_source_has_no_such_step_the_sentence_says_which_value_and_what_is_missing() -> None:

@@ -317,20 +317,20 @@ def _unproven(
     )
     if other and not unknown:
         said, short = f"{said}; {other}", f"{layer([entry], entry.data, ours)}{other}"
-    elif instead and kind_of(instead[0]) == kind_of(entry) and (unknown or unsure):
+    elif unsure or (unknown and instead and kind_of(instead[0]) == kind_of(entry)):
         doubt = _may_be_equal(unknown, unsure)
         said, short = said + doubt, short.removesuffix(OTHER_RESULTS) + doubt
     return Named("", said, "", short)
 
 
 def _may_be_equal(unknown: str, unsure: Sequence[str]) -> str:
-    """Say why the same operation of both may give other results although their code is the same.
+    """Say why a place may give other results although the code of both is the same there.
 
     Args:
         unknown: parameters of the operation for which nothing was found.
         unsure: those in front of it that are open.
     """
-    if unknown:
+    if not unsure:
         return f"; they may be the same, as nothing was found for {unknown}"
     return f"; what reaches it is not sure, as {_many(unsure)} open"
 
