@@ -426,7 +426,7 @@ def test_tables_that_a_module_keeps_beside_its_weights_are_exact(run: Run, folde
 def test_models_that_differ_are_never_derived(run: Run, folder: Path) -> None:
     """The planted fault: the target has another activation between its two layers."""
     _, said = run("infer", "ckpt.npz", "mine.yaml", *parts("other"), code=2)
-    assert "differs: " in said and "proven" not in said
+    assert "differs: " in said and "proven with" not in said
     _, said = run("plan", "mine.yaml", "ckpt.npz", code=2)
     lines = said.splitlines()
     assert "the two programs differ at " in lines[1] and "is open" in lines[2], said

@@ -96,7 +96,7 @@ def test_what_the_programs_show_is_no_question(run: Run, folder: Path) -> None:
 def test_behind_a_difference_the_rules_are_a_draft(run: Run, folder: Path) -> None:
     """There `infer` writes its nearest guess: turn would be made of head/kernel."""
     text, said = new(run, "other")
-    assert "undecided: square_models.py:" in said and "proven" not in said  # the inverse of the leaf would fit
+    assert "undecided: square_models.py:" in said and "proven with" not in said  # the inverse of the leaf would fit
     assert len(parse_rules(text).rules) == 5
     assert "from: turn/kernel    # float32[6,6]\n  linear: turn" in text
     assert "einsum: &einsum ask    # question, for " in text
