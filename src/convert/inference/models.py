@@ -264,9 +264,9 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = rows_zeroed_behind(scores_masked_first(program))
     program = program if keep else zeroed_as_masked(program)
     program = products_by_element(data_once(program), features=forms.variables)
-    program = parts_apart(field_by_field(table_by_table(one_hot_as_lookups(program))))
-    program = fields_apart(program)
-    program = chosen_rows_as_lookups(program) if forms.chosen and not keep else program
+    program = fields_apart(one_hot_as_lookups(program))
+    program = chosen_rows_as_lookups(program) if forms.chosen else program
+    program = parts_apart(field_by_field(table_by_table(program)))
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = batches_apart(program, keep=keep) if forms.batches else program

@@ -69,8 +69,7 @@ def test_tables_by_ones_and_zeros_are_found() -> None:
     found = infer(tagger, module, lambda module, given: module(**given), inputs, SHAPES)
     written = rules(found, module)
     for rule in (
-        "from: start\n  parameter: bos",
-        "from: end\n  parameter: eos",
+        'from: "{end,start}"\n  parameter: "{eos,bos}"',
         "from: steps\n  axes: CD\n  parameter: {name: trans, axes: DC}",
         "from: book\n  axes: CD\n  parameter: {name: codes.weight, axes: DC}",
     ):

@@ -18,7 +18,7 @@ from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor
 from convert.inference.grading import proof
 from convert.inference.isolated.one_by_one import EQUAL, MOST_RUNS, OneByOne
-from convert.inference.isolated.pieces import Piece, Pieces
+from convert.inference.isolated.pieces import Pieces, Use
 from convert.inference.isolated.places import HIDDEN, OTHER
 from convert.inference.meetings.contracted import contracted_axes
 from convert.inference.meetings.sites import Meeting, meetings
@@ -32,7 +32,7 @@ BY = "the outputs, with one number in every other parameter"
 IN_FRONT = (Grade.IN_FRONT, Grade.TIED)
 SAME = (Arithmetic.SAME, 1.0)
 RAN_OUT = (
-    "the search by the outputs alone ended after {runs} runs of both programs, its limit, with at most {most} of {all} tensors "
+    "the search by the outputs alone ended after {runs} runs of both programs, with at most {most} of {all} tensors "
     "found at once: whether the programs are equal is not decided; a smaller pair, such as one layer of each kind, needs fewer"
 )
 
@@ -75,12 +75,50 @@ def found_by_outputs(
         source_as_run, target: the records as they ran, with the same inputs.
         allowance: of runs; where all tensors are not found, those that were needed are taken from it.
     """
+    leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
     sites = _Sites(source_as_run, target)
     sought = sites.in_order([one for one in tensors if _is_sought(one, target)])
     if not sought or allowance.left <= 0:
         return FoundByOutputs(None, allowance.note if sought else "")
+    guessed = [one.name for one in sought if (_guess(one, leaves) != HIDDEN).all()]
+    in_front = [one.name for one in sought if one.name in guessed and one.grade in IN_FRONT]
+    doubted = sites.in_order([one for one in tensors if _is_sought(one, target, trusted=False)])
+    attempts = [(sought, guessed), (doubted, in_front), (doubted, [])]
+    most, runs, ran_out = 0, 0.0, False
+    for k, (those, kept) in enumerate(attempts):
+        if (those, kept) in attempts[:k]:
+            continue
+        search = _search(those, kept, tensors, sites, source, allowance.left - runs)
+        if search is None:
+            continue
+        if search.solve():
+            by_name = {one.name: search.of[one.name] for one in those}
+            return FoundByOutputs(
+                tuple(_made(one, by_name[one.name], leaves, sites) if one.name in by_name else one for one in tensors)
+            )
+        most, runs, ran_out = max(most, search.most), runs + search.runs, ran_out or search.ran_out
+        if runs >= allowance.left:
+            break
+    if ran_out:
+        allowance.left, allowance.note = 0, RAN_OUT.format(runs=round(runs), most=most, all=len(sought))
+        return FoundByOutputs(None, allowance.note)
+    allowance.left -= runs
+    return FoundByOutputs()
+
+
+def _search(
+    sought: Sequence[Tensor],
+    kept: Sequence[str],
+    tensors: Sequence[Tensor],
+    sites: _Sites,
+    source: Program,
+    most_runs: float,
+) -> OneByOne | None:
+    """Return the search for some tensors, with those of them that are kept as guessed; None where with one number everywhere an output is not a number."""
+    source_as_run, target = sites.source, sites.target
     leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
-    known = {leaf for one in tensors if one not in sought for part in one.parts for leaf in (part.leaf, *part.leaves)}
+    names = {one.name for one in sought}
+    known = {k for one in tensors if one.name not in names for part in one.parts for k in (part.leaf, *part.leaves)}
     hidden = {name: leaves[name] for name in sites.leaves_in_order() if name not in known}
     own = {name: value.array for name, value in source_as_run.parameters.items()}
     ways = {one.name: _way(one) or SAME for one in sought}
@@ -93,34 +131,15 @@ def found_by_outputs(
     state |= {one.name: values(one.name, np.full(one.shape, HIDDEN)) for one in sought}
     own |= {name: values(name, np.full(numbers.shape, HIDDEN)) for name, numbers in hidden.items()}
     given = {name: value.array for name, value in source_as_run.inputs.items()}
-    names = list(source_as_run.outputs)
-    guesses = {one.name: _guess(one, leaves) for one in sought}
-    guessed = [one for one in sought if (guesses[one.name] != HIDDEN).all()]
+    outputs = list(source_as_run.outputs)
     try:
-        sides = Reruns(source_as_run, own, given, names), Reruns(target, state, given, names)
-    except ConvertError:  # with one number everywhere an output is not a number
-        return FoundByOutputs()
-    pieces = {one.name: sites.pieces(one.name) for one in sought}
-    all_of_them = frozenset(one.name for one in guessed)
-    in_front = frozenset(one.name for one in guessed if one.grade in IN_FRONT)
+        sides = Reruns(source_as_run, own, given, outputs), Reruns(target, state, given, outputs)
+    except ConvertError:
+        return None
+    uses = {name: sites.of_leaf(name) for name in hidden} | {one.name: sites.of_tensor(one.name) for one in sought}
+    guesses = {one.name: _guess(one, leaves) for one in sought}
     allowed = max(EQUAL, tolerance(source_as_run, target))
-    most = 0
-    for kept in dict.fromkeys((all_of_them, in_front, frozenset[str]())):
-        search = OneByOne(*sides, hidden, guesses, values, pieces, kept, allowed=allowed, most_runs=allowance.left)
-        if search.solve():
-            made = (
-                _made(one, search.of[one.name], guesses[one.name], leaves, ways[one.name], sites)
-                if one.name in guesses
-                else one
-                for one in tensors
-            )
-            return FoundByOutputs(tuple(made))
-        most = max(most, search.most)
-        if search.ran_out:
-            allowance.left, allowance.note = 0, RAN_OUT.format(runs=MOST_RUNS, most=most, all=len(sought))
-            return FoundByOutputs(None, allowance.note)
-    allowance.left -= search.runs
-    return FoundByOutputs()
+    return OneByOne(*sides, hidden, guesses, values, uses, kept, allowed=allowed, most_runs=most_runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +156,12 @@ class _Values:
         return factor * COMPUTE[arithmetic](elements)
 
 
-def _is_sought(tensor: Tensor, target: Program) -> bool:
+def _is_sought(tensor: Tensor, target: Program, *, trusted: bool = True) -> bool:
+    """Whether a tensor may be made of elements of leaves; of one that is computed, as far as that is not trusted where the programs may differ."""
     if tensor.unread or tensor.name in target.buffers or target.parameters[tensor.name].array.dtype.kind != "f":
         return False
+    if not trusted and tensor.grade not in IN_FRONT:
+        return True
     covers = sum(len(part.elements) for part in tensor.parts) == int(np.prod(tensor.shape))
     return not covers or _way(tensor) is not None
 
@@ -168,7 +190,7 @@ class _Sites:
     """Where both programs use their parameters."""
 
     def __init__(self, source: Program, target: Program) -> None:
-        self._source, self._target = source, target
+        self.source, self.target = source, target
         self._pieces = Pieces(target)
         self._leaves, self._tensors = _first_meetings(source), _first_meetings(target)
 
@@ -178,16 +200,21 @@ class _Sites:
 
     def leaves_in_order(self) -> list[str]:
         """Return the names of the leaves in the order in which the source uses them."""
-        return sorted(self._source.parameters, key=lambda name: _index(self._leaves, name))
+        return sorted(self.source.parameters, key=lambda name: _index(self._leaves, name))
 
     def evidence(self, leaf: str, tensor: str) -> Evidence:
         """Return the evidence for a part of a leaf."""
         met, own = self._leaves.get(leaf), self._tensors[tensor]
         return Evidence(own.role, None if met is None else met.site("source"), own.site("target"), "", BY)
 
-    def pieces(self, tensor: str) -> frozenset[Piece]:
-        """Return the pieces that the target takes of what the layer of a tensor gives."""
-        return self._pieces.of(self._tensors[tensor]) if tensor in self._tensors else frozenset()
+    def of_leaf(self, name: str) -> Use:
+        """Return how the source uses a leaf."""
+        return _use(self.source, self._leaves.get(name))
+
+    def of_tensor(self, name: str) -> Use:
+        """Return how the target uses a tensor, with the pieces that it takes of what its layer gives."""
+        met = self._tensors.get(name)
+        return Use() if met is None else replace(_use(self.target, met), pieces=self._pieces.of(met))
 
     def contracted(self, tensor: str, positions: Array, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the axes of a leaf that the target sums over.
@@ -199,7 +226,7 @@ class _Sites:
         """
         index = np.unravel_index(np.maximum(positions, 0), shape)
         axes = set()
-        for along in contracted_axes(self._target, self._tensors[tensor], tensor):
+        for along in contracted_axes(self.target, self._tensors[tensor], tensor):
             inside = np.minimum(*(np.delete(positions, k, along) for k in (0, -1))) != HIDDEN
             axes |= {k for k, at in enumerate(index) if np.diff(at, axis=along)[inside].any()}
         return tuple(sorted(axes))
@@ -207,6 +234,12 @@ class _Sites:
 
 def _index(found: Mapping[str, Meeting], name: str) -> float:
     return found[name].index if name in found else math.inf
+
+
+def _use(program: Program, met: Meeting | None) -> Use:
+    if met is None:
+        return Use()
+    return Use(met.index / len(program.operations), (met.operation.where, met.operation.name, met.side))
 
 
 def _first_meetings(program: Program) -> dict[str, Meeting]:
@@ -220,13 +253,12 @@ def _first_meetings(program: Program) -> dict[str, Meeting]:
 def _made(
     tensor: Tensor,
     numbers: Array,
-    guess: Array,
     leaves: Mapping[str, Array],
-    way: tuple[Arithmetic, float],
     sites: _Sites,
 ) -> Tensor:
     """Return a tensor with the leaves of its elements; the parts that the search found, if they are the same."""
-    if np.array_equal(numbers, guess):
+    way = _way(tensor) or SAME
+    if np.array_equal(numbers, _guess(tensor, leaves)):
         return replace(tensor, grade=Grade.BEHIND, candidates=(), ties=(), guessed=True)
     flat = numbers.ravel()
     parts = []

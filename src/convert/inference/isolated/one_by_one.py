@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from convert.inference.isolated.pieces import Piece
+from convert.inference.isolated.pieces import Piece, Use
 from convert.inference.isolated.places import HIDDEN, OTHER, Fills, Place, cuts, layouts, places
 from convert.programs.reruns import Outputs, Reruns, equal
 
@@ -16,8 +17,24 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-9  # relative; both programs run in float64
 SEEN = 1e-6  # relative; so much an output changes where a leaf takes part
 LARGER = 10  # times the error up to which outputs are equal, if that is more, as of programs with numbers of float32
-MOST_RUNS = 400  # of both programs, of all their operations; where fewer run again, more runs are as many
+MOST_RUNS = 3000  # of both programs, of all their operations; where fewer run again, more runs are as many
+WITHOUT_PROGRESS = 100  # such runs after the most tensors were found
 MOST_KEPT = 2**24  # numbers of outputs that are kept until the next part of a leaf is found
+
+
+@dataclass(frozen=True, eq=False)
+class _Left:
+    """What is left of a leaf.
+
+    Attributes:
+        leaf: its name.
+        parts: the numbers of those parts of it that have no place yet; empty where it is not cut yet.
+        cut: what the parts fill, and the number of the cut.
+    """
+
+    leaf: str
+    parts: tuple[Array, ...] = ()
+    cut: tuple[Fills, int] = (Fills.ALL, 0)
 
 
 class OneByOne:
@@ -39,7 +56,7 @@ class OneByOne:
         leaves: Mapping[str, Array],
         guesses: Mapping[str, Array],
         values: Callable[[str, Array], Array],
-        pieces: Mapping[str, Collection[Piece]],
+        uses: Mapping[str, Use],
         kept: Collection[str] = (),
         *,
         allowed: float = EQUAL,
@@ -52,14 +69,14 @@ class OneByOne:
             leaves: name -> the numbers of its elements, of those that are sought.
             guesses: tensor that is sought -> for each element the number of the leaf's element that it may be, or `HIDDEN`.
             values: (leaf or tensor, numbers of its elements) -> the elements; one number where they are `HIDDEN`.
-            pieces: tensor -> those of its rows that the target takes apart: the parts of a leaf may lie there in another order.
+            uses: leaf or tensor -> how its program uses it.
             kept: tensors that are as guessed.
             allowed: relative error up to which outputs are equal.
             most_runs: so many are the limit, those of other searches with the same two included.
         """
         self._source, self._target = source, target
         self._leaves, self._guesses, self._values = leaves, guesses, values
-        self._pieces = pieces
+        self._uses = uses
         self.of = {
             name: numbers if name in kept else np.full(numbers.shape, HIDDEN) for name, numbers in guesses.items()
         }
@@ -71,7 +88,7 @@ class OneByOne:
         self._made: dict[Any, Outputs | None] = {}
         self._usual: dict[tuple[int, ...], tuple[Fills, int]] = {}  # shape of a leaf -> how the last one was cut
         self._allowed, self._most_runs = allowed, most_runs
-        self.most = 0
+        self.most, self._reached = 0, self.runs
 
     @property
     def runs(self) -> float:
@@ -81,30 +98,31 @@ class OneByOne:
 
     @property
     def ran_out(self) -> bool:
-        """Whether no more runs are left."""
-        return self.runs >= self._most_runs
+        """Whether no more runs are left, or too many led no further."""
+        return self.runs >= self._most_runs or self.runs >= self._reached + WITHOUT_PROGRESS
 
     def solve(self) -> bool:
         """Find a leaf for each tensor; False if there is none, or if its runs do not suffice."""
         self._source.changed({leaf: self._values(leaf, shown) for leaf, shown in self._shown.items()}, keep=True)
         self._target.changed({name: self._values(name, numbers) for name, numbers in self.of.items()}, keep=True)
-        left = [leaf for leaf, shown in self._shown.items() if (shown == HIDDEN).any()]
+        left = [_Left(leaf) for leaf, shown in self._shown.items() if (shown == HIDDEN).any()]
         return equal(self._target.outputs, self._source.outputs, self._allowed) and self._rest(left)
 
-    def _rest(self, left: Sequence[str]) -> bool:
-        """Find the places of these leaves, beginning with the first that the outputs show; those that none shows are the last."""
+    def _rest(self, left: Sequence[_Left]) -> bool:
+        """Find the places of these leaves, part by part, beginning with the first that the outputs show; what none shows is the last."""
         found = sum(not (numbers == HIDDEN).any() for numbers in self.of.values())
-        self.most = max(self.most, found)
+        if found > self.most:
+            self.most, self._reached = found, self.runs
         if found == len(self.of) or self.ran_out:
             return found == len(self.of)
         for shown in (True, False):
-            for k, leaf in enumerate(left):
-                if self._is_shown(leaf, self._leaves[leaf]) is not shown:
+            for k, one in enumerate(left):
+                if any(self._is_shown(one.leaf, part) for part in one.parts or [self._leaves[one.leaf]]) is not shown:
                     continue
-                placed = False
-                for _ in self._ways(leaf):
+                placed = shown  # a part that the outputs show has a place, unless what was found before is wrong
+                for rest in self._ways(one):
                     placed = True
-                    if self._rest([*left[:k], *left[k + 1 :]]):
+                    if self._rest([*rest, *left[:k], *left[k + 1 :]]):
                         return True
                 if placed:
                     return False
@@ -126,9 +144,15 @@ class OneByOne:
         numbers = self._leaves[leaf]
         return np.where(np.isin(numbers, part), numbers if number is None else number, self._shown[leaf])
 
-    def _ways(self, leaf: str) -> Iterator[None]:
-        """Find the places of a leaf, one way after the other: whole, or cut along one of its axes; first as the last one of its shape."""
-        numbers = self._leaves[leaf]
+    def _ways(self, one: _Left) -> Iterator[Sequence[_Left]]:
+        """Find the place of one part of a leaf, in one way after the other, and yield what is left of it.
+
+        A leaf lies somewhere whole, or cut along one of its axes; first as the last one of its shape.
+        """
+        if one.parts:
+            yield from self._placed(one)
+            return
+        numbers = self._leaves[one.leaf]
         usual = self._usual.get(numbers.shape)
         for first in (True, False):
             for fills, k, parts in self._cuts(numbers):
@@ -136,19 +160,18 @@ class OneByOne:
                     return
                 if ((fills, k) == usual) is not first:
                     continue
-                hidden = [np.isin(part, self._shown[leaf], invert=True) for part in parts]
+                hidden = [np.isin(part, self._shown[one.leaf], invert=True) for part in parts]
                 if all(part.all() or not part.any() for part in hidden):
-                    left = [part for part, one in zip(parts, hidden, strict=True) if one.all()]
-                    for _ in self._placed(leaf, left, fills) if self._have_room(left, fills) else ():
-                        self._usual[numbers.shape] = fills, k
-                        yield
+                    left = tuple(part for part, own in zip(parts, hidden, strict=True) if own.all())
+                    if self._have_room(left, fills):
+                        yield from self._placed(_Left(one.leaf, left, (fills, k)))
 
     def _cuts(self, numbers: Array) -> Iterator[tuple[Fills, int, Sequence[Array]]]:
         """Yield what the parts of a leaf may fill, the number of the cut, and the parts."""
         sizes = [one.size for one in self.of.values()] + [
             one.size // length * (stop - start)
             for name, one in self.of.items()
-            for length, start, stop in self._pieces[name]
+            for length, start, stop in self._uses[name].pieces
             if length in one.shape
         ]
         for fills in Fills:
@@ -164,20 +187,30 @@ class OneByOne:
         room = sum(n == size == left if fills is Fills.ALL else left // size for n, left in free)
         return len(parts) <= room or len(parts) <= room + sum(bool(self._guessed(part)) for part in parts)
 
-    def _placed(self, leaf: str, parts: Sequence[Array], fills: Fills) -> Iterator[None]:
-        """Find the places of the parts of a leaf, beginning with the first that the outputs show: what none shows changes nothing in either."""
+    def _placed(self, one: _Left) -> Iterator[Sequence[_Left]]:
+        """Find the place of the first of the parts of a leaf that the outputs show, and yield what is left of it.
+
+        A part that none shows changes nothing in either: what is found later may show it.
+        """
+        leaf, parts, cut = one.leaf, one.parts, one.cut
         if not parts:
-            yield
+            self._usual[self._leaves[leaf].shape] = cut
+            yield ()
             return
         k = next((k for k, part in enumerate(parts) if self._is_shown(leaf, part)), 0)
+        rest = (*parts[:k], *parts[k + 1 :])
         want = self._source_gives(leaf, parts[k])
-        for made in self._places(leaf, parts[k], fills):
+        for made in self._places(leaf, parts[k], cut[0]):
             if want is None or self.ran_out:
                 return
             if self._target_gives(made, want):
                 before = self._shown[leaf], {name: self.of[name] for name in made}
                 self._keep(leaf, self._with(leaf, parts[k]), made)
-                yield from self._placed(leaf, [*parts[:k], *parts[k + 1 :]], fills)
+                if rest:
+                    yield (_Left(leaf, rest, cut),)
+                else:
+                    self._usual[self._leaves[leaf].shape] = cut
+                    yield ()
                 self._keep(leaf, *before)
 
     def _in_order(self, leaf: str, part: Array, made: Mapping[str, Array]) -> bool:
@@ -196,7 +229,7 @@ class OneByOne:
 
     def _are_pieces(self, part: Array, made: Mapping[str, Array]) -> bool:
         """Whether a part of a leaf fills rows of each tensor that the target takes apart from the others."""
-        return all(_rows(np.isin(numbers, part)) & set(self._pieces[name]) for name, numbers in made.items())
+        return all(_rows(np.isin(numbers, part)) & set(self._uses[name].pieces) for name, numbers in made.items())
 
     def _keep(self, leaf: str, shown: Array, made: Mapping[str, Array]) -> None:
         self._shown[leaf] = shown
@@ -211,10 +244,16 @@ class OneByOne:
         guessed = self._guessed(part)
         if guessed and (self._in_order(leaf, part, guessed) or self._are_pieces(part, guessed)):
             yield guessed
-        rank = list(self._leaves).index(leaf) / len(self._leaves)
-        far = {name: abs(k / len(self.of) - rank) for k, name in enumerate(self.of)}
+        uses, first, last = self._uses, self._leaves[leaf].min(), self._leaves[leaf].max()
+        used = {uses[name].code for name, x in self.of.items() if ((first <= x) & (x <= last)).any()}
         beside, usual = self._beside.get(leaf, ("", 0))
-        in_turn = sorted(self.of, key=lambda name: (name != beside, name not in guessed, far[name]))
+
+        def far(name: str) -> float:  # the same code is used in one layer after the other
+            return uses[name].at if used else abs(uses[name].at - uses[leaf].at)
+
+        in_turn = sorted(
+            self.of, key=lambda name: (name != beside, name not in guessed, uses[name].code not in used, far(name))
+        )
         others = {name: self.of[name] for name in in_turn}
         want = self._source_gives(leaf, part, OTHER)
         for name, found in itertools.groupby(places(part.size, others, fills), lambda one: one[0]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from itertools import accumulate
 
 from convert.inference.candidates.context import SPLITS
@@ -12,6 +14,21 @@ from convert.programs.program import Operation, Program, Value, users_of
 Piece = tuple[int, int, int]  # the length of the axis, and where in it the piece begins and ends
 MAX_DEPTH = 32  # operations between the layer and the last of the cuts
 SUMS = (Role.PRODUCT, Role.CONVOLUTION)
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a program uses a parameter.
+
+    Attributes:
+        at: where, from 0 for its first operation to 1 for its last.
+        code: the operation, as the same one in another layer has it.
+        pieces: those of the rows that it takes apart: the parts of a leaf may lie there in another order.
+    """
+
+    at: float = 1.0
+    code: Hashable = None
+    pieces: frozenset[Piece] = frozenset()
 
 
 class Pieces:

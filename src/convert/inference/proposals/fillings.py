@@ -188,9 +188,9 @@ def turned(atoms: Sequence[Atom], out: int, heads: Collection[int]) -> Iterator[
                 if 1 < head < out // count and out // count % head == 0
             ),
         ]
-        for chosen in itertools.islice(itertools.permutations(plain, count), MAX_TURNED):
-            if not all(_goes_with(atom, chosen[:k]) for k, atom in enumerate(chosen)):
-                continue
+        in_orders = itertools.islice(itertools.permutations(plain, count), MAX_STEPS)
+        fitting = (x for x in in_orders if all(_goes_with(atom, x[:k]) for k, atom in enumerate(x)))
+        for chosen in itertools.islice(fitting, MAX_TURNED):
             for way in dict.fromkeys(map(_turn, ways)):
                 last = [
                     x for atom in chosen[:-1] for x in of_width if x.rope and _turn(x.order) == way and _same(x, atom)

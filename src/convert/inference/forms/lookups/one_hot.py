@@ -5,7 +5,7 @@ buckets, and of rows that the target computes, as the codes of a VQ-VAE.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from convert.programs.program import Array, Operation, Program, Value, producers
 
 LOOKUP = "index"
 FIELDS = "sum_of_fields"
+MAX_TABLES = 64
+MAX_STEPS = (
+    4  # operations between an index and its one-hot rows: a comparison with each row's number, and another dtype
+)
+Axes = tuple[tuple[Sequence[int], Sequence[int]], ...]  # (batch, summed) of the data, and of the parameter
 
 
 def one_hot_as_lookups(program: Program) -> Program:
@@ -72,57 +77,98 @@ def _lookup(operation: Operation) -> Operation | None:
     return replace(operation, name=LOOKUP, operands=(table,), results=(made,), settings={}, again=again)
 
 
+@dataclass(frozen=True)
+class _Fields:
+    """Several fields whose one-hot rows meet a table of their own in one product.
+
+    Attributes:
+        of_hot, of_table: the axis of the fields, of the one-hot rows and of the parameter.
+        rows: the axis of the parameter along which its rows lie.
+        summed: whether the product adds up what the fields give; otherwise its first axis is theirs.
+    """
+
+    of_hot: int
+    of_table: int
+    rows: int
+    summed: bool
+
+
 def fields_apart(program: Program) -> Program:
-    """Return the program with a product for each of several fields whose one-hot rows meet a table of their own, and the sum of these.
+    """Return the program with a product for each of several fields whose one-hot rows meet a table of their own, and the sum, or the stack, of these.
 
     One program contracts the one-hot rows of all fields at once, the other looks up a row for each.
     """
     made_by = producers_of(program.operations)
     operations: list[Operation] = []
     for operation in program.operations:
-        axes = _fields(operation, made_by)
-        operations += [operation] if axes is None else _field_by_field(operation, axes)
+        fields = _fields(operation, made_by)
+        operations += [operation] if fields is None else _field_by_field(operation, fields)
     return replace(program, operations=tuple(operations)) if len(operations) > len(program.operations) else program
 
 
-def _fields(operation: Operation, made_by: dict[Value, Operation]) -> tuple[int, int, int] | None:
-    """Return the axis of the fields of one-hot rows, and the axes of a parameter that fields and rows meet; None if it is another product."""
-    summed, of_table = _summed_with_one_hot_rows(operation, made_by, 2)
-    if not summed:
+def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | None:
+    """Return the fields; None if it is another product."""
+    axes = _axes_of_one_hot_rows(operation, made_by)
+    if axes is None:
         return None
-    k = summed.index(operation.operands[0].array.ndim - 1)
-    return summed[1 - k], of_table[1 - k], of_table[k]
+    (batch, summed), (of_batch, of_table) = axes
+    shape = _hot_and_table(operation)[0].array.shape
+    if len(summed) == 2 and not batch:
+        k = summed.index(len(shape) - 1)
+        return _Fields(summed[1 - k], of_table[1 - k], of_table[k], summed=True)
+    if len(summed) == len(batch) == 1 and shape[batch[0]] <= MAX_TABLES:
+        return _Fields(batch[0], of_batch[0], of_table[0], summed=False)
+    return None
 
 
-def _summed_with_one_hot_rows(
-    operation: Operation, made_by: dict[Value, Operation], count: int
-) -> tuple[list[int], list[int]]:
-    """Return the axes of one-hot rows that are computed of data, and those of a parameter, over which their product sums; none if these are not so many."""
+def _axes_of_one_hot_rows(operation: Operation, made_by: dict[Value, Operation]) -> Axes | None:
+    """Return the axes of one-hot rows that are computed of data, and those of a parameter that they meet; None if it is another product."""
     if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
-        return [], []
-    hot, table = operation.operands
-    axes = axes_of(operation, 1)
+        return None
+    hot, table = _hot_and_table(operation)
+    axes = axes_of(operation, operation.operands.index(table))
     if not table.of_parameters or not table.elements or hot not in made_by or not hot.data or axes is None:
-        return [], []
-    (batch, summed), (_, of_table) = axes
-    last = not batch and len(summed) == count and hot.array.ndim - 1 in summed
-    return (list(summed), list(of_table)) if last and _are_one_hot(hot.array) else ([], [])
+        return None
+    return axes if hot.array.ndim - 1 in axes[0][1] and _are_one_hot(hot.array) else None
 
 
-def _field_by_field(product: Operation, axes: tuple[int, int, int]) -> list[Operation]:
-    (field, of_field, of_rows), (hot, table) = axes, product.operands
+def _hot_and_table(product: Operation) -> tuple[Value, Value]:
+    one, two = product.operands
+    return (two, one) if one.of_parameters else (one, two)
+
+
+def _as_product(product: Operation, array: Array, first: int, rank: int) -> Array:
+    """Return a result with its axes in the product's order: where the table is the first operand, those of the one-hot rows are the last.
+
+    Args:
+        first, rank: the first axis of the one-hot rows in the array, and how many there are.
+    """
+    if not product.operands[0].of_parameters:
+        return array
+    return np.moveaxis(array, range(first, first + rank), range(-rank, 0))
+
+
+def _field_by_field(product: Operation, fields: _Fields) -> list[Operation]:
+    hot, table = _hot_and_table(product)
+    rows = fields.rows - (fields.of_table < fields.rows)
     operations: list[Operation] = []
     found: list[Value] = []
-    for k in range(hot.array.shape[field]):
-        rows = Value(np.take(hot.array, k, field), data=True, leaves=hot.leaves)
-        taken = step(product, "select", (hot,), rows, lambda x, k=k: np.take(x, k, field))
-        turn = step(product, "select", (table,), table, lambda x, k=k: np.moveaxis(np.take(x, k, of_field), of_rows - (of_field < of_rows), 0))  # fmt: skip
+    for k in range(hot.array.shape[fields.of_hot]):
+        chosen = Value(np.take(hot.array, k, fields.of_hot), data=True, leaves=hot.leaves)
+        taken = step(product, "select", (hot,), chosen, lambda x, k=k: np.take(x, k, fields.of_hot))
+        turn = step(product, "select", (table,), table, lambda x, k=k: np.moveaxis(np.take(x, k, fields.of_table), rows, 0))  # fmt: skip
         one = moved_by(turn, table)
-        times = product_at(product, rows, one)
+        times = product_at(product, chosen, one)
         found += times.results
         operations += [taken, replace(turn, results=(one,)), times]
     # One term of the sums that it stands in, however many fields there are.
-    return [*operations, step(product, FIELDS, tuple(found), product.results[0], lambda *x: np.sum(x, 0))]
+    name, join = (FIELDS, np.sum) if fields.summed else ("stack", np.stack)
+    first, rank = int(not fields.summed), hot.array.ndim - 2
+
+    def joined(*rows: Array) -> Array:
+        return _as_product(product, np.asarray(join(rows, 0)), first, rank)
+
+    return [*operations, step(product, name, tuple(found), product.results[0], joined)]
 
 
 def rows_chosen_by_products(program: Program) -> int:
@@ -137,26 +183,44 @@ def chosen_rows_as_lookups(program: Program) -> Program:
     operations: list[Operation] = []
     for operation in program.operations:
         axis = _chosen(operation, made_by)
-        operations += [operation] if axis is None else _by_place(operation, axis)
+        operations += [operation] if axis is None else _by_place(operation, axis, made_by)
     return replace(program, operations=tuple(operations))
 
 
 def _chosen(operation: Operation, made_by: dict[Value, Operation]) -> int | None:
     """Return the axis of a parameter along which a product takes places by one-hot rows that are computed of data; None if it is another product."""
-    _, of_table = _summed_with_one_hot_rows(operation, made_by, 1)
-    return of_table[0] if of_table else None
+    axes = _axes_of_one_hot_rows(operation, made_by)
+    return axes[1][1][0] if axes is not None and not axes[0][0] and len(axes[0][1]) == 1 else None
 
 
-def _by_place(product: Operation, axis: int) -> list[Operation]:
-    hot, table = product.operands
-    index = Value(hot.array.argmax(-1), data=True, leaves=hot.leaves)
+def _by_place(product: Operation, axis: int, made_by: dict[Value, Operation]) -> list[Operation]:
+    hot, table = _hot_and_table(product)
     turn = step(product, "transpose", (table,), table, lambda x: np.moveaxis(x, axis, 0))
     rows = moved_by(turn, table)
-    return [
-        step(product, "argmax", (hot,), index, lambda x: x.argmax(-1)),
-        replace(turn, results=(rows,)),
-        step(product, "embedding", (rows, index), product.results[0], lambda x, at: x[at]),
-    ]
+    index = _index(hot, made_by)
+    found: list[Operation] = []
+    if index is None:
+        index = Value(hot.array.argmax(-1), data=True, leaves=hot.leaves)
+        found = [step(product, "argmax", (hot,), index, lambda x: x.argmax(-1))]
+
+    def taken(table: Array, at: Array) -> Array:
+        return _as_product(product, table[at.astype(np.int64)], 0, at.ndim)
+
+    take = step(product, "embedding", (rows, index), product.results[0], taken)
+    return [*found, replace(turn, results=(rows,)), take]
+
+
+def _index(hot: Value, made_by: dict[Value, Operation]) -> Value | None:
+    """Return the value of data that one-hot rows are made of; None if there is none."""
+    at, value = hot.array.argmax(-1), hot
+    for _ in range(MAX_STEPS):
+        data = made_by[value].data if value in made_by else ()
+        if len(data) != 1:
+            return None
+        (value,) = data
+        if value.array.dtype.kind in "iu" and np.array_equal(value.array, at):
+            return value
+    return None
 
 
 def _are_one_hot(rows: Array) -> bool:

@@ -19,10 +19,12 @@ from convert.inference.grading import proof
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 from convert.programs.rerun import fits
-from convert.programs.reruns import Reruns, equal
+from convert.programs.reruns import Outputs, Reruns, equal
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST = 400  # ways to make other tensors
+ABOUT = 1e-6  # relative: outputs that may be equal but for rounding
+MOST_ELEMENTS = 4096  # of an output that are compared
 
 
 def of_equal_programs(
@@ -50,7 +52,8 @@ def of_equal_programs(
     if not equal(side.outputs, want, EXACT):
         return None
     guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT]
-    others = list(_others(guessed, source))
+    pairs = _may_be_exchanged(guessed, state, target, given, list(source.outputs))
+    others = list(_others(pairs, guessed, source))
     if len(others) > most:
         return None
     alternatives: dict[str, dict[int, tuple[Part, ...]]] = {}
@@ -65,11 +68,43 @@ def of_equal_programs(
     return tuple(_graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors)
 
 
-def _others(tensors: Sequence[Tensor], source: Program) -> Iterator[tuple[Tensor, ...]]:
+def _may_be_exchanged(
+    tensors: Sequence[Tensor],
+    state: Mapping[str, Array],
+    target: Program,
+    given: Mapping[str, Array],
+    outputs: Sequence[str],
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the pairs of tensors that may change places with any weights.
+
+    All tensors of a shape are equal, then one of them has other elements: of two that may change places, the outputs are the same.
+    So each tensor is tried once, and not each pair.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for shape in dict.fromkeys(tensor.shape for tensor in tensors):
+        group = [tensor for tensor in tensors if tensor.shape == shape]
+        try:
+            side = Reruns(target, {**state, **{one.name: state[group[0].name] for one in group}}, given, outputs)
+            made = [_some(side.changed({one.name: state[group[-1].name]})) for one in group] if len(group) > 1 else []
+        except ConvertError:  # not a number
+            made = [None] * len(group)
+        for (one, x), (two, y) in itertools.combinations(zip(group, made, strict=False), 2):
+            if x is None or y is None or equal(x, y, ABOUT):
+                pairs.append((one, two))
+    return pairs
+
+
+def _some(outputs: Outputs | None) -> Outputs | None:
+    """Return some elements of each output: those of all tensors are kept at once."""
+    return None if outputs is None else [x.ravel()[:: 1 + x.size // MOST_ELEMENTS] for x in outputs]
+
+
+def _others(
+    pairs: Sequence[tuple[Tensor, Tensor]], tensors: Sequence[Tensor], source: Program
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield tensors that are made of something else: two of each other's parts, or one of its leaf in another order."""
-    for one, two in itertools.combinations(tensors, 2):
-        if one.shape == two.shape:
-            yield replace(one, parts=two.parts), replace(two, parts=one.parts)
+    for one, two in pairs:
+        yield replace(one, parts=two.parts), replace(two, parts=one.parts)
     for tensor in tensors:
         for order in _orders(tensor, source):
             yield (replace(tensor, parts=(replace(tensor.parts[0], positions=order),)),)
