@@ -230,7 +230,7 @@ class Tensor:
         alternatives: number of a way -> parts in place of some of `parts` (`Grade.INTERCHANGEABLE`). With those of all tensors that the
             way changes, such as the heads of a query, a key and a value in another order, the outputs are the same.
         ties: which columns the inputs cannot tell apart (`Grade.TIED`).
-        candidates: leaves that may be the source (`Grade.OPEN`).
+        candidates: leaves that may be the source, whole or one part of them, such as one layer of a stack (`Grade.OPEN`).
         also: further names of the same tensor in the state_dict.
         unseen: how many elements no operation of the run used, or only with zeros; they continue the pattern of the others, or of other layers.
         unread: whether no operation of the target reads the tensor.
