@@ -14,7 +14,7 @@ from convert.drafting.axis_letters import Letters, NoLetterError
 from convert.drafting.like.target import TargetModel
 from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
-from convert.inference.open_tensors import NOT_PROVEN, equal_widths, part_of
+from convert.inference.open_tensors import NOT_PROVEN, equal_widths, part_of, stacked_along
 from convert.inference.rule_file.attention import join_attention
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.computed import settle
@@ -249,9 +249,11 @@ def _of_a_guess(why: str, tensors: Sequence[Tensor], derivation: Derivation) -> 
 
 
 def _offered(leaf: str, tensor: Tensor, derivation: Derivation) -> bool:
-    """Whether a tensor without a rule is offered where a leaf is: by the nearest guess, else as a candidate, else by its size."""
-    leaves = tensor.nearest or tensor.candidates
-    return leaf in leaves if leaves else prod(tensor.shape) == prod(derivation.leaves[leaf])
+    """Whether a tensor without a rule is offered where a leaf is: by the nearest guess, else as a candidate, else by its size or that of one part of the leaf, for what is behind the difference."""
+    leaves, shape = tensor.nearest or tensor.candidates, derivation.leaves[leaf]
+    if leaves:
+        return leaf in leaves
+    return prod(tensor.shape) == prod(shape) or (tensor.not_reached and bool(stacked_along(tensor.shape, shape)))
 
 
 def _question(leaf: str, derivation: Derivation, ruleless: Sequence[tuple[Tensor, str]]) -> DraftEntry:

@@ -227,12 +227,13 @@ def test_a_guess_without_words_is_said_to_be_a_guess() -> None:
     assert all(question_of(leaf, written.text).rstrip().endswith(said) for leaf in ("one", "two"))
 
 
-def test_what_is_offered_beside_what_was_not_reached_is_not_called_not_reached() -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_what_is_offered_beside_what_was_not_reached_is_not_called_not_reached(stacked: bool) -> None:
     derivation, target = small()
     made = next(t for t in derivation.tensors if t.name.endswith("wpe.weight"))
     other = next(t for t in derivation.tensors if t.name.endswith("wte.weight"))
     site = dataclasses.replace(made.parts[0].evidence.target, where="net.py:7")
-    leaf = made.parts[0].leaf
+    leaf = "stack" if stacked else made.parts[0].leaf
     changed = dataclasses.replace(
         opened(
             derivation,
@@ -241,10 +242,11 @@ def test_what_is_offered_beside_what_was_not_reached_is_not_called_not_reached()
         ),
         differences=(Difference(site, "it differs", shown=False),),
         proof=None,
+        leaves=derivation.leaves | {"stack": (2, *made.shape)},
     )
-    assert question_of(leaf, write_rules(changed, target).text) == (
+    assert question_of(leaf, write_rules(changed, target).text).rstrip() == (
         "  parameter: ask    # question: which tensor of the target is made of it? It may also be one behind net.py:7, which is undecided\n"
-        f"  # parameter: {made.name}"
+        f"  # parameter: {made.name}{'    # one part of axis 0' if stacked else ''}"
     )
 
 
