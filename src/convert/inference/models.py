@@ -30,6 +30,7 @@ from convert.inference.forms.lookups.one_hot import (
 )
 from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
+from convert.inference.forms.networks_apart import networks_apart, stacked_networks
 from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
 from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
 from convert.inference.forms.products.contractions import (
@@ -53,6 +54,7 @@ from convert.inference.forms.sums.constant_parts import columns_apart, parts_apa
 from convert.inference.forms.sums.constants_last import constants_last
 from convert.inference.forms.sums.group_factors import group_factors_behind, sums_of_scaled_groups
 from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
+from convert.inference.forms.sums.masked_sums import chosen_as_products, sums_of_chosen
 from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.grading import proof
@@ -124,6 +126,13 @@ class Models:
         as_run = recorded(self.module, self.run, given, known)
         require_same_again(self.module, self.run, as_run)
         return self._records(source, as_run, seed, given)
+
+    def record_apart(self, both: Records, seed: int) -> Records | None:
+        """Return the records in which several networks that a program runs at once are apart; None if both run as many."""
+        if self.runs.forms.networks or stacked_networks(both.source) == stacked_networks(both.target):
+            return None
+        self.runs.forms = replace(self.runs.forms, networks=True)
+        return self.records_of(both.as_run, seed)
 
     def further(
         self, both: Records, known: Sequence[Tensor], given: Mapping[int, Mapping[str, Array]]
@@ -204,14 +213,16 @@ class Forms:
         stacks: parameters in a stack, each for the same data, are taken apart.
         taps: sums of shifted data times the taps of a kernel are convolutions, too.
         distances: sums of squared differences have a product.
-        chosen: products of one-hot rows in the target are lookups.
+        chosen: products of one-hot rows of data are lookups.
         factors: numbers that stand behind the products that they scale.
         rows: a number for each row of the data stands behind the product with a parameter.
         chunks: operations that are applied to each chunk of a value are applied to the whole.
         groups: a number for each group of what is added up stands behind the sum.
-        batches: batches in which several inputs are joined are taken apart.
+        batches: rows of several values that are joined are taken apart.
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
+        masked: values of which a mask keeps some in a sum are products with the mask.
+        networks: networks that run at once over stacked parameters are taken apart.
     """
 
     apart: bool = False
@@ -230,6 +241,8 @@ class Forms:
     batches: bool = False
     bases: bool = False
     ends: bool = False
+    masked: bool = False
+    networks: bool = False
 
 
 def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
@@ -255,12 +268,14 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "rows": _unequal(products_of_scaled_rows),
     "bases": _unequal(products_of_mixed_bases),
     "ends": _unequal(products_of_taken_rows),
+    "masked": _unequal(sums_of_chosen),
 }
 
 
 def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = chunks_together(program, keep=keep) if forms.chunks else program
     program = group_factors_behind(program, keep=keep) if forms.groups else program
+    program = chosen_as_products(program) if forms.masked else program
     program = rows_zeroed_behind(scores_masked_first(program))
     program = program if keep else zeroed_as_masked(program)
     program = products_by_element(data_once(program), features=forms.variables)
@@ -270,6 +285,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = batches_apart(program, keep=keep) if forms.batches else program
+    program = networks_apart(program, keep=keep) if forms.networks else program
     program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program
     program = stacks_apart(program, keep=keep) if forms.stacks else program

@@ -9,8 +9,9 @@ statistics of a batch, the parts are joined again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -21,33 +22,36 @@ from convert.programs.program import REFUSALS, Array, Operation, Program, Value,
 
 LAYERS = (Role.PRODUCT, Role.CONVOLUTION, Role.LOOKUP)
 Run = Callable[[Sequence[Array]], Sequence[Array]]
+Rows = tuple[Array, ...]  # of each part
 
 
 @dataclass(frozen=True, eq=False)
-class _Parts:
-    """What a value is made of, one part after the other along an axis.
+class Parts:
+    """What a value is made of: rows along an axis.
 
     Attributes:
         axis: the axis.
+        rows: those of each part.
         values: the parts.
         made_by: the operation that gives the whole.
         joins: the operations that joined them.
     """
 
     axis: int
+    rows: Rows
     values: tuple[Value, ...]
     made_by: Operation
     joins: frozenset[Operation]
 
     @property
-    def bounds(self) -> list[int]:
-        """Where each part begins, and where the last one ends."""
-        return [0, *np.cumsum([x.array.shape[self.axis] for x in self.values]).tolist()]
+    def count(self) -> int:
+        """How many rows there are."""
+        return sum(map(len, self.rows))
 
     def alone(self, array: Array, part: int, shape: tuple[int, ...]) -> Array:
         """Return the whole, of a shape, with one part of it; the others are no numbers."""
         filled = np.full(shape, np.nan if array.dtype.kind in "fc" else 0, array.dtype)
-        filled[_rows(self.axis, self.bounds, part)] = array
+        filled[_at(self.axis, self.rows[part])] = array
         return filled
 
 
@@ -74,7 +78,7 @@ class _Trial:
             return []
 
 
-class _Rewriting:
+class Rewriting:
     """A program whose batches are taken apart, as far as it was read.
 
     Attributes:
@@ -82,12 +86,19 @@ class _Rewriting:
         joins: the operations that joined what layers were then applied to.
     """
 
-    def __init__(self, program: Program, *, keep: bool) -> None:
+    def __init__(self, program: Program, *, keep: bool, stacks: Mapping[Value, Parts] | None = None) -> None:
+        """Begin.
+
+        Args:
+            program: the program.
+            keep: whether what is computed of the whole stays in the program as well.
+            stacks: parameters that are in parts; without them, what joins data is taken apart.
+        """
         self.operations: list[Operation] = []
         self.joins: set[Operation] = set()
-        self._keep = keep
-        self._parts: dict[Value, _Parts] = {}
-        self._whole: set[Value] = set()  # values in parts that operations give as well
+        self._keep, self._joined = keep, stacks is None
+        self._parts = dict(stacks or {})
+        self._whole = set(self._parts)  # values in parts that operations give as well
         self._new: dict[Value, Value] = {}
         self._made_by = producers_of(program.operations)
 
@@ -101,8 +112,10 @@ class _Rewriting:
         if done:
             return
         self.put_together(operands)
-        if _joins_batches(now) and not self._are_steps(operation.operands):
-            self._parts[now.results[0]] = _Parts(0, operands, now, frozenset([now]))
+        axis = _joined_axis(now) if self._joined else None
+        if axis is not None and not self._are_steps(operation.operands):
+            rows = one_after_the_other([x.array.shape[axis] for x in operands])
+            self._parts[now.results[0]] = Parts(axis, rows, operands, now, frozenset([now]))
         elif not self._keep:
             self.operations.append(now)
 
@@ -122,7 +135,7 @@ class _Rewriting:
         """Let operations give values that are in parts."""
         for value in () if self._keep else [x for x in values if x in self._parts and x not in self._whole]:
             parts = self._parts[value]
-            join = step(parts.made_by, "cat", parts.values, value, lambda *x, at=parts.axis: np.concatenate(x, at))
+            join = step(parts.made_by, "cat", parts.values, value, lambda *x, of=parts: _whole(x, of.axis, of.rows))
             self.operations.append(replace(join, settings={"dim": parts.axis}))
             self._whole.add(value)
 
@@ -134,28 +147,27 @@ class _Rewriting:
             return False
         for cut in (False, True):
             trials = [self._cut(operation, k, cut=cut) for k in range(count)]
-            if (axes := _axes(operation, [trial.results() for trial in trials])) is not None:
+            if (found := _axes(operation, [trial.results() for trial in trials], of[0].rows)) is not None:
                 break
         else:
             others = (x for x in operation.operands if x not in self._parts)
             if operation.name not in MOVES and any(x.array.ndim for x in others):
                 return False
             wholes = [self._alone(operation, k) for k in range(count)]
-            found = _axes_of_rows(operation, [trial.results() for trial in wholes], of[0].bounds)
+            found = _axes_of_rows(operation, [trial.results() for trial in wholes], of[0].rows)
             if found is None:
                 return False
-            axes = [axis for axis, _ in found]
             trials = [replace(whole, run=_taking(whole.run, found, k)) for k, whole in enumerate(wholes)]
         steps = []
-        for trial in trials:
-            made = zip(trial.results(), operation.results, strict=True)
-            results = tuple(Value(array, data=True, leaves=x.leaves) for array, x in made)
+        for k, trial in enumerate(trials):
+            made = zip(trial.results(), operation.results, found, strict=True)
+            results = tuple(_part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
             steps.append(replace(operation, operands=trial.operands, results=results, again=trial.run))
             self.operations += (*trial.before, steps[-1])
         if parameter_operands(operation) and role_of(operation) in LAYERS:
             self.joins |= joins
-        for k, (axis, result) in enumerate(zip(axes, operation.results, strict=True)):
-            self._parts[result] = _Parts(axis, tuple(one.results[k] for one in steps), operation, joins)
+        for k, ((axis, rows), result) in enumerate(zip(found, operation.results, strict=True)):
+            self._parts[result] = Parts(axis, rows, tuple(one.results[k] for one in steps), operation, joins)
         return True
 
     def _of_one_part(self, operation: Operation) -> bool:
@@ -190,8 +202,8 @@ class _Rewriting:
             axis = parts.axis - whole.array.ndim + x.array.ndim
             if x in self._parts:
                 operands.append(self._parts[x].values[part])
-            elif cut and axis >= 0 and x.array.shape[axis] == parts.bounds[-1]:
-                at = _rows(axis, parts.bounds, part)
+            elif cut and axis >= 0 and x.array.shape[axis] == parts.count:
+                at = _at(axis, parts.rows[part])
                 operands.append(Value(x.array[at], x.data, x.leaves, tuple(of[at] for of in x.elements)))
                 before += [] if x.constant else [step(operation, "slice", (x,), operands[-1], lambda a, at=at: a[at])]
             else:
@@ -212,11 +224,14 @@ class _Rewriting:
 
 
 def joined_in_one(source: Program, target: Program) -> bool:
-    """Whether one of two programs joins a batch that layers are then applied to, row by row, and the other joins none of its size."""
+    """Whether one of two programs joins rows that layers are then applied to, row by row, and the other joins none of their size, and applies layers to each."""
     for one, other in ((source, target), (target, source)):
-        joins = (join for join in other.operations if _joins_batches(join))
-        if Counter(map(_size, _rewritten(one, keep=True).joins)) - Counter(map(_size, joins)):
-            return True
+        joins = Counter(_size(x.results[0]) for x in other.operations if _joined_axis(x) is not None)
+        alone = {_size(x) for operation in other.operations if role_of(operation) in LAYERS for x in operation.data}
+        for size, of_size in groupby(sorted(_rewritten(one, keep=True).joins, key=_joined_size), _joined_size):
+            apart = [join for join in of_size if all(_size(x) in alone for x in join.operands)]
+            if len(apart) > joins[size]:
+                return True
     return False
 
 
@@ -234,26 +249,38 @@ def batches_apart(program: Program, *, keep: bool) -> Program:
     return replace(program, operations=tuple(rewriting.operations), outputs=outputs)
 
 
-def _rewritten(program: Program, *, keep: bool) -> _Rewriting:
-    rewriting = _Rewriting(program, keep=keep)
+def _rewritten(program: Program, *, keep: bool) -> Rewriting:
+    rewriting = Rewriting(program, keep=keep)
     for operation in program.operations:
         rewriting.read(operation)
     return rewriting
 
 
-def _joins_batches(operation: Operation) -> bool:
-    """Whether an operation joins several values of data along their first axis."""
-    first = operation.settings.get(JOINS.get(operation.name, ""), 0) == 0
-    return operation.name in JOINS and first and operation.operands == operation.data and len(operation.data) > 1
+def _joined_axis(operation: Operation) -> int | None:
+    """Return the axis along which an operation joins several values of data; None if it is none, or that of the features."""
+    if operation.name not in JOINS or operation.operands != operation.data or len(operation.data) < 2:
+        return None
+    rank = operation.results[0].array.ndim
+    axis = int(operation.settings.get(JOINS[operation.name], 0)) % rank
+    return axis if axis == 0 or axis < rank - 1 else None
 
 
-def _size(operation: Operation) -> int:
-    return operation.results[0].array.size
+def _size(value: Value) -> int:
+    return value.array.size
 
 
-def _axes(operation: Operation, made: Sequence[list[Array]]) -> list[int] | None:
-    """Return the axis along which each result is what the parts give, one after the other; None if one is not."""
-    found = []
+def _joined_size(join: Operation) -> int:
+    return _size(join.results[0])
+
+
+def _axes(operation: Operation, made: Sequence[list[Array]], rows: Rows) -> list[tuple[int, Rows]] | None:
+    """Return the axis along which each result is what the parts give, and the rows of each; None if one is not.
+
+    Args:
+        made: the results of the operation on each part.
+        rows: of the parts in an operand.
+    """
+    found: list[tuple[int, Rows]] = []
     for of, result in zip(zip(*made, strict=True), operation.results, strict=True) if all(made) else ():
         shape = result.array.shape
         axes = [k for k, size in enumerate(shape) if all(x.ndim == len(shape) and x.shape[k] < size for x in of)]
@@ -261,42 +288,53 @@ def _axes(operation: Operation, made: Sequence[list[Array]]) -> list[int] | None
             np.delete(x.shape, axes[0]).tolist() != np.delete(shape, axes[0]).tolist() for x in of
         ):
             return None
-        if not are_same(np.concatenate(of, axes[0]), result.array):
+        sizes = [x.shape[axes[0]] for x in of]
+        at = rows if sizes == list(map(len, rows)) else one_after_the_other(sizes)
+        if not are_same(_whole(of, axes[0], at), result.array):
             return None
-        found += axes
+        found.append((axes[0], at))
     return found or None
 
 
-def _axes_of_rows(
-    operation: Operation, made: Sequence[list[Array]], bounds: Sequence[int]
-) -> list[tuple[int, list[int]]] | None:
-    """Return the axis along which each result has the parts, and where each begins; None if a part hangs on another.
+def _axes_of_rows(operation: Operation, made: Sequence[list[Array]], rows: Rows) -> list[tuple[int, Rows]] | None:
+    """Return the axis along which each result has the parts, and the rows of each; None if a part hangs on another.
 
     Args:
         operation: as it ran.
         made: its results with each part alone.
-        bounds: of the parts in an operand.
+        rows: of the parts in an operand.
     """
-    found = []
+    found: list[tuple[int, Rows]] = []
     for of, result in zip(zip(*made, strict=True), operation.results, strict=True) if all(made) else ():
-        for axis, size in enumerate(result.array.shape):
-            ends = [size * end // bounds[-1] for end in bounds]
-            rows = [_rows(axis, ends, k) for k in range(len(of))]
-            whole = all(size * end % bounds[-1] == 0 for end in bounds)
-            if whole and all(are_same(x[at], result.array[at]) for x, at in zip(of, rows, strict=True)):
-                found.append((axis, ends))
+        for axis in range(result.array.ndim):
+            at = _rows_along(axis, of, rows)
+            if at and all(are_same(x[_at(axis, k)], result.array[_at(axis, k)]) for x, k in zip(of, at, strict=True)):
+                found.append((axis, at))
                 break
         else:
             return None
     return found or None
 
 
-def _taking(run: Run, axes: Sequence[tuple[int, list[int]]], part: int) -> Run:
+def _rows_along(axis: int, made: Sequence[Array], rows: Rows) -> Rows:
+    """Return which rows along an axis each part has: those that are numbers with it alone; none if these are not each row once."""
+    size, count = made[0].shape[axis], sum(map(len, rows))
+    if made[0].dtype.kind in "fc":
+        others = tuple(k for k in range(made[0].ndim) if k != axis)
+        found = tuple(np.flatnonzero(~np.isnan(x).any(others)) for x in made)
+        each_once = np.array_equal(np.sort(np.concatenate(found)), np.arange(size))
+        return found if each_once and all(map(len, found)) else ()
+    if any(size * len(of) % count for of in rows) or any((np.diff(of) != 1).any() for of in rows):
+        return ()
+    return one_after_the_other([size * len(of) // count for of in rows])
+
+
+def _taking(run: Run, axes: Sequence[tuple[int, Rows]], part: int) -> Run:
     """Return what takes the rows of a part of each result."""
 
     def again(arrays: Sequence[Array]) -> list[Array]:
         made = zip(run(arrays), axes, strict=True)
-        return [np.ascontiguousarray(x[_rows(axis, ends, part)]) for x, (axis, ends) in made]
+        return [np.ascontiguousarray(x[_at(axis, rows[part])]) for x, (axis, rows) in made]
 
     return again
 
@@ -306,6 +344,21 @@ def _only(run: Run, result: int) -> Run:
     return lambda arrays: [run(arrays)[result]]
 
 
-def _rows(axis: int, bounds: Sequence[int], part: int) -> tuple[slice, ...]:
-    """Return the index of a part."""
-    return (*[slice(None)] * axis, slice(bounds[part], bounds[part + 1]))
+def one_after_the_other(sizes: Sequence[int]) -> Rows:
+    ends = np.cumsum(sizes)
+    return tuple(np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True))
+
+
+def _part_of(whole: Value, array: Array, at: tuple[slice | Array, ...]) -> Value:
+    """Return a part of a value."""
+    return Value(array, whole.data, whole.leaves, tuple(numbers[at] for numbers in whole.elements))
+
+
+def _at(axis: int, rows: Array) -> tuple[slice | Array, ...]:
+    """Return the index of some rows along an axis."""
+    return (*[slice(None)] * axis, rows)
+
+
+def _whole(parts: Sequence[Array], axis: int, rows: Rows) -> Array:
+    """Return what has all parts in their rows."""
+    return np.concatenate(parts, axis).take(np.argsort(np.concatenate(rows)), axis)

@@ -262,6 +262,8 @@ def _candidate(
             return
         pieces += found
     tied = tuple(sorted({k for atom, _ in chosen for k in atom.tied}))
+    if all(len(np.unique(n[list(tied)], axis=0)) == 1 for n in numbers):
+        tied = ()  # the elements that they meet are the same, as those of a bias that is added up over positions
     rows = "fused rows, " if len(chosen) > 1 else ""
     kind = (
         "product",

@@ -42,11 +42,11 @@ def _masked_first(operation: Operation, made_by: Mapping[Value, Operation]) -> l
         scores = _scores(weights, axis, made_by) if weights.leaves else None
         others = [x for j, x in enumerate(mask.operands) if j != k]
         if scores is not None and scores.array.shape == masked.array.shape and not any(x.leaves for x in others):
-            return _softmax_of_masked(operation, scores, _seen(mask, k), axis)
+            return _softmax_of_masked(operation, scores, kept_by(mask, k), axis)
     return []
 
 
-def _seen(mask: Operation, k: int) -> Operation | None:
+def kept_by(mask: Operation, k: int) -> Operation | None:
     """Return the operation that says which elements of its operand `k` a mask keeps; None if it is no mask."""
     others = tuple(x for j, x in enumerate(mask.operands) if j != k)
     ones = np.ones(mask.operands[k].array.shape)

@@ -1,0 +1,63 @@
+"""Take several networks apart that a program runs at once: `jax.vmap` over stacked parameters, such as the members of an ensemble, or two encoders.
+
+Another program runs one network after the other. Each parameter of the stack is in as many parts, and these go by themselves through each
+operation that acts on each network alone (`batches_apart`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from convert.inference.derivation import Role
+from convert.inference.forms.batches_apart import Parts, Rewriting, one_after_the_other
+from convert.inference.forms.elements import step
+from convert.inference.meetings.sites import axes_of, role_of
+from convert.programs.program import Operation, Program, Value
+
+MAX_NETWORKS = 16
+
+
+def stacked_networks(program: Program) -> int:
+    """Return how many networks a program runs at once; 0 if it runs one."""
+    sizes = {_networks(operation) for operation in program.operations}
+    return max((size for size in sizes if 1 < size <= MAX_NETWORKS), default=0)
+
+
+def networks_apart(program: Program, *, keep: bool) -> Program:
+    """Return the program with each of several networks by itself.
+
+    Args:
+        keep: whether what is computed of all at once stays in the program as well.
+    """
+    count = stacked_networks(program)
+    stacks = [x for x in program.parameters.values() if x.array.ndim and x.array.shape[0] == count]
+    if not count or not stacks:
+        return program
+    rows = one_after_the_other([1] * count)
+    first = program.operations[0]
+    cuts: list[Operation] = []
+    parts: dict[Value, Parts] = {}
+    for stack in stacks:
+        values = tuple(
+            Value(stack.array[of], leaves=stack.leaves, elements=tuple(n[of] for n in stack.elements)) for of in rows
+        )
+        steps = [step(first, "slice", (stack,), x, lambda a, of=of: a[of]) for x, of in zip(values, rows, strict=True)]
+        parts[stack] = Parts(0, rows, values, steps[0], frozenset())
+        cuts += steps
+    rewriting = Rewriting(program, keep=keep, stacks=parts)
+    for operation in program.operations:
+        rewriting.read(operation)
+    outputs = {name: rewriting.now(value) for name, value in program.outputs.items()}
+    rewriting.put_together(outputs.values())
+    return replace(program, operations=(*cuts, *rewriting.operations), outputs=outputs)
+
+
+def _networks(operation: Operation) -> int:
+    """Return how many matrices a product has, each for data of its own; 0 if it has one, or these are not the rows of a stack."""
+    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
+        return 0
+    side = 1 if operation.operands[0].data else 0
+    weight, axes = operation.operands[side], axes_of(operation, side)
+    if axes is None or len(axes[1][0]) != 1 or len(weight.elements) != 1 or not operation.data[0].leaves:
+        return 0
+    return int(weight.array.shape[axes[1][0][0]])
