@@ -163,3 +163,55 @@ def test_norms_that_no_pattern_names_are_parts() -> None:
 
 def _other(name: re.Match[str]) -> str:
     return "norms.{i}.weight" if name[1] == "blocks." else "blocks.{i}.norm.weight"
+
+
+class Rms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(H))
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Four(nn.Module):
+    """Four layers of one kind in two lists, in the one below another name."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make() for _ in range(2))
+        self.blocks = nn.ModuleList(nn.ModuleDict({"layer": make()}) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        each = (*self.layers, *(block["layer"] for block in self.blocks))
+        return torch.stack([layer(x.mT).mT if isinstance(layer, nn.Conv1d) else layer(x) for layer in each])
+
+
+def _scaled(x: Any, w: Mapping[str, Any]) -> Any:
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * (1 + w["a"])
+
+
+def _convolved(x: Any, w: Mapping[str, Any]) -> Any:
+    return jax.lax.conv_general_dilated(x, w["a"], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")) + w["b"]
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "shapes", "said"),
+    [
+        (_scaled, Rms, {"a": (H,)}, 'from: "{i}/a + 1", axes: (1 + 1)D, part: 1 of 2'),
+        (_convolved, lambda: nn.Conv1d(H, 4, 3), {"a": (3, H, 4), "b": (4,)}, 'from: "{i}/a", axes: (1 + 1)PDC, part: 1 of 2'),
+    ],
+    ids=["one plus the scale", "convolutions"],
+)  # fmt: skip
+def test_other_layers_that_no_pattern_names_are_parts(
+    function: Any, make: Any, shapes: Mapping[str, tuple[int, ...]], said: str
+) -> None:
+    def each(w: Mapping[str, Any], x: Any) -> Any:
+        leaves = [{name: w[f"{k}/{name}"][at] for name in shapes} for at in range(2) for k in range(2)]
+        return jnp.stack([function(x, of) for of in leaves])
+
+    module = Four(make)
+    stacks = {f"{k}/{name}": (2, *shape) for k in range(2) for name, shape in shapes.items()}
+    written = [_in_line(rule) for rule in rules(derive(each, module, stacks, floats(3, 7, H)), module)]
+    assert written[0].startswith(f'{said}, parameter: {{name: "layers.{{i}}.weight"'), written
+    assert len(written) == 2 * len(shapes)
