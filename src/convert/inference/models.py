@@ -130,9 +130,10 @@ class Models:
 
     def record_apart(self, both: Records, seed: int) -> Records | None:
         """Return the records in which several networks that a program runs at once are apart; None if both run as many."""
-        if self.runs.forms.networks or stacked_networks(both.source) == stacked_networks(both.target):
+        source, target = stacked_networks(both.source), stacked_networks(both.target)
+        if source == target or any(self.runs.forms.networks):
             return None
-        self.runs.forms = replace(self.runs.forms, networks=True)
+        self.runs.forms = replace(self.runs.forms, networks=(source, 0) if source > target else (0, target))
         return self.records_of(both.as_run, seed)
 
     def further(
@@ -224,7 +225,7 @@ class Forms:
         ends: rows of data are taken behind the product with a parameter.
         masked: values of which a mask keeps some in a sum are products with the mask.
         averaged: a mean stands behind the product with what is the same for all of it.
-        networks: networks that run at once over stacked parameters are taken apart.
+        networks: so many networks, of the source and of the target, that run at once over stacked parameters are taken apart.
     """
 
     apart: bool = False
@@ -244,7 +245,7 @@ class Forms:
     bases: bool = False
     ends: bool = False
     masked: bool = False
-    networks: bool = False
+    networks: tuple[int, int] = (0, 0)
     averaged: bool = False
 
 
@@ -289,7 +290,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = batches_apart(program, keep=keep) if forms.batches else program
-    program = networks_apart(program, keep=keep) if forms.networks else program
+    program = networks_apart(program, forms.networks[not keep], keep=keep)
     program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program
     program = stacks_apart(program, keep=keep) if forms.stacks else program

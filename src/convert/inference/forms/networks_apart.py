@@ -23,17 +23,18 @@ def stacked_networks(program: Program) -> int:
     return max((size for size in sizes if 1 < size <= MAX_NETWORKS), default=0)
 
 
-def networks_apart(program: Program, *, keep: bool) -> Program:
+def networks_apart(program: Program, networks: int, *, keep: bool) -> Program:
     """Return the program with each of several networks by itself.
 
     Args:
+        program: the record.
+        networks: how many there are; 0 if there is one.
         keep: whether what is computed of all at once stays in the program as well.
     """
-    count = stacked_networks(program)
-    stacks = [x for x in program.parameters.values() if x.array.ndim and x.array.shape[0] == count]
-    if not count or not stacks:
+    stacks = [x for x in program.parameters.values() if x.array.ndim and x.array.shape[0] == networks]
+    if not networks or not stacks:
         return program
-    rows = one_after_the_other([1] * count)
+    rows = one_after_the_other([1] * networks)
     first = program.operations[0]
     cuts: list[Operation] = []
     parts: dict[Value, Parts] = {}
@@ -53,11 +54,15 @@ def networks_apart(program: Program, *, keep: bool) -> Program:
 
 
 def _networks(operation: Operation) -> int:
-    """Return how many matrices a product has, each for data of its own; 0 if it has one, or these are not the rows of a stack."""
-    if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 1:
+    """Return how many matrices a product has, each for data of its own, or how many vectors scale or shift all data; 0 if it has one, or these are not the rows of a stack."""
+    if len(operation.operands) != 2 or len(operation.data) != 1:
         return 0
     side = 1 if operation.operands[0].data else 0
-    weight, axes = operation.operands[side], axes_of(operation, side)
-    if axes is None or len(axes[1][0]) != 1 or len(weight.elements) != 1 or not operation.data[0].leaves:
+    weight, role = operation.operands[side], role_of(operation)
+    if len(weight.elements) != 1:
         return 0
-    return int(weight.array.shape[axes[1][0][0]])
+    shape = weight.array.shape
+    if role in (Role.SCALE, Role.SHIFT):
+        return shape[0] if len(shape) > 2 and set(shape[1:-1]) == {1} else 0
+    axes = axes_of(operation, side) if role is Role.PRODUCT and operation.data[0].leaves else None
+    return shape[axes[1][0][0]] if axes is not None and len(axes[1][0]) == 1 else 0

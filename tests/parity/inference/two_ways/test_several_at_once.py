@@ -102,6 +102,27 @@ def test_networks_over_stacked_parameters(functions: Any) -> None:
     assert _differs(found) if nn.functional.gelu in functions else _is_derived(found)
 
 
+def _two_norms(p: Leaves, x: Any, z: Any, mask: Any) -> Any:
+    def normed(x: Any, scale: Any) -> Any:
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * (1 + scale)
+
+    return jax.vmap(lambda g, h: normed(normed(x, g), h))(p["g"], p["h"])
+
+
+class TwoNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.ModuleList(nn.RMSNorm(D, eps=1e-6) for _ in range(2)) for _ in range(2))
+
+    def forward(self, x: Any, z: Any, mask: Any) -> Any:
+        return torch.stack([last(first(x)) for first, last in zip(self.first, self.last, strict=True)])
+
+
+def test_norms_over_stacked_parameters() -> None:
+    """No product has a matrix for each."""
+    assert _is_derived(_derived(_two_norms, TwoNorms(), {"g": (2, D), "h": (2, D)}))
+
+
 MASKED = {"in": (D, D), "gain": (D,), "shift": (D,), "out": (D, D), "b": (D,)}
 
 
