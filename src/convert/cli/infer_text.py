@@ -34,15 +34,20 @@ def beside(derivation: Derivation, target: TargetModel, rules: str) -> str:
     """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none.
 
     Args:
-        rules: text of the file; those of BatchNorm write its counter, and a norm whose tensors have rules of their own has none.
+        rules: text of the file; that of a BatchNorm writes its counter, and that of one whose tensors have rules of their own is a constant.
     """
     from convert.drafting.like.target import COUNTERS
     from convert.rules.parse import parse_rules
 
-    norms = [rule for rule in parse_rules(rules).rules if rule.kind_name == "batch_norm"]
-    modules = [name.rpartition(".")[0] for name in target.tensors if name.endswith(COUNTERS)]
+    kinds = ("batch_norm", "constant")
+    norms, constants = (
+        [layer.path for rule in parse_rules(rules).rules if rule.kind_name == kind for layer in rule.targets.values()]
+        for kind in kinds
+    )
+    counted = {name: name.rpartition(".")[0] for name in target.tensors if name.endswith(COUNTERS)}
     counters = sum(
-        any(layer.path.match(module) for rule in norms for layer in rule.targets.values()) for module in modules
+        any(path.match(module) for path in norms) or any(path.match(name) for path in constants)
+        for name, module in counted.items()
     )
     seconds = sum(
         len(others)

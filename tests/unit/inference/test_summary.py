@@ -162,5 +162,8 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
         written(Path("r.yaml"), found, target, f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n")
         == start + without
     )
+    counter = '- {value: 0, axes: "", dtype: int64, because: no count, constant: bn.num_batches_tracked}\n'
+    of_its_own = f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n{counter}"
+    assert written(Path("r.yaml"), found, target, of_its_own) == start + more
     alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
     assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm) == start
