@@ -156,10 +156,14 @@ def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: 
 
 def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> Iterator[str]:
     """Say what is not sure of a tensor; nothing where all is."""
+    from convert.inference.derivation import MORE_ROWS
+
     if grade == "tied" and tensor.ties:
         tie = tensor.ties[0]
         columns = output.count(len(tie.columns), "column")
-        if tie.told_by:
+        if tie.told_by == MORE_ROWS:
+            yield f"{columns} are 0 in all rows that were drawn, as units behind a ReLU can be; {MORE_ROWS} may tell them apart"
+        elif tie.told_by:
             yield f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
         else:
             yield f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"

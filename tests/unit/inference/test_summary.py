@@ -11,7 +11,19 @@ import pytest
 
 from convert.cli.infer_text import hint, summary, written
 from convert.drafting.like.target import TargetModel, TargetModule
-from convert.inference.derivation import Arithmetic, Derivation, Difference, Evidence, Grade, Part, Role, Site, Tensor
+from convert.inference.derivation import (
+    MORE_ROWS,
+    Arithmetic,
+    Derivation,
+    Difference,
+    Evidence,
+    Grade,
+    Part,
+    Role,
+    Site,
+    Tensor,
+    Tie,
+)
 from convert.inference.open_tensors import NOT_PROVEN
 
 LEAVES = {"a": (3, 4), "b": (4, 3), "c": (12,), "stack": (2, 3, 4), "wide": (5, 7)}
@@ -44,6 +56,20 @@ def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
         f"derived: t.0 and 1 more like it: no output shows 2 {end}",
         f"derived: t.2: no output shows 5 {end}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("told_by", "said"),
+    [
+        (
+            MORE_ROWS,
+            "2 columns are 0 in all rows that were drawn, as units behind a ReLU can be; more rows may tell them apart",
+        ),
+        ("random ones", "the inputs make 2 columns equal; random ones would tell them apart"),
+    ],
+)
+def test_a_tie_says_which_inputs_would_tell_its_columns_apart(told_by: str, said: str) -> None:
+    assert lines(tensor("w", Grade.TIED, ties=(Tie((1, 3), SITE, told_by),))) == [f"tied: w: {said}"]
 
 
 @pytest.mark.parametrize(
