@@ -13,12 +13,14 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.drafting.like.target import TargetModel
-    from convert.inference.derivation import Derivation, Tensor
+    from convert.inference.derivation import Derivation, Difference, Tensor
 
 LISTED = 8  # tensors of one grade
 UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
 HINT = "hint: if you see no difference there, write that place, or what follows it, in one way in both, and run again; where you cannot, give "
 BY_HAND = "other inputs; rules that you write by hand can be converted and checked as well"
+NOT_COMPARED = "what follows is not compared"  # begins a clause of a difference
+LINE = re.compile(r"[\w./-]+:[0-9]+")  # of the code
 NUMBER = re.compile("[0-9]+")
 
 
@@ -91,7 +93,7 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
             far = f"; other weights make up for it, and no rule is written for them: {others}"
         yield f"{'differs' if difference.shown else 'undecided'}: {place}: {difference.brief or difference.problem}{far}"
         if difference.brief:
-            yield f"  in full: {difference.problem}"
+            yield from _in_full(difference)
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
         of_grade = [tensor for tensor in derivation.tensors if tensor.grade is grade and not tensor.not_reached]
@@ -115,6 +117,22 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         )
     if any(not difference.is_certain for difference in derivation.differences):
         yield hint(derivation)
+
+
+def _in_full(difference: Difference) -> Iterator[str]:
+    """Yield what the whole sentence says beyond the short one: further clauses, and lines of the code."""
+    from convert.programs.divergence.naming.brief import without_places
+
+    clauses = difference.problem.split("; ")
+    known = [
+        without_places(clause) in difference.brief and {*LINE.findall(clause)} <= {difference.site.where}
+        for clause in clauses
+    ]
+    new = [clause for clause, is_known in zip(clauses, known, strict=True) if not is_known]
+    if new and all(clause.startswith(NOT_COMPARED) for clause in new):
+        yield f"  also: {'; '.join(new)}"
+    elif new:
+        yield f"  in full: {'; '.join(clauses[: len(clauses) - known[::-1].index(False)])}"
 
 
 def hint(derivation: Derivation) -> str:

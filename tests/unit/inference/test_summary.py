@@ -125,6 +125,34 @@ def test_a_guess_of_a_search_that_ended_is_said_to_be_unproven_and_not_said_twic
     assert not any(line.startswith("no rule") for line in found)
 
 
+BRIEF = "in attn: the target uses a, and the JAX model b"
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("the target uses a (net.py:7, in attn), and the JAX model b", []),
+        (
+            "the target uses a (net.py:7), and the JAX model b; what follows is not compared, as w is open",
+            ["  also: what follows is not compared, as w is open"],
+        ),
+        (
+            "of x, the target sums (net.py:7); the JAX model sums (jax.py:3); the target uses a, and the JAX model b",
+            ["  in full: of x, the target sums (net.py:7); the JAX model sums (jax.py:3)"],
+        ),
+        (
+            "the target uses a (net.py:7), and the JAX model b (jax.py:3)",
+            ["  in full: the target uses a (net.py:7), and the JAX model b (jax.py:3)"],
+        ),
+    ],
+)
+def test_the_whole_sentence_does_not_repeat_the_short_one(problem: str, said: list[str]) -> None:
+    place = Site("target", 0, "mm", where="net.py:7")
+    found = Derivation((), LEAVES, differences=(Difference(place, problem, brief=BRIEF),))
+    first, *more = summary(found, {})
+    assert first == f"differs: net.py:7: {BRIEF}" and more == said
+
+
 @pytest.mark.parametrize(
     ("leaves", "said"),
     [
