@@ -148,7 +148,7 @@ def test_a_leaf_of_which_one_part_is_a_layer_is_not_refuted_by_its_whole_value()
         scores = jnp.einsum("bqhf,bkhf->bhqk", q, k)
         return jnp.tanh(scores * jnp.abs(scores)).mean(1) @ (x @ w["v"] + w["v_b"])
 
-    heads = {name: (WIDTH, 3, 5) for name in "qk"} | {f"{name}_b": (3, 5) for name in "qk"}
+    heads = dict.fromkeys("qk", (WIDTH, 3, 5)) | {f"{name}_b": (3, 5) for name in "qk"}
     found = derive(function, OfEachHead(), {**heads, "v": (WIDTH, 5), "v_b": (5,)})
     assert found.differences and not found.complete
     assert {tensor.grade for tensor in found.tensors} == {Grade.OPEN}
