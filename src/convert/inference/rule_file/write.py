@@ -143,7 +143,8 @@ def write_rules(
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking and t.name not in (refused or {})]
-    norms = [rule.module for rule in rules if rule.layer.kind_name == "batch_norm"]
+    batch_norms = (rule for rule in rules if rule.layer.kind_name == "batch_norm")
+    norms = [name for rule in batch_norms for name in (rule.module, *rule.layer.also)]
     shared = _shared(target, derivation, tied, unwritten)
     counters = _counters(target, norms, unwritten)
     buffers = describe_buffers(derivation, letters, lacking, neighbours, shared, counters)
