@@ -130,9 +130,9 @@ def _fits_as_well(search: Search, segment: Segment, other: Solution, name: str) 
 def _is_part(solution: Solution, name: str) -> bool:
     """Whether a solution makes a tensor of a part of what the source multiplies at once."""
     pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
-    weights = [piece.meeting.weight.elements[:1] for piece in pieces if piece.meeting is not None]
-    at_once = {int(n) for of in weights for numbers in of for n in np.unique(numbers) if n >= 0}
-    return bool(at_once) and not at_once <= {int(n) for piece in pieces for n in piece.numbers}
+    taken = np.concatenate([np.zeros(0, int), *(piece.numbers for piece in pieces)])
+    at_once = (numbers for p in pieces if p.meeting is not None for numbers in p.meeting.weight.elements[:1])
+    return any(not np.isin(numbers[numbers >= 0], taken).all() for numbers in at_once)
 
 
 def _is_followed(search: Search, solution: Solution, name: str) -> bool:
