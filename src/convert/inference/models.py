@@ -31,6 +31,7 @@ from convert.inference.forms.lookups.one_hot import (
 from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
 from convert.inference.forms.networks_apart import networks_apart, stacked_networks
+from convert.inference.forms.products.averaged import means_of_products, products_of_means
 from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
 from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
 from convert.inference.forms.products.contractions import (
@@ -222,6 +223,7 @@ class Forms:
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
         masked: values of which a mask keeps some in a sum are products with the mask.
+        averaged: a mean stands behind the product with what is the same for all of it.
         networks: networks that run at once over stacked parameters are taken apart.
     """
 
@@ -243,6 +245,7 @@ class Forms:
     ends: bool = False
     masked: bool = False
     networks: bool = False
+    averaged: bool = False
 
 
 def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
@@ -269,6 +272,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "bases": _unequal(products_of_mixed_bases),
     "ends": _unequal(products_of_taken_rows),
     "masked": _unequal(sums_of_chosen),
+    "averaged": _unequal(products_of_means),
 }
 
 
@@ -290,6 +294,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = columns_apart(program, keep=keep) if forms.columns else program
     program = stacks_apart(program, keep=keep) if forms.stacks else program
     program = taps_as_convolutions(program) if forms.taps and keep else program
+    program = means_of_products(program, keep=keep) if forms.averaged else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = bases_mixed_first(program) if forms.bases and not keep else program

@@ -100,3 +100,10 @@ def test_programs_that_differ_are_not_derived(fault: str) -> None:
     derivation = _derived(CoreByCore(fault))
     assert not derivation.complete and derivation.differences
     assert not {Grade.DERIVED, Grade.INTERCHANGEABLE} & grades(derivation)
+
+
+def test_more_tensors_than_it_is_for_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convert.inference.isolated.found.MOST_TENSORS", 3)
+    found = _derived(CoreByCore())
+    assert not found.complete
+    assert any("was not tried: it is for at most 3 tensors, and " in note for note in found.notes), found.notes

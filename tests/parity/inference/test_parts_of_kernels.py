@@ -58,7 +58,7 @@ OF_OUTPUTS = [
     ("equal", (E, E), lambda w, x: split(w, x, E), {"k": (3, 3, C, 2 * E), "b": (2 * E,)}, "axes: PQC(D + D)"),
     ("unequal", (E, 4), lambda w, x: split(w, x, E), {"k": (3, 3, C, E + 4), "b": (E + 4,)}, "part: 1 of 2"),
     ("one channel", (3, 1), lambda w, x: split(w, x, 3), {"k": (3, 3, C, 4), "b": (4,)}, "axes: PQD(C + 1)"),
-    ("elements of an axis", (E, E), listed, {"k": (2, 3, 3, C, E), "b": (2, E)}, "axes: (1 + 1)PQCD"),
+    ("elements of an axis", (E, E), listed, {"k": (2, 3, 3, C, E), "b": (2, E)}, "stacked: {i: 0}"),
     ("biases", (E, E), biases, {"f": (3, 3, C, E), "g": (3, 3, C, E), "b": (2 * E,)}, "axes: (C + C)"),
 ]
 

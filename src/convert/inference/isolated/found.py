@@ -37,6 +37,10 @@ RAN_OUT = (
 )
 
 
+TOO_MANY = "the search by the outputs alone was not tried: it is for at most {most} tensors, and {all} are open"
+MOST_TENSORS = 700  # one call in another for each; Python allows 1,000
+
+
 @dataclass
 class Allowance:
     """How many runs of both programs are left, for all weights and inputs with which a pair is searched; a search that finds all takes none.
@@ -70,7 +74,8 @@ def found_by_outputs(
 
     Args:
         tensors: with the parts that the search found: first all of them are kept, then those in front of the difference, then none, and
-            they are only tried before others. What is computed from leaves, or what the module has itself, is taken as it is.
+            they are only tried before others. What is computed from leaves is taken as it is at first, then only in front of the
+            difference; what the module has itself, always.
         source: the record in the form that these parts belong to.
         source_as_run, target: the records as they ran, with the same inputs.
         allowance: of runs; where all tensors are not found, those that were needed are taken from it.
@@ -80,6 +85,8 @@ def found_by_outputs(
     sought = sites.in_order([one for one in tensors if _is_sought(one, target)])
     if not sought or allowance.left <= 0:
         return FoundByOutputs(None, allowance.note if sought else "")
+    if len(sought) > MOST_TENSORS:
+        return FoundByOutputs(None, TOO_MANY.format(most=MOST_TENSORS, all=len(sought)))
     guessed = [one.name for one in sought if (_guess(one, leaves) != HIDDEN).all()]
     in_front = [one.name for one in sought if one.name in guessed and one.grade in IN_FRONT]
     doubted = sites.in_order([one for one in tensors if _is_sought(one, target, trusted=False)])

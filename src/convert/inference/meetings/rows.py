@@ -56,8 +56,9 @@ class RowTable(Generic[T]):
             if self._rows[k].shape[1] != wanted.shape[1]:
                 continue
             one, two = matches(sums, self._sums[k], tolerance)
-            other = (wanted[one] != self._rows[k][two]).any(1)  # two coordinates in turns have the same sums
-            order = np.lexsort((other, one))
+            # Two coordinates in turns have the same sums, and so nearly have the rows of a softmax that hardly chooses.
+            apart = np.abs(wanted[one] - self._rows[k][two]).max(1)
+            order = np.lexsort((apart, one))
             one, two = one[order], two[order]
             known, at = np.unique(one, return_index=True)
             if len(known) == len(wanted):

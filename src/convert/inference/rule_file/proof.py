@@ -105,8 +105,9 @@ def is_open(name: str, open_tensors: Collection[str]) -> bool:
 
 
 def _as_regex(pattern: str) -> str:
-    """Return what matches the names of a pattern's modules: an index is a number, alternatives are words."""
+    """Return what matches the names of a pattern's modules: an index is a number, or has names; alternatives are words."""
     parts = re.split(r"(\{[^{}]*\})", pattern)
-    words = ("|".join(map(re.escape, part[1:-1].split(","))) if "," in part else r"[0-9]+" for part in parts[1::2])
+    listed = (re.sub(r"^[a-z]:", "", part[1:-1]) for part in parts[1::2])
+    words = ("|".join(map(re.escape, text.split(","))) if "," in text else r"[0-9]+" for text in listed)
     groups = [f"({word})" for word in words]
     return "".join(re.escape(text) + group for text, group in zip(parts[::2], [*groups, ""], strict=True))

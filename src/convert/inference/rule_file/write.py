@@ -22,7 +22,7 @@ from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
-from convert.inference.rule_file.joining.taken import other_parts, parts_of, with_biases_apart, with_taken
+from convert.inference.rule_file.joining.taken import in_tensors, other_parts, parts_of, with_biases_apart, with_taken
 from convert.inference.rule_file.layers.modules import COUNTER, describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
@@ -112,7 +112,8 @@ def write_rules(
     described = with_biases_apart(described, parts)
     described = join_attention(described, derivation, target)
     rules, unjoined = join_layers(described, derivation.leaves)
-    rules, lost = _writable([with_taken(rule, parts) for rule in rules], unjoined, target)
+    rules = [with_taken(one, parts) for rule in rules for one in in_tensors(rule, parts)]
+    rules, lost = _writable(rules, unjoined, target)
     unwritten |= {**lost, **(refused or {})}
     makers: list[tuple[str, frozenset[str]]] = []  # of each rule, what it makes, and of which leaves
     neighbours: list[Neighbour] = []

@@ -98,7 +98,7 @@ TWO, ONE = {"f": (N, C), "g": (N, C)}, {"t": (N, 2 * C)}
         (by_ones, Wide(exchanged), TWO, '- from: "{g,f}"\n  axes: DC\n  parameter: {name: e.weight, axes: "D(C + C)"}'),
         (wide, Apart(), ONE, '- from: t\n  axes: D(C + C)\n  parameter: "{f,g}.weight"'),
         (wide_by_ones, Apart(), ONE, '- from: t\n  axes: D(C + C)\n  parameter: "{f,g}.weight"'),
-        (stacked, Apart(), {"t": (N, 2, C)}, '- from: t\n  axes: D(1 + 1)C\n  parameter: "{f,g}.weight"'),
+        (stacked, Apart(), {"t": (N, 2, C)}, '- from: t\n  stacked: {i: 1}\n  axes: VD\n  embedding: "{i:f,g}"'),
         (
             wide,
             Wide(exchanged),

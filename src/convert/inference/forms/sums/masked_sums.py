@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.forms.elements import step
-from convert.inference.forms.products.contractions import SUMS
-from convert.inference.forms.sums.masked_softmaxes import kept_by
+from convert.inference.forms.sums.masked_softmaxes import SUMS, kept_by
 from convert.programs.program import Operation, Program, Value, users_of
 
 CHOICES = frozenset(("where", "select_n", "masked_fill"))

@@ -20,11 +20,10 @@ from convert.inference.rule_file.joining.patterns import (
     structure,
 )
 from convert.inference.rule_file.layers.layout import Axis
-from convert.inference.rule_file.layers.rule import COLUMNS, CONVOLUTIONS, NORMS, TAPS, LayerRule, Source
-from convert.inference.rule_file.leaf_sums import common_path, terms_of
+from convert.inference.rule_file.layers.rule import COLUMNS, NORMS, LayerRule, Source
+from convert.inference.rule_file.leaf_sums import common_path
 
 ALTERNATIVES = re.compile(r"\{[^{}]*,[^{}]*\}")
-NAMES = {"from": "weight", "bias": "bias"}  # of a layer's tensors
 
 
 def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> tuple[list[PatternRule], list[LayerRule]]:
@@ -40,7 +39,7 @@ def join_layers(layers: Sequence[LayerRule], leaves: Collection[str] = ()) -> tu
         groups[structure(layer)].append(layer)
     made = [rule for members in groups.values() for rule in indexed_rules(members, letters, every)]
     rules = [rule for rule in made if isinstance(rule, PatternRule)]
-    rules = _joined(rules, _split_key, _join_split)
+    rules = _joined(rules, _split_key, lambda group: _join_split(group, letters))
     rules = _joined(rules, lambda rule: _parts_key(_relettered(rule)), _join_parts)
     rules = _joined(rules, _alternatives_key, _join_alternatives)
     rules = _joined(rules, _alternatives_key, _join_alike)
@@ -88,46 +87,41 @@ def _alone(rule: PatternRule) -> Hashable:
 def _split_key(rule: PatternRule) -> Hashable:
     """Return what the rules of the elements of one axis have in common."""
     shared = replace(rule, layer=replace(rule.layer, keys=_without_activation(rule)))
-    return (*_common(shared), rule.sources, rule.split is None and rule.module)
+    if rule.split is None:
+        return (*_common(shared), rule.sources, rule.module)
+    shared = shared if rule.index_from else _relettered(shared)
+    return (*_common(shared), shared.sources)
 
 
-def _join_split(group: Sequence[PatternRule]) -> list[PatternRule]:
-    """Join the rules whose modules have the elements of one axis."""
-    group = sorted(group, key=lambda rule: rule.at)
-    split = group[0].split
+def _join_split(group: Sequence[PatternRule], letters: IndexLetters) -> list[PatternRule]:
+    """Join the rules whose modules have the elements of one axis: by a letter of that axis, else by an index with their names."""
+    group = _with_letters_of_first(sorted(group, key=lambda rule: rule.at))
+    first, split = group[0], group[0].split
+    _, words, end = apart([rule.module for rule in group])
     module = common_pattern([rule.module for rule in group])
-    if split is None or module is None or not _have_axis(group[0].layer, split):
+    if split is None or module is None or [rule.at for rule in group] != list(range(_size(first.layer, split))):
         return list(group)
-    if [rule.at for rule in group] != list(range(_size(group[0].layer, split))):
+    whole = _whole(_as_one_layer(group), module, first.sources)
+    if _is_axis_of_rule(first.layer, split) and not ALTERNATIVES.search(end):
+        return [whole]
+    layouts = [source.layout for _, of in first.layer.sources for source in of]
+    if any(split not in dict(layout.fixed) or layout.is_opened(split) for layout in layouts):
         return list(group)
-    return _as_parameters(_whole(_as_one_layer(group), module, group[0].sources))
+    listed = ",".join(words)
+    index = letters.of_names(listed, len(words), module)
+    named = module.replace(f"{{{listed}}}", f"{{{index}:{listed}}}")
+    return [replace(whole, module=named, stacked=(*first.stacked, (index, split)), split=None)]
 
 
-def _have_axis(layer: LayerRule, split: int) -> bool:
-    """Whether this is the axis of which each leaf has one element, and an equation has further outputs. A bias lacks the axes of the inputs."""
-    axes = [{axis for axis, _ in source.layout.fixed} for _, of in layer.sources for source in of]
-    main = layer.main[0]
+def _is_axis_of_rule(layer: LayerRule, split: int) -> bool:
+    """Whether a rule has a letter for the axis of which each leaf has one element: an equation with further outputs, or the axes of a parameter. A bias lacks the axes of the inputs."""
+    if layer.kind_name not in ("linear", "parameter") or len(layer.main) > 1:
+        return False
+    main, *others = (source for _, of in layer.sources for source in of)
     of_bias = split - sum(axis < split for axis in main.contracted)
     outward = {axis.of for axis in main.layout.axes} - {*main.contracted}
-    in_each = all((split if k < len(layer.main) else of_bias) in of for k, of in enumerate(axes))
+    in_each = split in dict(main.layout.fixed) and all(of_bias in dict(one.layout.fixed) for one in others)
     return in_each and (layer.kind_name != "linear" or bool(outward))
-
-
-def _as_parameters(rule: PatternRule) -> list[PatternRule]:
-    """Return the rule of tables or kernels that are the elements of one axis as those of their tensors: only such rules have words for them."""
-    layer = rule.layer
-    table, kernel = layer.kind_name == "embedding" and not layer.keys, layer.kind_name in CONVOLUTIONS
-    if not (table or kernel) or layer.names or any(key not in NAMES for key, _ in rule.sources):
-        return [rule]
-    found = []
-    for (key, of), (_, path) in zip(layer.sources, rule.sources, strict=True):
-        taps = ((TAPS, str(len(of[0].layout.shape) - 2)),) if kernel and key == "from" else ()
-        alone = replace(layer, kind_name="parameter", sources=(("from", of),), keys=(), target_keys=taps, geometry=())
-        patterns = [parse_pattern(one) for one in terms_of(path)]
-        leaves = frozenset(leaf for leaf in rule.leaves if any(pattern.match(leaf) for pattern in patterns))
-        module = f"{rule.module}.{NAMES[key]}"
-        found.append(replace(rule, layer=alone, module=module, sources=(("from", path),), leaves=leaves))
-    return found
 
 
 def _part(source: Source) -> Axis | None:
@@ -163,11 +157,11 @@ def _as_one_layer(group: Sequence[PatternRule]) -> Sequence[PatternRule]:
 
 def _relettered(rule: PatternRule, letters: str = INDICES) -> PatternRule:
     """Return a rule whose indices have these letters, in the order in which its modules have them."""
-    known = list(dict.fromkeys(re.findall(r"\{([a-z])\}", rule.module)))
+    known = list(dict.fromkeys(re.findall(r"\{([a-z])[}:]", rule.module)))
     of = dict(zip(known, letters, strict=False))
 
     def named(text: str) -> str:
-        return re.sub(r"\{([a-z])(\+\d+)?\}", lambda m: f"{{{of.get(m[1], m[1])}{m[2] or ''}}}", text)
+        return re.sub(r"\{([a-z])(\+\d+|:[^{}]*)?\}", lambda m: f"{{{of.get(m[1], m[1])}{m[2] or ''}}}", text)
 
     return replace(
         rule,
@@ -177,12 +171,18 @@ def _relettered(rule: PatternRule, letters: str = INDICES) -> PatternRule:
     )
 
 
+def _with_letters_of_first(group: Sequence[PatternRule]) -> list[PatternRule]:
+    """Return rules with the letters of the first one, where all describe as many layers."""
+    if all(rule.index_from for rule in group) or len({rule.layers for rule in group}) > 1:
+        return list(group)
+    letters = "".join(dict.fromkeys(re.findall(r"\{([a-z])[}:]", group[0].module)))
+    return [_relettered(rule, letters) for rule in group]
+
+
 def _join_parts(group: Sequence[PatternRule]) -> list[PatternRule]:
     """Join the rules whose modules have the parts of one axis; the parts of the bias are the same."""
     group = sorted(group, key=_start)
-    if not all(rule.index_from for rule in group) and len({rule.layers for rule in group}) == 1:
-        letters = "".join(dict.fromkeys(re.findall(r"\{([a-z])\}", group[0].module)))
-        group = [_relettered(rule, letters) for rule in group]
+    group = _with_letters_of_first(group)
     found = [[_part(source) for _, (source,) in rule.layer.sources] for rule in group]
     module = common_pattern([rule.module for rule in group])
     sizes = tuple(part.size for part, *_ in found if part is not None)

@@ -106,6 +106,12 @@ class IndexLetters:
         shared = next((letter for (_, n), letter in self._known.items() if n == count), INDICES[0])
         return self._known.setdefault(("#".join(before), count), free[0] if free else shared)
 
+    def of_names(self, names: str, count: int, module: str) -> str:
+        """Return the letter of an index with names, which is none of the pattern of a module."""
+        found = self.named(f"names {names}", 0, count)
+        own = re.findall(r"\{([a-z])[+:}]", module)
+        return found if found not in own else next(letter for letter in INDICES if letter not in own)
+
 
 def structure(layer: LayerRule) -> Hashable:
     """Return what the layers of one rule have in common: all but numbers. One that is open leaves the others their rule."""

@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from convert.core.path_pattern import parse_pattern
 from convert.inference.rule_file.joining.patterns import PatternRule, Taken, leaves_of, part_at
 from convert.inference.rule_file.layers.layout import Layout
-from convert.inference.rule_file.layers.rule import LayerRule, Source, bias_apart
+from convert.inference.rule_file.layers.rule import ADDED, CONVOLUTIONS, NORMS, TAPS, LayerRule, Source, bias_apart
+from convert.inference.rule_file.leaf_sums import terms_of
 
 KINDS = ("linear", "parameter")  # whose rules may take a part of a leaf
+NAMES = {"from": "weight", "bias": "bias"}  # of the tensors of other kinds
 Runs = tuple[tuple[int, int], ...]  # start and stop along each axis of a leaf
 Sizes = Mapping[int, tuple[tuple[int, ...], ...]]  # axis of a leaf -> for each part, the sizes of the axes that make it
 
@@ -121,6 +124,28 @@ def with_taken(rule: PatternRule, parts: Mapping[str, Sizes]) -> PatternRule:
         sizes = parts.get(source.leaf, {})
         found.add(tuple(_taken(source, sizes, axis) for axis in sorted(sizes) if axis not in said))
     return replace(rule, taken=found.pop()) if len(found) == 1 else rule
+
+
+def in_tensors(rule: PatternRule, parts: Mapping[str, Sizes]) -> list[PatternRule]:
+    """Return the rule of layers that have one element of an axis, where no pattern names those of the others, as the rules of their tensors: only such rules take a part of a leaf."""
+    layer = rule.layer
+    has_tensors = layer.kind_name in (*NORMS, *CONVOLUTIONS) or (layer.kind_name == "embedding" and not layer.keys)
+    in_all = rule.split is not None and rule.at >= 0 and rule.leaves <= parts.keys()
+    if not (has_tensors and in_all) or layer.names or any(key not in NAMES for key, _ in rule.sources):
+        return [rule]
+    said = (*layer.keys, *layer.target_keys)
+    number = (("multiplies_by", "1+scale") in said) - (("multiplies_by", "1+weight") in said)
+    found = []
+    for (key, of), (_, path) in zip(layer.sources, rule.sources, strict=True):
+        is_main = key == "from"
+        added = ((f"from{ADDED}", str(number)),) if is_main and number else ()
+        taps = ((TAPS, str(len(of[0].layout.shape) - 2)),) if is_main and layer.kind_name in CONVOLUTIONS else ()
+        one = replace(layer, kind_name="parameter", sources=(("from", of),), keys=added, target_keys=taps, geometry=())
+        patterns = [parse_pattern(term) for term in terms_of(path)]
+        leaves = frozenset(leaf for leaf in rule.leaves if any(pattern.match(leaf) for pattern in patterns))
+        module = f"{rule.module}.{NAMES[key]}"
+        found.append(replace(rule, layer=one, module=module, sources=(("from", path),), leaves=leaves))
+    return found
 
 
 def other_parts(rules: Sequence[PatternRule], lost: Collection[int], unjoined: Sequence[LayerRule] = ()) -> set[int]:

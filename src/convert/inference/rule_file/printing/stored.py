@@ -55,8 +55,6 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     beside, across = map(int, said.get(BESIDE, "1 -1").split())
     moved = any(axis.parts for axis in layout.axes)
     if (rule.split is not None and rule.at < 0) or rule.parts is not None:
-        if layer.kind_name != "parameter":
-            raise NoWordsError("its modules have elements of one axis of a leaf that no equation describes")
         return _in_pieces(rule, named, stacked)
     columns = said.get(COLUMNS, "")
     single = len(layer.main) == 1 and not columns

@@ -1,0 +1,148 @@
+"""Take the mean of products where a program takes the product of a mean: ``mean(W) v`` is ``mean(W v)``, where v is the same for all.
+
+Interpretable attention, as in the Temporal Fusion Transformer, has one matrix of values for all heads. One program averages the weights of
+the heads, the other averages what each head gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.forms.elements import step
+from convert.inference.meetings.sites import axes_of, role_of
+from convert.programs.program import Array, Operation, Program, Value, producers_of
+
+SUMS = frozenset(("sum", "reduce_sum", "mean"))
+FACTORS = frozenset(("mul", "div"))
+MAX_STEPS = 6  # operations that change nothing, and a factor, between the mean and the product
+
+
+@dataclass(frozen=True, eq=False)
+class _Mean:
+    """A value that is a number times the sum of another one along an axis.
+
+    Attributes:
+        side: of the product whose operand it is.
+        value: what is added up.
+        axis: the axis.
+        factor: the number.
+    """
+
+    side: int
+    value: Value
+    axis: int
+    factor: float
+
+
+def products_of_means(program: Program) -> int:
+    """Return how many products of two values of data there are of which one is a mean."""
+    made_by = producers_of(program.operations)
+    return sum(_mean(operation, made_by) is not None for operation in program.operations)
+
+
+def means_of_products(program: Program, *, keep: bool) -> Program:
+    """Return the program with the mean behind each such product.
+
+    Args:
+        program: the record.
+        keep: whether the products as they were stay in the program as well.
+    """
+    made_by = producers_of(program.operations)
+    operations: list[Operation] = []
+    for operation in program.operations:
+        mean = _mean(operation, made_by)
+        operations += [operation] if mean is None or keep else []
+        operations += [] if mean is None else _behind(operation, mean)
+    return replace(program, operations=tuple(operations))
+
+
+def _mean(product: Operation, made_by: Mapping[Value, Operation]) -> _Mean | None:
+    """Return the mean that a product has as an operand; None if it is another operation, or has none."""
+    operands = product.operands
+    if role_of(product) is not Role.PRODUCT or len(operands) != 2 or not all(x.data and x.leaves for x in operands):
+        return None
+    if axes_of(product, 1) is None:
+        return None
+    found = (_sum(x, side, made_by) for side, x in enumerate(operands))
+    return next((mean for mean in found if mean is not None), None)
+
+
+def _sum(value: Value, side: int, made_by: Mapping[Value, Operation]) -> _Mean | None:
+    before = value
+    for _ in range(MAX_STEPS):
+        made = made_by.get(before)
+        data = made.data if made is not None else ()
+        if made is None or len(data) != 1:
+            return None
+        if made.name in SUMS:
+            return _along(data[0], value, side)
+        same_shape = data[0].array.shape == before.array.shape
+        numbers = all(x.array.size == 1 for x in made.operands if x is not data[0])
+        if not same_shape or not ((made.name in FACTORS and numbers) or np.array_equal(data[0].array, before.array)):
+            return None
+        before = data[0]
+    return None
+
+
+def _along(added: Value, value: Value, side: int) -> _Mean | None:
+    """Return the mean that a value is of another one; None if it is none along one axis."""
+    shape = added.array.shape
+    for axis in range(len(shape)):
+        if (*shape[:axis], *shape[axis + 1 :]) == value.array.shape and shape[axis] > 1:
+            total = added.array.sum(axis)
+            factor = float(value.array.ravel() @ total.ravel() / max(total.ravel() @ total.ravel(), 1e-300))
+            if np.allclose(factor * total, value.array, rtol=1e-12, atol=0):
+                return _Mean(side, added, axis, factor)
+    return None
+
+
+def _behind(product: Operation, mean: _Mean) -> list[Operation]:
+    """Return the product of all that is added up, and its mean, at the place of the product of the mean."""
+    axes = axes_of(product, 1)
+    if axes is None:
+        return [product]
+    (batch, summed), (of_batch, of_summed) = axes
+    moved = Value(np.moveaxis(mean.value.array, mean.axis, 0), True, mean.value.leaves)
+    order = (mean.axis, *(k for k in range(mean.value.array.ndim) if k != mean.axis))
+    moves = step(product, "transpose", (mean.value,), moved, lambda x: np.moveaxis(x, mean.axis, 0))
+    operands = list(product.operands)
+    operands[mean.side] = moved
+    sides = [(tuple(summed), tuple(batch)), (tuple(of_summed), tuple(of_batch))]
+    sides[mean.side] = (tuple(k + 1 for k in sides[mean.side][0]), tuple(k + 1 for k in sides[mean.side][1]))
+    numbers = ((sides[0][0], sides[1][0]), (sides[0][1], sides[1][1]))
+
+    def multiplied(one: Array, two: Array) -> Array:
+        return _dot_general(one, two, numbers)
+
+    all_of_them = Value(multiplied(*(x.array for x in operands)), True, product.results[0].leaves)
+    free = len(batch) + (0 if mean.side == 0 else product.operands[0].array.ndim - len(batch) - len(summed))
+    (result,) = product.results
+
+    def averaged(x: Array) -> Array:
+        return np.reshape(mean.factor * x.sum(free), result.array.shape)
+
+    times = step(product, "dot_general", tuple(operands), all_of_them, multiplied)
+    return [
+        replace(moves, settings={"permutation": order}),
+        replace(times, settings={"dimension_numbers": numbers}),
+        step(product, "mean", (all_of_them,), result, averaged),
+    ]
+
+
+def _dot_general(one: Array, two: Array, numbers: tuple[tuple[tuple[int, ...], ...], ...]) -> Array:
+    """Return the product of two arrays: with the batch axes, the free ones of the first, and those of the second."""
+    (left, right), (left_batch, right_batch) = numbers
+    letters = count()
+    of_one = [next(letters) for _ in range(one.ndim)]
+    of_two = [next(letters) for _ in range(two.ndim)]
+    for a, b in (*zip(left, right, strict=True), *zip(left_batch, right_batch, strict=True)):
+        of_two[b] = of_one[a]
+    batch = [of_one[k] for k in left_batch]
+    rest = [of_one[k] for k in range(one.ndim) if k not in (*left, *left_batch)]
+    rest += [of_two[k] for k in range(two.ndim) if k not in (*right, *right_batch)]
+    return np.asarray(np.einsum(one, of_one, two, of_two, [*batch, *rest]))
