@@ -13,12 +13,14 @@ from convert.cli import output
 
 if TYPE_CHECKING:
     from convert.drafting.like.target import TargetModel
-    from convert.inference.derivation import Derivation, Tensor
+    from convert.inference.derivation import Derivation, Difference, Tensor
 
 LISTED = 8  # tensors of one grade
 UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
 HINT = "hint: if you see no difference there, write that place, or what follows it, in one way in both, and run again; where you cannot, give "
 BY_HAND = "other inputs; rules that you write by hand can be converted and checked as well"
+NOT_COMPARED = "what follows is not compared"  # begins a clause of a difference
+LINE = re.compile(r"[\w./-]+:[0-9]+")  # of the code
 NUMBER = re.compile("[0-9]+")
 
 
@@ -34,15 +36,20 @@ def beside(derivation: Derivation, target: TargetModel, rules: str) -> str:
     """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none.
 
     Args:
-        rules: text of the file; those of BatchNorm write its counter, and a norm whose tensors have rules of their own has none.
+        rules: text of the file; that of a BatchNorm writes its counter, and that of one whose tensors have rules of their own is a constant.
     """
     from convert.drafting.like.target import COUNTERS
     from convert.rules.parse import parse_rules
 
-    norms = [rule for rule in parse_rules(rules).rules if rule.kind_name == "batch_norm"]
-    modules = [name.rpartition(".")[0] for name in target.tensors if name.endswith(COUNTERS)]
+    kinds = ("batch_norm", "constant")
+    norms, constants = (
+        [layer.path for rule in parse_rules(rules).rules if rule.kind_name == kind for layer in rule.targets.values()]
+        for kind in kinds
+    )
+    counted = {name: name.rpartition(".")[0] for name in target.tensors if name.endswith(COUNTERS)}
     counters = sum(
-        any(layer.path.match(module) for rule in norms for layer in rule.targets.values()) for module in modules
+        any(path.match(module) for path in norms) or any(path.match(name) for path in constants)
+        for name, module in counted.items()
     )
     seconds = sum(
         len(others)
@@ -86,7 +93,7 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
             far = f"; other weights make up for it, and no rule is written for them: {others}"
         yield f"{'differs' if difference.shown else 'undecided'}: {place}: {difference.brief or difference.problem}{far}"
         if difference.brief:
-            yield f"  in full: {difference.problem}"
+            yield from _in_full(difference)
     follows = "nothing in front of the difference tells" if derivation.differences else "what follows does not tell"
     for grade in Grade:
         of_grade = [tensor for tensor in derivation.tensors if tensor.grade is grade and not tensor.not_reached]
@@ -110,6 +117,22 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         )
     if any(not difference.is_certain for difference in derivation.differences):
         yield hint(derivation)
+
+
+def _in_full(difference: Difference) -> Iterator[str]:
+    """Yield what the whole sentence says beyond the short one: further clauses, and lines of the code."""
+    from convert.programs.divergence.naming.brief import without_places
+
+    clauses = difference.problem.split("; ")
+    known = [
+        without_places(clause) in difference.brief and {*LINE.findall(clause)} <= {difference.site.where}
+        for clause in clauses
+    ]
+    new = [clause for clause, is_known in zip(clauses, known, strict=True) if not is_known]
+    if new and all(clause.startswith(NOT_COMPARED) for clause in new):
+        yield f"  also: {'; '.join(new)}"
+    elif new:
+        yield f"  in full: {'; '.join(clauses[: len(clauses) - known[::-1].index(False)])}"
 
 
 def hint(derivation: Derivation) -> str:
@@ -151,10 +174,14 @@ def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: 
 
 def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> Iterator[str]:
     """Say what is not sure of a tensor; nothing where all is."""
+    from convert.inference.derivation import MORE_ROWS
+
     if grade == "tied" and tensor.ties:
         tie = tensor.ties[0]
         columns = output.count(len(tie.columns), "column")
-        if tie.told_by:
+        if tie.told_by == MORE_ROWS:
+            yield f"{columns} are 0 in all rows that were drawn, as units behind a ReLU can be; {MORE_ROWS} may tell them apart"
+        elif tie.told_by:
             yield f"the inputs make {columns} equal; {tie.told_by} would tell them apart"
         else:
             yield f"the model gives {columns} the same numbers for all inputs that were drawn, and {follows} them apart; larger inputs may (a pooling window that covers the whole map makes its parts equal)"

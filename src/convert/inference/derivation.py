@@ -196,14 +196,17 @@ class Part:
         }
 
 
+MORE_ROWS = "more rows"
+
+
 @dataclass(frozen=True)
 class Tie:
-    """Columns of the data that the inputs make equal.
+    """Columns of the data that are equal in all rows.
 
     Attributes:
         columns: their numbers along the axis that the parameter meets.
         site: where the target meets them.
-        told_by: an input that would tell them apart; empty: none, as it is the models that make them equal.
+        told_by: inputs that would tell them apart, `MORE_ROWS` of columns that the model makes zero; empty: none, as it is the models that make them equal.
     """
 
     columns: tuple[int, ...]

@@ -170,8 +170,8 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
     chosen = rules.family and rules.model.replace("_", "-") != Path(rules.path).stem  # from several in a file
     model = f" ({rules.model})" if chosen else ""
     if all(finding.code == "rule-unfinished" for finding in findings):
-        values = len(match.coverage.rules.questions)
-        open_ = "1 value is open" if values == 1 else f"{values} values are open"
+        asked = len(match.coverage.rules.questions)
+        open_ = "1 question is open" if asked == 1 else f"{asked} questions are open"
         return PlanError(*findings, headline=f"{rules.path}{model} is not finished: {open_}")
     return PlanError(
         *findings,
@@ -182,11 +182,9 @@ def misfit_error(match: RuleMatch, findings: Sequence[Finding]) -> PlanError:
 
 def _left_open(questions: Sequence[Finding]) -> Finding:
     """Return the questions as one: most of them may be open for no other reason than what `infer` found in the code."""
-    values = "1 value is" if len(questions) == 1 else f"{len(questions)} values are"
+    asked = "1 question is" if len(questions) == 1 else f"{len(questions)} questions are"
     fix = "derive the rules again first, and answer what is left then"
-    return Finding(
-        "rule-unfinished", f"{values} open (`{ASK}`), which may follow from that", questions[0].rule, fix=fix
-    )
+    return Finding("rule-unfinished", f"{asked} open (`{ASK}`), which may follow from that", questions[0].rule, fix=fix)
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -236,6 +236,39 @@ def test_a_module_that_needs_numbers_is_not_called_wrong(plan: Plan, file: Path)
     )
 
 
+RULES = """model: m
+title: M
+targets: {torch: {loads: torch.nn.BatchNorm1d}}
+rules:
+- {from: "{scale,bias,mean,var}", axes: C, parameter: "bn.{weight,bias,running_mean,running_var}"}
+"""
+COUNTER = '- {value: 0, axes: "", dtype: int64, because: no count, constant: bn.num_batches_tracked}\n'
+
+
+@pytest.mark.parametrize("rules", [RULES, RULES + COUNTER])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_counter_that_the_module_has_is_missed(rules: str, own: bool, tmp_path: Path) -> None:
+    """torch fills it in where a state_dict says no version, so that a strict load does not miss it."""
+
+    def build(state: Mapping[str, Any]) -> torch.nn.Module:
+        module = torch.nn.Module()
+        module.bn = torch.nn.BatchNorm1d(5)
+        if own:  # which has the version of each layer
+            module.load_state_dict(state, strict=True)
+            return module.eval()
+        return torch.nn.Sequential(module)  # whose names are no names of the file
+
+    ckpt, out = tmp_path / "ckpt.npz", tmp_path / "out.safetensors"
+    np.savez(ckpt, **{name: np.ones(5, np.float32) for name in ("scale", "bias", "mean", "var")})
+    (tmp_path / "m.yaml").write_text(rules)
+    convert.convert(str(tmp_path / "m.yaml"), ckpt, out)
+    reference = Reference(lambda seed: {}, build, lambda module, inputs: {}, (), 1, 1)
+    level = check_coverage(plan_conversion(str(tmp_path / "m.yaml"), ckpt), open_written(out), reference)
+    lacks = own and rules == RULES
+    assert [(one.code, one.path) for one in level.findings] == [("tensor-missing", "bn.num_batches_tracked")] * lacks
+    assert all(COUNTER[3:11] in one.fix and "`constant: bn.num_batches_tracked`" in one.fix for one in level.findings)
+
+
 # ---- files
 
 

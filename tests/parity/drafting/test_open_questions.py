@@ -49,7 +49,7 @@ def test_a_buffer_may_be_asked_for() -> None:
     assert [str(q) for q in rules.questions] == [
         "r.yaml:8:11: `buffer` of buffer is open; write the module or tensor of the target that is made of it in place of `ask`"
     ]
-    with pytest.raises(PlanError, match="^r.yaml is not finished: 1 value is open"):
+    with pytest.raises(PlanError, match="^r.yaml is not finished: 1 question is open"):
         make_plan(rules, MemorySource(zeros(a=(4,))))
 
 
@@ -147,7 +147,7 @@ def test_commands(convert: Run, tmp_path: Path) -> None:
     rows = [line.split() for line in out.splitlines()]
     assert rows[0] == ["Covered:", "48", "of", "49", "leaves"]
     assert rows[1][:4] == ["params/dense_{i}/kernel", "linear", "48", "leaves"]
-    assert ["No", "rule:"] not in [row[:2] for row in rows] and f"{file} is not finished: 2 values are open" in err
+    assert ["No", "rule:"] not in [row[:2] for row in rows] and f"{file} is not finished: 2 questions are open" in err
     said = json.loads(convert("plan", file, ckpt, "--json", code=2)[0])
     assert not said["complete"] and said["leaves"] == 49 and len(said["questions"]) == 2 == len(said["findings"])
     assert said["covered"][0]["open"] == ["einsum", "linear"] and said["dropped"][0]["path"] == "step"

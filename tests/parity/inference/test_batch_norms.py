@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import derive, floats, linen, rules
 
 D = 4
@@ -134,3 +136,19 @@ def test_another_ensemble_is_not_derived(fault: str) -> None:
     if fault == "sum":
         net.forward = lambda x: torch.stack([net.critics[0](x), net.critics[0](x) + net.critics[1](x)])
     assert not derive(function, net, shapes, floats(5, D)).complete
+
+
+def test_one_batch_norm_that_becomes_two_has_two_counters() -> None:
+    """Its rule has both as a list of targets, and writes their counters."""
+
+    def function(w: Any, x: Any) -> Any:
+        for layer in "ab":
+            x = (x - w["mean"]) / jnp.sqrt(w["var"] + 1e-5) * w["scale"] + w["bias"]
+            x = jnp.tanh(x @ w[layer] + w[f"{layer}_bias"])
+        return x
+
+    module = Blocks(torch.nn.BatchNorm1d(D), torch.nn.BatchNorm1d(D))
+    vectors = dict.fromkeys(("scale", "bias", "mean", "var", "a_bias", "b_bias"), (D,))
+    found = derive(function, module, {**vectors, "a": (D, D), "b": (D, D)}, floats(9, D))
+    written = write_rules(found, model_of_module(module, "Blocks"))
+    assert "batch_norm: [norms.0, norms.1]" in written.text and "constant" not in written.text, written.text

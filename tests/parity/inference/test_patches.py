@@ -64,11 +64,11 @@ def test_patches_are_products() -> None:
     module = Model()
     written = "\n".join(rules(derive(function, module, SHAPES, IMAGE), module))
     for said in (
-        "linear: {module: b, axes: ED..}",
+        "linear: {module: b, axes: FD..}",
         "from: patch\n  activation: tanh\n  linear: a",
-        "linear: {module: c, axes: DCNH}",
+        "linear: {module: c, axes: FDPQ}",
         "parameter: {name: gamma, axes: ...D}",
-        "parameter: {name: codes.weight, axes: DE}",
+        "parameter: {name: codes.weight, axes: DF}",
     ):
         assert said in written, written
 

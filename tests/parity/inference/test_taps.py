@@ -66,7 +66,7 @@ def test_a_sum_of_products_is_a_convolution(way: str, cut: bool) -> None:
     expected = {
         "one leaf": "- dimension_numbers: NWC,WIO->NWC\n  axes: PDC\n  from: k\n  bias: b\n",
         "a leaf for each": '- from: "{k0,k1,k2}"\n  axes: CD\n  parameter: {name: c.weight, axes: "DC(1 + 1 + 1)"}',
-        "side by side": '- einsum: "...(H N),(H N)D->...D"\n  from: k\n  bias: b\n',
+        "side by side": '- einsum: "...(P D),(P D)C->...C"\n  from: k\n  bias: b\n',
     }[way]
     assert any(rule.startswith(expected) for rule in written), written
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from convert.inference.derivation import Grade
+from convert.inference.derivation import MORE_ROWS, Grade
 from convert.inference.grading import proof, ties
+from convert.inference.grading.grades import TOLD_BY
 from convert.inference.infer import infer
 from support.inferred import WIDTH, derive, floats, grades
 
@@ -64,6 +65,45 @@ def test_units_that_are_zero_in_different_draws() -> None:
     assert {tensor.name: tensor.grade for tensor in found.tensors} == dict.fromkeys(
         ("a.weight", "b.weight"), Grade.DERIVED
     )
+
+
+def _behind_a_threshold(inputs: Any) -> Any:
+    """Most units are zero in all rows, as the inputs are small."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(D, 24, bias=False), torch.nn.Linear(24, D, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(torch.relu(self.a(x) - 1.5))
+
+    shapes = {"up": (D, 24), "down": (24, D)}
+    return derive(lambda w, x: jnp.maximum(x @ w["up"] - 1.5, 0) @ w["down"], Net(), shapes, inputs)
+
+
+def test_units_that_are_zero_in_all_rows_ask_for_more_rows() -> None:
+    """The inputs are random: other numbers in them would not help."""
+    found = _behind_a_threshold(floats(1, D))
+    (tie,) = found.tensor("b.weight").ties
+    assert found.tensor("b.weight").grade is Grade.TIED and tie.told_by == MORE_ROWS
+    assert _behind_a_threshold(floats(60, D)).complete
+
+
+def test_columns_of_an_input_that_are_zero_ask_for_other_inputs() -> None:
+    def inputs(seed: int) -> dict[str, Any]:
+        x = floats(5, D)(seed)["x"]
+        x[:, D // 2 :] = 0.0
+        return {"x": x}
+
+    found = derive(lambda w, x: jnp.tanh(x @ w["a"]), Plain(), {"a": (D, D)}, inputs)
+    (tie,) = found.tensor("0.weight").ties
+    assert tie.told_by == TOLD_BY
+
+
+class Plain(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(D, D, bias=False), torch.nn.Tanh())
 
 
 def test_units_that_large_weights_saturate() -> None:

@@ -127,6 +127,34 @@ def test_what_nothing_in_front_of_the_difference_tells_apart_is_open() -> None:
     assert found.tensor("c.weight").grade in (Grade.BEHIND, Grade.OPEN)
 
 
+class OfEachHead(torch.nn.Module):
+    """A query layer and a key layer for each of three heads, and one value layer; what is done with them is not what the source does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = (torch.nn.ModuleList(torch.nn.Linear(WIDTH, 5) for _ in range(3)) for _ in "qk")
+        self.v = torch.nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Any) -> Any:
+        heads = zip(self.q, self.k, strict=True)
+        return sum(torch.cos(q(x) @ k(x).transpose(1, 2)) @ self.v(x) for q, k in heads)
+
+
+def test_a_leaf_of_which_one_part_is_a_layer_is_not_refuted_by_its_whole_value() -> None:
+    """Any layer gives a value of the source where it is taken for the value's: the queries of one head are a part of one."""
+
+    def function(w: Any, x: Any) -> Any:
+        q, k = (jnp.einsum("btd,dhf->bthf", x, w[name]) + w[f"{name}_b"] for name in "qk")
+        scores = jnp.einsum("bqhf,bkhf->bhqk", q, k)
+        return jnp.tanh(scores * jnp.abs(scores)).mean(1) @ (x @ w["v"] + w["v_b"])
+
+    heads = dict.fromkeys("qk", (WIDTH, 3, 5)) | {f"{name}_b": (3, 5) for name in "qk"}
+    found = derive(function, OfEachHead(), {**heads, "v": (WIDTH, 5), "v_b": (5,)})
+    assert found.differences and not found.complete
+    assert {tensor.grade for tensor in found.tensors} == {Grade.OPEN}
+    assert set(found.tensor("q.0.weight").candidates) >= {"q", "k", "v"}
+
+
 class Mixed(torch.nn.Module):
     """Two layers, each behind a scale of its own; what follows is not what the source computes."""
 

@@ -81,4 +81,4 @@ def test_a_kernel_that_spans_all_is_a_matrix() -> None:
     module = OfAll()
     found = derive(lambda w, x: jnp.tanh(x.reshape(2, -1) @ w["k"]), module, {"k": (9 * SERIES, WIDTH)}, SERIES_GIVEN)
     (rule,) = rules(found, module)
-    assert 'einsum: "...(N H),(N H)D->...D"' in rule and "linear: {module: conv, axes: D.NH}" in rule
+    assert 'einsum: "...(P Q),(P Q)D->...D"' in rule and "linear: {module: conv, axes: D.PQ}" in rule

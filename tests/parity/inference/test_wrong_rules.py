@@ -61,9 +61,10 @@ def _inferred(function: Any, module: torch.nn.Module, leaves: Mapping[str, tuple
     [
         (r",(.)(.)->...\2(.*\n  from: a\n)", r",\2\1->...\2\3", "elements are others"),
         (r",(.)(.)->...\2(.*\n  from: a\n)", r",\1->...\2\3", ""),
+        (r"linear: first", "linear: '{first,x}.{y,z}'", ": expected as many alternatives on both sides"),
         (r"  bias: ab\n", "  bias: ob\n", "but a (float64[16,16] as D C) makes it 16"),
     ],
-    ids=["another layout", "not valid", "sizes that do not fit"],
+    ids=["another layout", "not valid", "alternatives on one side", "sizes that do not fit"],
 )
 def test_a_wrong_rule_is_open(old: str, new: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = _written(monkeypatch, old, new)
@@ -126,5 +127,5 @@ def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -
     written = _inferred(function, Norms(), {"w": (4, WIDTH, WIDTH), **shapes})
     parse_rules(written.text)
     alone = "it is made of part 0 of the 2 along axis 0 of ln{1,2}/g and of ln{1,2}/b, as one layer of a stack; "
-    every = "a rule makes the tensors of all 2 parts, and those of the others are open, or made in another way"
+    every = "a rule makes the tensors of all 2 parts at once, and those of the others are open, of another kind, or have names that no pattern joins with these"
     assert alone + every in written.open.values()

@@ -221,7 +221,7 @@ def test_a_product_of_patches_has_no_words_for_the_strides_of_a_convolution(
     rule = f"\n{first}\n{RULE[RULE.index('- from: s') :]}"
     notes = facts_of(tmp_path, "", 1, "", nn.Conv2d(2, 4, 3, stride=3, bias=False), rule=rule).notes
     about = [note for note in notes if note.startswith("the rules do not declare the strides")]
-    matters = "there is nothing to do where the model level passes, as its outputs depend on it; without that level, compare the code of the two models"
+    matters = "nothing to do if the model level passes, as another value would change its outputs; if it does not run, compare the code of the two models"
     assert about == ([f"the rules do not declare the strides, dilation, padding of m: {matters}"] if said else [])
 
 

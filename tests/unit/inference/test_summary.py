@@ -11,7 +11,19 @@ import pytest
 
 from convert.cli.infer_text import hint, summary, written
 from convert.drafting.like.target import TargetModel, TargetModule
-from convert.inference.derivation import Arithmetic, Derivation, Difference, Evidence, Grade, Part, Role, Site, Tensor
+from convert.inference.derivation import (
+    MORE_ROWS,
+    Arithmetic,
+    Derivation,
+    Difference,
+    Evidence,
+    Grade,
+    Part,
+    Role,
+    Site,
+    Tensor,
+    Tie,
+)
 from convert.inference.open_tensors import NOT_PROVEN
 
 LEAVES = {"a": (3, 4), "b": (4, 3), "c": (12,), "stack": (2, 3, 4), "wide": (5, 7)}
@@ -44,6 +56,20 @@ def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
         f"derived: t.0 and 1 more like it: no output shows 2 {end}",
         f"derived: t.2: no output shows 5 {end}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("told_by", "said"),
+    [
+        (
+            MORE_ROWS,
+            "2 columns are 0 in all rows that were drawn, as units behind a ReLU can be; more rows may tell them apart",
+        ),
+        ("random ones", "the inputs make 2 columns equal; random ones would tell them apart"),
+    ],
+)
+def test_a_tie_says_which_inputs_would_tell_its_columns_apart(told_by: str, said: str) -> None:
+    assert lines(tensor("w", Grade.TIED, ties=(Tie((1, 3), SITE, told_by),))) == [f"tied: w: {said}"]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +123,34 @@ def test_a_guess_of_a_search_that_ended_is_said_to_be_unproven_and_not_said_twic
     found = list(summary(ended(guessed(leaf)), {"w": NOT_PROVEN}))
     assert f"open: w: may be made of {said}; the search ended before it was proven" in found
     assert not any(line.startswith("no rule") for line in found)
+
+
+BRIEF = "in attn: the target uses a, and the JAX model b"
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        ("the target uses a (net.py:7, in attn), and the JAX model b", []),
+        (
+            "the target uses a (net.py:7), and the JAX model b; what follows is not compared, as w is open",
+            ["  also: what follows is not compared, as w is open"],
+        ),
+        (
+            "of x, the target sums (net.py:7); the JAX model sums (jax.py:3); the target uses a, and the JAX model b",
+            ["  in full: of x, the target sums (net.py:7); the JAX model sums (jax.py:3)"],
+        ),
+        (
+            "the target uses a (net.py:7), and the JAX model b (jax.py:3)",
+            ["  in full: the target uses a (net.py:7), and the JAX model b (jax.py:3)"],
+        ),
+    ],
+)
+def test_the_whole_sentence_does_not_repeat_the_short_one(problem: str, said: list[str]) -> None:
+    place = Site("target", 0, "mm", where="net.py:7")
+    found = Derivation((), LEAVES, differences=(Difference(place, problem, brief=BRIEF),))
+    first, *more = summary(found, {})
+    assert first == f"differs: net.py:7: {BRIEF}" and more == said
 
 
 @pytest.mark.parametrize(
@@ -162,5 +216,8 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
         written(Path("r.yaml"), found, target, f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n")
         == start + without
     )
+    counter = '- {value: 0, axes: "", dtype: int64, because: no count, constant: bn.num_batches_tracked}\n'
+    of_its_own = f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n{counter}"
+    assert written(Path("r.yaml"), found, target, of_its_own) == start + more
     alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
     assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm) == start

@@ -24,9 +24,11 @@ def test_behind_an_undecided_place_the_open_values_are_counted() -> None:
     place, values = refused(f", differs: [{PLACE}]", "bc").findings
     assert str(place) == PLACE and values.code == place.code == "rule-unfinished"
     said = "open (`ask`), which may follow from that; derive the rules again first, and answer what is left then"
-    assert str(values).endswith(f": 2 values are {said}") and values.rule.split(":")[1] == "6", "the line of the first"
+    assert str(values).endswith(f": 2 questions are {said}") and values.rule.split(":")[1] == "6", (
+        "the line of the first"
+    )
     (_, one) = refused(f", differs: [{PLACE}]", "c").findings
-    assert str(one).endswith(f": 1 value is {said}")
+    assert str(one).endswith(f": 1 question is {said}")
 
 
 def test_without_such_a_place_each_question_is_listed() -> None:
@@ -36,8 +38,8 @@ def test_without_such_a_place_each_question_is_listed() -> None:
 
 @pytest.mark.parametrize(("target", "asked"), [("", "b"), ("", "bc"), (f", differs: [{PLACE}]", "bc")])
 def test_a_file_with_open_values_alone_is_not_said_not_to_fit(target: str, asked: str) -> None:
-    values = "2 values are" if len(asked) > 1 else "1 value is"
-    assert refused(target, asked).headline == f"r.yaml is not finished: {values} open"
+    asks = "2 questions are" if len(asked) > 1 else "1 question is"
+    assert refused(target, asked).headline == f"r.yaml is not finished: {asks} open"
 
 
 def test_a_file_that_does_not_fit_either_says_so() -> None:

@@ -265,7 +265,7 @@ def test_where_the_outputs_agree_what_no_module_states_asks_for_nothing(agree: b
         (_, of_padding), (_, of_activation) = listed((one, two))
         assert of_padding == "padding = SAME of m0 (mine.yaml:3)"
     by_hand = "no level of the check shows it: compare the code of the two models"
-    covered = "the model level shows that both models compute the same behind the layer; only this word of the rule, on which no tensor depends, is not compared with their code"
+    covered = "nothing to do for the file: the model level shows that both models compute the same behind the layer, and no tensor depends on this word of the rule, which is not compared with their code"
     assert of_activation == f"activation = gelu_erf of m0 (mine.yaml:4; {covered if agree else by_hand})"
     finding = require_verified((one, two))
     step = "compare the activation of the rule with the code of the two models" if agree else by_hand

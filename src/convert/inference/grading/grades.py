@@ -11,17 +11,18 @@ import numpy as np
 
 from convert.inference.candidates.candidate import Choice, Piece
 from convert.inference.candidates.source import Source
-from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
+from convert.inference.derivation import MORE_ROWS, Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
 from convert.inference.grading.alternatives import Way
 from convert.inference.meetings.contracted import contracted_axes, summed_axes
-from convert.inference.meetings.sites import Meeting, role_of, site_of
+from convert.inference.meetings.sites import Meeting, products, role_of, site_of
 from convert.inference.open_tensors import by_likeness, is_candidate, stacked_along
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
-from convert.programs.program import Value
+from convert.programs.divergence.graph import root
+from convert.programs.program import Value, producers_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-TOLD_BY = "inputs with other numbers in these columns, such as random ones"
+TOLD_BY = "inputs with other numbers in these columns, such as random ones,"
 
 
 @dataclass
@@ -52,9 +53,7 @@ def tensors(
                 found[piece.tensor].pieces.append((choice, piece, number))
             if choice.candidate.tied:
                 site = site_of("target", choice.index, search.target.operations[choice.index], choice.side)
-                tie = Tie(
-                    choice.candidate.tied, site, TOLD_BY if inputs_repeat and not _repeats(search, choice) else ""
-                )
+                tie = Tie(choice.candidate.tied, site, _told_by(search, choice, inputs_repeat))
                 for tensor in {piece.tensor for piece in choice.candidate.pieces}:
                     found[tensor].ties.append(tie)
     for way, solutions in enumerate(interchangeable):
@@ -69,6 +68,28 @@ def tensors(
     target = search.target
     read = {value for operation in target.operations for value in operation.operands} | {*target.outputs.values()}
     return tuple(_tensor(search, name, names[name], found[name], solved, read) for name in names)
+
+
+def _told_by(search: Search, choice: Choice, inputs_repeat: bool) -> str:
+    """Return which inputs would tell columns apart that the first draw makes equal; empty: none."""
+    if _repeats(search, choice):
+        return ""
+    return MORE_ROWS if _is_made_zero(search, choice) else TOLD_BY if inputs_repeat else ""
+
+
+def _is_made_zero(search: Search, choice: Choice) -> bool:
+    """Whether the tied columns are zero in all rows, as units behind a ReLU may be, and are no columns of an input."""
+    operation = search.target.operations[choice.index]
+    if role_of(operation) is not Role.PRODUCT:
+        return False
+    given = set(search.target.inputs.values())
+    (met, *_) = operation.data
+    if root(met, producers_of(search.target.operations)) in given:
+        return False
+    found = replace(met, array=search.replay.value(met))  # with what is known of the weights
+    operands = tuple(found if value is met else value for value in operation.operands)
+    each = [rows for product in products([replace(operation, operands=operands)], choice.side) for rows in product.rows]
+    return bool(each) and not any(rows[:, list(choice.candidate.tied)].any() for rows in each)
 
 
 def _repeats(search: Search, choice: Choice) -> bool:

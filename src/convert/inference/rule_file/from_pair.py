@@ -24,7 +24,7 @@ from convert.inference.rule_file.write import WrittenRules, write_rules
 from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
-WRONG = "the rule that would be written for it makes something else"
+WRONG = "the rule that would be written for it is wrong"
 UNREADABLE = "the rule that would be written for it is no rule"
 BY_HAND = "write a rule for it by hand, and report this with both programs"
 PLACE = re.compile(r"rules\.yaml:[0-9]+,? ")  # of rules that no file has yet
@@ -149,7 +149,11 @@ def _blamed(
 
 def _named(findings: Sequence[Finding], written: WrittenRules) -> dict[str, str]:
     """Return the modules that findings are about, with what is wrong."""
-    return {module: one.expected or one.problem for one in findings for module in _at(one, written)}
+    return {
+        module: f"expected {one.expected}" if one.expected else one.problem
+        for one in findings
+        for module in _at(one, written)
+    }
 
 
 def _unclaimed(derivation: Derivation, wrong: Collection[str]) -> Derivation:

@@ -23,7 +23,7 @@ from convert.inference.rule_file.joining.cut_rows import with_cut_rows
 from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import NUMBER, PatternRule, indexed
 from convert.inference.rule_file.joining.taken import in_tensors, other_parts, parts_of, with_biases_apart, with_taken
-from convert.inference.rule_file.layers.modules import describe_layers
+from convert.inference.rule_file.layers.modules import COUNTER, describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
 from convert.inference.rule_file.leaf_sums import with_sums
@@ -144,7 +144,11 @@ def write_rules(
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()
     lacking = [t for t in derivation.tensors if t.name in layers.lacking and t.name not in (refused or {})]
-    buffers = describe_buffers(derivation, letters, lacking, neighbours, _shared(target, derivation, tied, unwritten))
+    batch_norms = (rule for rule in rules if rule.layer.kind_name == "batch_norm")
+    norms = [name for rule in batch_norms for name in (rule.module, *rule.layer.also)]
+    shared = _shared(target, derivation, tied, unwritten)
+    counters = _counters(target, norms, unwritten)
+    buffers = describe_buffers(derivation, letters, lacking, neighbours, shared, counters)
     entries += buffers.entries
     unwritten = {name: words_for_vector(name, why) for name, why in {**unwritten, **buffers.open}.items()}
     of_tensors = _of_tensors(derivation.tensors, unwritten)
@@ -223,6 +227,16 @@ def _shared(
         for name, others in target.shared.items()
         if any(tensor == name or tensor.startswith(f"{name}.") for tensor in made)
     }
+
+
+def _counters(target: TargetModel, norms: Collection[str], unwritten: Collection[str]) -> list[str]:
+    """Return the counters of the BatchNorms that no rule for a norm makes, as each of their tensors has a rule of its own."""
+    modules = (name.removesuffix(f".{COUNTER}") for name in target.tensors if name.endswith(f".{COUNTER}"))
+    return [
+        f"{module}.{COUNTER}"
+        for module in modules
+        if not is_open(module, norms) and not is_open(f"{module}.running_mean", unwritten)
+    ]
 
 
 def _of_tensors(tensors: Sequence[Tensor], unwritten: Collection[str]) -> dict[str, list[Tensor]]:

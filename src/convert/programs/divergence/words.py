@@ -320,17 +320,21 @@ def names_of(program: Program) -> dict[Value, str]:
 
 def layer_of(operation: Operation, producer: Mapping[Value, Operation]) -> str | None:
     """Return the layer whose weights gave an operation's result, with or without its bias."""
-    for _ in range(2):
-        if kind_of(operation) in ("product", "convolution"):
-            leaves = next((v.leaves for v in operation.operands if v.leaves and not v.data), frozenset())
-            return operation.module or " and ".join(sorted(leaves)) or None
-        if kind_of(operation) != "add" or len(operation.data) != 1:
-            return None
+    product = product_of(operation, producer)
+    if product is None:
+        return None
+    leaves = next((v.leaves for v in product.operands if v.leaves and not v.data), frozenset())
+    return product.module or " and ".join(sorted(leaves)) or None
+
+
+def product_of(operation: Operation, producer: Mapping[Value, Operation]) -> Operation | None:
+    """Return the product with weights that gave an operation's result, with or without a bias behind it."""
+    if kind_of(operation) == "add" and len(operation.data) == 1:
         before = producer.get(root(operation.data[0], producer))
         if before is None:
             return None
         operation = before
-    return None
+    return operation if kind_of(operation) in ("product", "convolution") else None
 
 
 def _grouped(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:

@@ -54,7 +54,7 @@ NO_FACTS = ("architectures", "_class_name", "model_type", "dtype", "torch_dtype"
 TORCH_NAMES = {"strides": "stride"}  # fact -> torch's name for it, where they differ
 TRAINING_FACTS = ("momentum",)  # that only training reads
 GEOMETRY = ("strides", "dilation", "padding", "output_padding")  # of a convolution
-COMPARED_BY_OUTPUTS = "there is nothing to do where the model level passes, as its outputs depend on it; without that level, compare the code of the two models"
+COMPARED_BY_OUTPUTS = "nothing to do if the model level passes, as another value would change its outputs; if it does not run, compare the code of the two models"
 FACTOR = "multiplies_by"
 UNREADABLE = ("unknown", "none")  # a fact of a live module that could not be read; `none` only for norms
 

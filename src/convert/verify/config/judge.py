@@ -28,7 +28,7 @@ from convert.verify.report.report import LevelReport, Verdict
 
 RECORDED = "the recording "
 ACTIVATION = "no level of the check shows it: compare the code of the two models"
-WORD_ALONE = "the model level shows that both models compute the same behind the layer; only this word of the rule, on which no tensor depends, is not compared with their code"
+WORD_ALONE = "nothing to do for the file: the model level shows that both models compute the same behind the layer, and no tensor depends on this word of the rule, which is not compared with their code"
 BY_HAND = {  # `JudgedFact.next` -> what a person compares
     "": "compare them with the training configuration",
     ACTIVATION: ACTIVATION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from convert.core.errors import UnavailableError, UserCodeError
@@ -13,6 +13,7 @@ from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec, is_float
 from convert.core.user_code import user_code_errors
 from convert.layers.base import Step
+from convert.layers.norm.group_batch import COUNTER
 from convert.planning.plan import Plan
 from convert.references.protocol import Reference
 from convert.verify.coverage.hf_directory import directory_findings
@@ -43,7 +44,7 @@ def check_coverage(
     if not isinstance(reference, str):
         try:
             with user_code_errors(factory):
-                refusal = _load_strictly(written.specs, reference, user_code=factory is not None)
+                refusal, counters = _load_strictly(written.specs, reference, user_code=factory is not None)
         except ImportError as error:
             reference = f"{error.name} is not installed"
         except UnavailableError as error:
@@ -55,6 +56,8 @@ def check_coverage(
             if refusal:
                 problem = "load_state_dict(strict=True) of the target's module rejects the file"
                 findings.append(Finding("module-rejects-file", problem, path=str(written.path), got=refusal))
+            planned = {step.name for step in plan.steps}
+            findings += [_counter_finding(name) for name in counters if name not in planned]
     if isinstance(reference, str):
         notes.append(f"load_state_dict of the target's module was not run: {reference}")
     verdict = Verdict.FAILED if findings else Verdict.PASSED
@@ -178,23 +181,42 @@ def _compare_copies(plan: Plan, written: Written, extra: list[str]) -> tuple[lis
     return findings, notes
 
 
-def _load_strictly(specs: Mapping[str, TensorSpec], reference: Reference, *, user_code: bool) -> str:
-    """Load tensors of these names and shapes into the target's module; return its error, empty when it accepts them.
+def _counter_finding(name: str) -> Finding:
+    return Finding(
+        "tensor-missing",
+        "load_state_dict(strict=True) accepts a plain dict without it, and no state_dict of the module itself",
+        path=name,
+        expected="the counter of a BatchNorm, which the module has",
+        got="no such tensor",
+        fix=f'write it with a rule of its own: `constant: {name}`, with `value: 0`, `axes: ""` and `dtype: int64`',
+        data={"diagnosis": "not in the file"},
+    )
+
+
+def _load_strictly(
+    specs: Mapping[str, TensorSpec], reference: Reference, *, user_code: bool
+) -> tuple[str, Sequence[str]]:
+    """Load tensors of these names and shapes into the target's module.
 
     Args:
         user_code: the user's code builds the module: only an error of ``load_state_dict`` is about the file.
+
+    Returns:
+        Its error, empty when it accepts them; and the counters of BatchNorms that it does without.
     """
     import torch
 
     with torch.device("meta"):
         state = {name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in specs.items()}
         try:
-            reference.build(state)
+            module = reference.build(state)
         except (ImportError, UnavailableError):
             raise
         except Exception as error:
             functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
             if user_code and "load_state_dict" not in functions:
                 raise
-            return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return ""
+            return f"{type(error).__name__}: {' '.join(str(error).split())}", ()
+    own = module.state_dict() if isinstance(module, torch.nn.Module) else {}
+    counters = [name for name in own if name.endswith(f".{COUNTER}") and name not in specs]
+    return "", [name for name in counters if f"{name.removesuffix(COUNTER)}running_mean" in specs]

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import pytest
 from torch import nn
 
-from convert.inference.derivation import Grade
+from convert.inference.derivation import Derivation, Grade
+from convert.inference.rule_file.drawn import DrawnLeaves
+from convert.inference.rule_file.layers.cells import plan_of
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
@@ -102,6 +104,10 @@ def _derive(function: Any, module: nn.Module, of: dict[str, tuple[int, ...]]) ->
     return derive(function, module, of, floats(2, 2 * D, 5, 4))
 
 
+def _made_by(text: str, found: Derivation) -> set[str]:
+    return {step.name for step in plan_of(text, DrawnLeaves(found.leaves, "", found.weights)).steps}
+
+
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_one_norm_becomes_two(kind: str) -> None:
     module = Two(kind)
@@ -109,6 +115,7 @@ def test_one_norm_becomes_two(kind: str) -> None:
     assert grades(found) == {Grade.DERIVED}
     written = write_rules(found, model_of_module(module, "Two"))
     assert compare_rules(written.text, found) == []
+    assert _made_by(written.text, found) == set(module.state_dict()), "the counters of a batch norm, too"
     last = {"scale": "weight", "bias": "bias"} | (
         {"mean": "running_mean", "var": "running_var"} if kind == "batch" else {}
     )
@@ -123,6 +130,7 @@ def test_two_norms_become_one(kind: str) -> None:
     assert grades(found) == {Grade.DERIVED}
     written = write_rules(found, model_of_module(module, "One"))
     assert compare_rules(written.text, found) == []
+    assert _made_by(written.text, found) == set(module.state_dict())
     (scale,) = (rule for rule in rules(found, module) if "norm.weight" in rule)
     assert scale.startswith('- from: "{main,short}/scale"\n')
 

@@ -169,7 +169,7 @@ def test_an_open_tensor_is_offered_where_its_nearest_leaf_is_and_the_remark_is_a
     changed = dataclasses.replace(opened(derivation, wpe=named), leaves=leaves)
     why = (
         "it is made of part 0 of the 2 along axis 0 of stack, as one layer of a stack; "
-        "a rule makes the tensors of all 2 parts, and those of the others are open, or made in another way"
+        "a rule makes the tensors of all 2 parts at once, and those of the others are open, of another kind, or have names that no pattern joins with these"
     )
     assert write_rules(changed, target).open == {made.name.removesuffix(".weight"): why}
     written = write_rules(where_it_ended(changed, made), target)
@@ -359,5 +359,5 @@ def test_a_layer_of_a_stack_whose_others_are_open_has_no_rule_and_its_leaf_is_na
     every = leaf.replace("attention_type_0", "attention_type_{l}")
     assert why == (
         f"it is made of part 0 of the {count} along axis 0 of {every}, as one layer of a stack; "
-        f"a rule makes the tensors of all {count} parts, and those of the others are open, or made in another way"
+        f"a rule makes the tensors of all {count} parts at once, and those of the others are open, of another kind, or have names that no pattern joins with these"
     )

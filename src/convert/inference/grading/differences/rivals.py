@@ -11,6 +11,7 @@ from convert.inference.grading.differences.given import moving
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.numerics.magnitude import relative_error
+from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Value
 
@@ -114,10 +115,39 @@ def computed_with(search: Search, solution: Solution, indices: set[int]) -> Iter
 
 
 def _fits_as_well(search: Search, segment: Segment, other: Solution, name: str) -> bool:
-    """Whether another solution makes other numbers of a tensor, and as many values of the source's with it."""
+    """Whether another solution makes other numbers of a tensor, and as many values of the source's with it.
+
+    The source has no value of its own of one head of a layer for all heads. Where the chosen solution gives nothing but the whole
+    result of a layer, which it would for any tensor that meets the same data, that refutes no such part.
+    """
     if not _differs(segment.solution, other, name):
         return False
-    return segment.exact or _count(search, other, name) >= _count(search, segment.solution, name)
+    if segment.exact or _count(search, other, name) >= _count(search, segment.solution, name):
+        return True
+    return _is_part(other, name) and not _is_followed(search, segment.solution, name)
+
+
+def _is_part(solution: Solution, name: str) -> bool:
+    """Whether a solution makes a tensor of a part of what the source multiplies at once."""
+    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+    taken = np.concatenate([np.zeros(0, int), *(piece.numbers for piece in pieces)])
+    at_once = (numbers for p in pieces if p.meeting is not None for numbers in p.meeting.weight.elements[:1])
+    return any(not np.isin(numbers[numbers >= 0], taken).all() for numbers in at_once)
+
+
+def _is_followed(search: Search, solution: Solution, name: str) -> bool:
+    """Whether a value of the source's is computed of what a tensor gives, by more than a bias, another layout, and values beside it."""
+    indices = {c.index for c in solution.choices if any(p.tensor == name for p in c.candidate.pieces)}
+    behind = set(computed_with(search, solution, indices))
+    for index in range(solution.begin, solution.end):
+        operation = search.target.operations[index]
+        bias = kind_of(operation) == "add" and len(operation.data) == 1
+        if index in indices or bias or kind_of(operation) in (LAYOUT, "join"):
+            continue
+        made = [v for v in operation.results if v in behind and v in solution.values]
+        if any(search.source.has(solution.values[v], EXACT) for v in made):
+            return True
+    return False
 
 
 def _differs(one: Solution, other: Solution, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The rules of buffers that the module computes itself: the timescales of a sinusoidal position embedding, tables of them, masks and indices."""
+"""The rules of buffers that the module computes itself: the timescales of a sinusoidal position embedding, tables of them, masks, indices, and counters of BatchNorms."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-6  # of a table in float32
 LAYOUTS = ("concatenated", "interleaved")
 ENDPOINTS = ("included", "excluded")
+UNCOUNTED = "the source counts no batches, and torch needs no count where `momentum` is a number"
 NO_WORDS = "the module computes it itself, and they are too many numbers for a rule"
 
 
@@ -67,6 +68,7 @@ def describe_buffers(
     lacking: Collection[Tensor],
     neighbours: Sequence[Neighbour],
     shared: Mapping[str, Sequence[str]],
+    counters: Collection[str] = (),
 ) -> Buffers:
     """Describe the tensors that have no source but the module itself; all tables of a file have the same timescales.
 
@@ -74,6 +76,7 @@ def describe_buffers(
         lacking: tensors of one number, which the source does without and the rule of their layer does not write.
         neighbours: tensors of layers that have rules.
         shared: module or tensor -> its other names, for which the target's `shared` makes the same tensors.
+        counters: of BatchNorms whose tensors have rules of their own: a rule for the layer would write it.
     """
     entries: list[DraftEntry] = []
     unknown: dict[str, str] = {}
@@ -106,6 +109,7 @@ def describe_buffers(
         (numbers, "derived: numbers of the module", OWN),
         (unsure, "open: numbers of the module", OWN),
         (ones, "derived", LACKING),
+        (dict.fromkeys(counters, np.zeros((), np.int64)), "derived: the counter of a BatchNorm", UNCOUNTED),
     ):
         for names, values in equal_ones(_without_other_names(of, shared)):
             known = letters_beside(names[0], values.shape, neighbours)

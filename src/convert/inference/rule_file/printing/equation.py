@@ -62,7 +62,7 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
     is_map = is_flattened(inward) and tuple(inward) in groups and inward[0].of not in in_parts
     flattened = f"{{{named.flattened(inward[0].of, in_stored_order(inward, layout))}}}" if is_map else ""
     if not is_map:
-        named.name(inward)
+        named.name(inward, _roles_of_inputs(inward, groups))
     named.name(outward)
     inward, outward = in_stored_order(inward, layout), _as_bias(rule, outward)
     y = "".join(named.of[a.of, a.place] for a in outward)
@@ -95,6 +95,14 @@ def equation_of(rule: PatternRule, named: Named) -> Equation:
         {named.of[axis.of, axis.place]: axis.size for axis in outward[-1:] if len(outward) > 1},
         split if at else "",
     )
+
+
+def _roles_of_inputs(inward: Sequence[Axis], groups: Sequence[Sequence[Axis]]) -> Sequence[str] | None:
+    """Return what axes over which a product sums are, where the target is a kernel, or where they are too many for heads; None: as of outputs."""
+    space = {axis for group in groups[2:] for axis in group}
+    if space.intersection(inward):
+        return ["kernel" if axis in space else "width" for axis in inward]
+    return ["width"] * len(inward) if len(inward) > 2 else None
 
 
 def _axes_of_target(rule: PatternRule, named: Named) -> str:

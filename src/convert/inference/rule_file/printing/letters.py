@@ -72,9 +72,14 @@ class Named:
                 self.letters.fixed.add(of[size])
         return f"({' + '.join(of[size] for size in sizes)})"
 
-    def name(self, group: Sequence[Axis]) -> str:
-        """Name the axes of a group; return their letters in the order of the target."""
-        for axis, role in zip(group, ROLES.get(len(group), ("width",) * len(group)), strict=True):
+    def name(self, group: Sequence[Axis], roles: Sequence[str] | None = None) -> str:
+        """Name the axes of a group; return their letters in the order of the target.
+
+        Args:
+            roles: what each is; None: what such a group usually is.
+        """
+        usual = ROLES.get(len(group), ("width",) * len(group))
+        for axis, role in zip(group, roles or usual, strict=True):
             self.name_one(axis, role)
         return "".join(self.of[axis.of, axis.place] for axis in group)
 
@@ -189,7 +194,7 @@ def _letters_of_axis(layout: Layout, named: Named, axis: int, split: tuple[int, 
         stored = next(k for k, axes in enumerate(layout.stored) if axis in axes)
         raise NoWordsError(
             f"it is made of part {dict(layout.fixed).get(axis, 0)} of the {size} along axis {stored} of the leaf, as one layer of a stack; "
-            f"a rule makes the tensors of all {size} parts, and those of the others are open, or made in another way"
+            f"a rule makes the tensors of all {size} parts at once, and those of the others are open, of another kind, or have names that no pattern joins with these"
         )
     return "." if not of else of[0] if len(of) == 1 else f"({' '.join(of)})"
 

@@ -39,7 +39,8 @@ def brief(both: Both, name: str, problem: str, more: int) -> str:
     ahead = repair.layer or next(iter(both.user), None)
     before = ahead.module if ahead is not None else ""
     at = "" if repair.layer is not None else layer(repair.target, repair.operands, both.ours)
-    if not at and before and before not in what.split():
+    own = repair.layer is not None and f" {before}." in what  # named by a weight of it
+    if not at and before and before not in what.split() and not own:
         at = f"in front of {before}: "
     return f"{at}{what}{further}"
 

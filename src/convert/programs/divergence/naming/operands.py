@@ -39,7 +39,7 @@ from convert.programs.divergence.naming.tables import (
 )
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.shared_values import same_numbers
-from convert.programs.divergence.words import JOINS, Words, arithmetic, places, scalar
+from convert.programs.divergence.words import JOINS, Words, arithmetic, places, product_of, scalar
 from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -96,6 +96,9 @@ def input_of_layer(both: Both) -> Described | None:
         for words, x in ((ours, repair.operands[0]), (theirs, repair.source_operands[0]))
     )
     given, meant = ours.value(repair.operands[0]), theirs.value(repair.source_operands[0])
+    before = product_of(here, ours.producer) if here is not None else None
+    if before is not None and layer.module and before.module == layer.module:
+        name, given = _within(layer, before, ours)
     if moved:
         places_of = [places([one]) if one is not None else "" for one in (here, there)]
         return (
@@ -106,6 +109,12 @@ def input_of_layer(both: Both) -> Described | None:
         OPERAND,
         f"the target gives {name} {given}{places([layer])}; the JAX model gives it {meant}{_made(repair, theirs)}",
     )
+
+
+def _within(layer: Operation, before: Operation, words: Words) -> tuple[str, str]:
+    """Name a layer and what it is given, where one module has both, such as the projections of an attention: by their weights."""
+    name, weights = words.other(layer), words.other(before)
+    return (layer.module, "what it gives itself") if name == weights else (name, f"what {weights} gives")
 
 
 def _made(repair: Repair, theirs: Words) -> str:
