@@ -54,6 +54,7 @@ from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
 from convert.inference.forms.sums.group_factors import group_factors_behind, sums_of_scaled_groups
+from convert.inference.forms.sums.increased import by_one_more, increased_values
 from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
 from convert.inference.forms.sums.masked_sums import chosen_as_products, sums_of_chosen
 from convert.inference.forms.sums.means_first import means_first
@@ -224,6 +225,7 @@ class Forms:
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
         masked: values of which a mask keeps some in a sum are products with the mask.
+        increased: a value is multiplied by one more than a parameter where a multiple is added to it.
         averaged: a mean stands behind the product with what is the same for all of it.
         networks: so many networks, of the source and of the target, that run at once over stacked parameters are taken apart.
     """
@@ -247,6 +249,7 @@ class Forms:
     masked: bool = False
     networks: tuple[int, int] = (0, 0)
     averaged: bool = False
+    increased: bool = False
 
 
 def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
@@ -274,6 +277,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "ends": _unequal(products_of_taken_rows),
     "masked": _unequal(sums_of_chosen),
     "averaged": _unequal(products_of_means),
+    "increased": _unequal(increased_values),
 }
 
 
@@ -296,6 +300,7 @@ def _in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = stacks_apart(program, keep=keep) if forms.stacks else program
     program = taps_as_convolutions(program) if forms.taps and keep else program
     program = means_of_products(program, keep=keep) if forms.averaged else program
+    program = by_one_more(program, keep=keep) if forms.increased else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
     program = bases_mixed_first(program) if forms.bases and not keep else program

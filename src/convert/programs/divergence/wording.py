@@ -311,6 +311,9 @@ def _unproven(
         values = picked(entry, instead[0], ours, theirs)
         theirs_of = f"of the same, the JAX model {does}" if values is None else f"the JAX model {does} of {values[1]}"
         said += f"; {theirs_of}{places(instead[:1])}"
+        if divergence.instead and divergence.instead[0] not in instead[:1]:  # which may be the difference
+            others = divergence.instead[:1]
+            said += f"; the JAX model {theirs.chain(others)} of it, too{places(others)}"
     said += f"; {windows}" if windows else ""
     other = instead and (
         other_function(entry, instead[0], ours, theirs) or other_numbers(entry, instead[0], ours, buffers)
