@@ -18,6 +18,7 @@ from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAME = 1e-12  # relative: two rows that were computed in one way
+NOTHING = 1e-8  # times the tolerance, relative to the largest column: so small a column is rounding, as of a channel far below zero behind a GELU
 FEW = 3  # equal columns that are tried in every order
 MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
@@ -60,7 +61,15 @@ def columns_of(array: Array, numbers: Array) -> Columns:
         own = numbers.transpose(*along, *rest)[(0,) * len(along)]
         rows = _distinct(array.transpose(*along, *rest).reshape(-1, math.prod(array.shape[k] for k in rest)))
         array, numbers = rows, np.broadcast_to(own, [array.shape[k] for k in rest]).reshape(1, -1)
-    return Columns(*column_fingerprints(array, numbers))
+    names, sums, scales = column_fingerprints(array, numbers)
+    return Columns(names, sums, _with_rounding(scales))
+
+
+def _with_rounding(scales: Array) -> Array:
+    """Return what the error of sums is relative to, [m, n], where some columns are so small that they hold nothing but rounding."""
+    largest = np.where(np.isfinite(scales), scales, 0).max(1, keepdims=True, initial=0)
+    with_rounding: Array = scales + NOTHING * largest
+    return with_rounding
 
 
 def columns_along(array: Array, axis: int) -> Columns:
@@ -127,7 +136,7 @@ def columns_of_rows(arrays: Sequence[Array]) -> Columns:
     base = columns_of(x, ids)
     if len(base.numbers) != x.shape[1]:  # no rows
         return base
-    return Columns(ids, np.concatenate([base.sums, more]), np.concatenate([base.scales, scales]))
+    return Columns(ids, np.concatenate([base.sums, more]), np.concatenate([base.scales, _with_rounding(scales)]))
 
 
 def matches(target: Columns, source: Columns, tolerance: float = EXACT) -> tuple[Array, Array]:

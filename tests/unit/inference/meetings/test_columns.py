@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.inference.meetings.columns import columns_of_rows, pair
+from convert.inference.meetings.columns import columns_along, columns_of_rows, pair
 
 
 @pytest.mark.parametrize("rows", ["large numbers", "rows whose sum is zero"])
@@ -43,3 +43,24 @@ def test_columns_of_zeros_lie_as_the_others_do() -> None:
     shuffled = np.random.default_rng(1).permutation(24)
     found = pair(columns_of_rows([two[:, shuffled]]), columns_of_rows([two]))
     assert found is not None and len(found.tied) == 3 and np.array_equal(two[:, found.numbers], two[:, shuffled])
+
+
+def test_a_column_of_rounding_is_the_same_as_one_of_other_rounding() -> None:
+    """Far below zero a GELU gives nothing but the last digits of what it adds up, and two programs add up in other orders."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 6)) * [40, 1, 1e-15, 1e-5, 2e-5, 1]
+    order = rng.permutation(6)
+    y = x[:, order]
+    y[:, order == 2] = 1e-15 * rng.normal(size=(20, 1))
+    for columns in (columns_of_rows, lambda arrays: columns_along(arrays[0], 1)):
+        pairing = pair(columns([x]), columns([y]))
+        assert pairing is not None and not len(pairing.tied)
+        np.testing.assert_array_equal(order[pairing.numbers], range(6))
+
+
+def test_a_small_column_is_told_from_a_column_of_another() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(20, 3)) * [1, 1e-6, 1]
+    y = x.copy()
+    y[:, 1] = 1e-6 * rng.normal(size=20)
+    assert pair(columns_of_rows([x]), columns_of_rows([y])) is None
