@@ -206,10 +206,15 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         if other.failure.index <= search.failure.index and not solved:
             break
         both, search = again, other
+    forms = models.runs.forms
     apart = None if solved else models.record_apart(both, seed)
     if apart is not None:
-        both, search = apart, apart.search()
-        solved = search.solve()
+        of_each = apart.search()
+        solved = of_each.solve()
+        if solved or of_each.found > search.found:
+            both, search = apart, of_each
+        else:
+            models.runs.forms = forms
     for masks in (False, True):
         shown = None if solved else both.search_what_shows(search, masks=masks)
         if shown is not None and shown.solve():

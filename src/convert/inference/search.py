@@ -49,6 +49,11 @@ class Search(Walk):
         return ours > theirs or (ours == theirs and ended[0] == ended[1] and len(self._lacking) < len(other._lacking))
 
     @property
+    def found(self) -> int:
+        """How many values of parameters are known on the way."""
+        return _choices(self.segments)
+
+    @property
     def _lacking(self) -> list[Operation]:
         """The operations that meet parameters between the end of the way and where it failed."""
         end = self.segments[-1].solution.end if self.segments else 0

@@ -63,6 +63,6 @@ def _networks(operation: Operation) -> int:
         return 0
     shape = weight.array.shape
     if role in (Role.SCALE, Role.SHIFT):
-        return shape[0] if len(shape) > 2 and set(shape[1:-1]) == {1} else 0
+        return shape[0] if len(shape) > 2 and set(shape[1:-1]) == {1} and shape[-1] > 1 else 0
     axes = axes_of(operation, side) if role is Role.PRODUCT and operation.data[0].leaves else None
     return shape[axes[1][0][0]] if axes is not None and len(axes[1][0]) == 1 else 0
