@@ -196,7 +196,7 @@ def test_a_recurrence_is_one_product_of_all_pairs_of_steps(mixing: Any, layer: t
         pytest.param(_states, PairsOfSteps, "distance", marks=pytest.mark.slow),
         pytest.param(_states, PairsOfSteps, "gate", marks=pytest.mark.slow),
         pytest.param(_running_maximum, Softmax, "axis", marks=pytest.mark.slow),
-        (_running_maximum, Softmax, "gate"),
+        pytest.param(_running_maximum, Softmax, "gate", marks=pytest.mark.slow),
     ],
 )
 def test_another_recurrence_is_never_derived(mixing: Any, layer: type[TimeMix], fault: str) -> None:
