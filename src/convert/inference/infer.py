@@ -190,9 +190,9 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
     """Search with the weights and inputs of a seed; also return whether a way to the outputs was found.
 
     Where the weights that were found lead the module along another path than in its record, such as to other experts, it is recorded
-    with them, and searched again. Where elements that no output takes stand in the way, or that a mask hides, they are left out of both. Where one
-    program runs several networks at once, each is by itself in a second search. Where a value that is used late stands in the way, each operation is put in front of its first use. Where its patience has ended, a
-    patient search is the last.
+    with them, and searched again. Where one program runs several networks at once, each is by itself in a second search. Where elements
+    that no output takes stand in the way, or that a mask hides, they are left out of both. Where a value that is used late stands in the
+    way, each operation is put in front of its first use. Where its patience has ended, a patient search is the last.
     """
     both = models.record(seed)
     search = both.search()

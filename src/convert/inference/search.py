@@ -45,8 +45,9 @@ class Search(Walk):
     def led_further(self, other: Search) -> bool:
         """Whether another search of the same operations ended with fewer parameters; or with as many, at the same operation, and more to find on the way to it."""
         ended = [one.target.operations[one.failure.index : one.failure.index + 1] for one in (self, other)]
-        ours, theirs = _choices(self.segments), _choices(other.segments)
-        return ours > theirs or (ours == theirs and ended[0] == ended[1] and len(self._lacking) < len(other._lacking))
+        return self.found > other.found or (
+            self.found == other.found and ended[0] == ended[1] and len(self._lacking) < len(other._lacking)
+        )
 
     @property
     def found(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -79,15 +78,15 @@ class _Trial:
 
 
 class Rewriting:
-    """A program whose batches are taken apart, as far as it was read.
+    """A program whose batches are taken apart.
 
     Attributes:
-        operations: what takes the place of those that were read.
+        operations: what takes the place of its own.
         joins: the operations that joined what layers were then applied to.
     """
 
     def __init__(self, program: Program, *, keep: bool, stacks: Mapping[Value, Parts] | None = None) -> None:
-        """Begin.
+        """Take the program apart.
 
         Args:
             program: the program.
@@ -101,17 +100,26 @@ class Rewriting:
         self._whole = set(self._parts)  # values in parts that operations give as well
         self._new: dict[Value, Value] = {}
         self._made_by = producers_of(program.operations)
+        for operation in program.operations:
+            self._read(operation)
+        self._program = program
 
-    def read(self, operation: Operation) -> None:
+    def result(self) -> Program:
+        """Return the program with these operations."""
+        outputs = {name: self._now(value) for name, value in self._program.outputs.items()}
+        self._put_together(outputs.values())
+        return replace(self._program, operations=tuple(self.operations), outputs=outputs)
+
+    def _read(self, operation: Operation) -> None:
         """Take the next operation of the program."""
-        operands = tuple(map(self.now, operation.operands))
+        operands = tuple(map(self._now, operation.operands))
         now = operation if operands == operation.operands else replace(operation, operands=operands)
         done = any(x in self._parts for x in operands) and (self._by_part(now) or self._of_one_part(now))
         if self._keep:
             self.operations.append(operation)
         if done:
             return
-        self.put_together(operands)
+        self._put_together(operands)
         axis = _joined_axis(now) if self._joined else None
         if axis is not None and not self._are_steps(operation.operands):
             rows = one_after_the_other([x.array.shape[axis] for x in operands])
@@ -127,11 +135,11 @@ class Rewriting:
             return False
         return first is not second and first in computed_by(second, self._made_by)
 
-    def now(self, value: Value) -> Value:
+    def _now(self, value: Value) -> Value:
         """Return the part that a value is, or else the value."""
         return self._new.get(value, value)
 
-    def put_together(self, values: Iterable[Value]) -> None:
+    def _put_together(self, values: Iterable[Value]) -> None:
         """Let operations give values that are in parts."""
         for value in () if self._keep else [x for x in values if x in self._parts and x not in self._whole]:
             parts = self._parts[value]
@@ -161,7 +169,7 @@ class Rewriting:
         steps = []
         for k, trial in enumerate(trials):
             made = zip(trial.results(), operation.results, found, strict=True)
-            results = tuple(_part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
+            results = tuple(part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
             steps.append(replace(operation, operands=trial.operands, results=results, again=trial.run))
             self.operations += (*trial.before, steps[-1])
         if parameter_operands(operation) and role_of(operation) in LAYERS:
@@ -228,10 +236,9 @@ def joined_in_one(source: Program, target: Program) -> bool:
     for one, other in ((source, target), (target, source)):
         joins = Counter(_size(x.results[0]) for x in other.operations if _joined_axis(x) is not None)
         alone = {_size(x) for operation in other.operations if role_of(operation) in LAYERS for x in operation.data}
-        for size, of_size in groupby(sorted(_rewritten(one, keep=True).joins, key=_joined_size), _joined_size):
-            apart = [join for join in of_size if all(_size(x) in alone for x in join.operands)]
-            if len(apart) > joins[size]:
-                return True
+        apart = (join for join in Rewriting(one, keep=True).joins if all(_size(x) in alone for x in join.operands))
+        if Counter(_size(join.results[0]) for join in apart) - joins:
+            return True
     return False
 
 
@@ -241,19 +248,8 @@ def batches_apart(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether what is computed of the whole stays in the program as well.
     """
-    rewriting = _rewritten(program, keep=keep)
-    if not rewriting.joins:
-        return program
-    outputs = {name: rewriting.now(value) for name, value in program.outputs.items()}
-    rewriting.put_together(outputs.values())
-    return replace(program, operations=tuple(rewriting.operations), outputs=outputs)
-
-
-def _rewritten(program: Program, *, keep: bool) -> Rewriting:
     rewriting = Rewriting(program, keep=keep)
-    for operation in program.operations:
-        rewriting.read(operation)
-    return rewriting
+    return rewriting.result() if rewriting.joins else program
 
 
 def _joined_axis(operation: Operation) -> int | None:
@@ -267,10 +263,6 @@ def _joined_axis(operation: Operation) -> int | None:
 
 def _size(value: Value) -> int:
     return value.array.size
-
-
-def _joined_size(join: Operation) -> int:
-    return _size(join.results[0])
 
 
 def _axes(operation: Operation, made: Sequence[list[Array]], rows: Rows) -> list[tuple[int, Rows]] | None:
@@ -349,7 +341,7 @@ def one_after_the_other(sizes: Sequence[int]) -> Rows:
     return tuple(np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True))
 
 
-def _part_of(whole: Value, array: Array, at: tuple[slice | Array, ...]) -> Value:
+def part_of(whole: Value, array: Array, at: tuple[slice | Array, ...]) -> Value:
     """Return a part of a value."""
     return Value(array, whole.data, whole.leaves, tuple(numbers[at] for numbers in whole.elements))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.inference.derivation import Role
-from convert.inference.forms.batches_apart import Parts, Rewriting, one_after_the_other
+from convert.inference.forms.batches_apart import Parts, Rewriting, one_after_the_other, part_of
 from convert.inference.forms.elements import step
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Operation, Program, Value
@@ -39,18 +39,12 @@ def networks_apart(program: Program, networks: int, *, keep: bool) -> Program:
     cuts: list[Operation] = []
     parts: dict[Value, Parts] = {}
     for stack in stacks:
-        values = tuple(
-            Value(stack.array[of], leaves=stack.leaves, elements=tuple(n[of] for n in stack.elements)) for of in rows
-        )
+        values = tuple(part_of(stack, stack.array[of], (of,)) for of in rows)
         steps = [step(first, "slice", (stack,), x, lambda a, of=of: a[of]) for x, of in zip(values, rows, strict=True)]
         parts[stack] = Parts(0, rows, values, steps[0], frozenset())
         cuts += steps
-    rewriting = Rewriting(program, keep=keep, stacks=parts)
-    for operation in program.operations:
-        rewriting.read(operation)
-    outputs = {name: rewriting.now(value) for name, value in program.outputs.items()}
-    rewriting.put_together(outputs.values())
-    return replace(program, operations=(*cuts, *rewriting.operations), outputs=outputs)
+    made = Rewriting(program, keep=keep, stacks=parts).result()
+    return replace(made, operations=(*cuts, *made.operations))
 
 
 def _networks(operation: Operation) -> int:

@@ -35,8 +35,6 @@ RAN_OUT = (
     "the search by the outputs alone ended after {runs} runs of both programs, with at most {most} of {all} tensors "
     "found at once: whether the programs are equal is not decided; a smaller pair, such as one layer of each kind, needs fewer"
 )
-
-
 TOO_MANY = "the search by the outputs alone was not tried: it is for at most {most} tensors, and {all} are open"
 MOST_TENSORS = 700  # one call in another for each; Python allows 1,000
 
@@ -80,8 +78,8 @@ def found_by_outputs(
         source_as_run, target: the records as they ran, with the same inputs.
         allowance: of runs; where all tensors are not found, those that were needed are taken from it.
     """
-    leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
     sites = _Sites(source_as_run, target)
+    leaves = sites.numbers
     sought = sites.in_order([one for one in tensors if _is_sought(one, target)])
     if not sought or allowance.left <= 0:
         return FoundByOutputs(None, allowance.note if sought else "")
@@ -122,8 +120,7 @@ def _search(
     most_runs: float,
 ) -> OneByOne | None:
     """Return the search for some tensors, with those of them that are kept as guessed; None where with one number everywhere an output is not a number."""
-    source_as_run, target = sites.source, sites.target
-    leaves = {name: value.elements[0] for name, value in source_as_run.parameters.items()}
+    source_as_run, target, leaves = sites.source, sites.target, sites.numbers
     names = {one.name for one in sought}
     known = {k for one in tensors if one.name not in names for part in one.parts for k in (part.leaf, *part.leaves)}
     hidden = {name: leaves[name] for name in sites.leaves_in_order() if name not in known}
@@ -194,10 +191,16 @@ def _one(leaves: Mapping[str, Array]) -> float:
 
 
 class _Sites:
-    """Where both programs use their parameters."""
+    """Where both programs use their parameters.
+
+    Attributes:
+        source, target: the two.
+        numbers: name of a leaf -> the numbers of its elements.
+    """
 
     def __init__(self, source: Program, target: Program) -> None:
         self.source, self.target = source, target
+        self.numbers = {name: value.elements[0] for name, value in source.parameters.items()}
         self._pieces = Pieces(target)
         self._leaves, self._tensors = _first_meetings(source), _first_meetings(target)
 

@@ -194,8 +194,7 @@ class OneByOne:
         """
         leaf, parts, cut = one.leaf, one.parts, one.cut
         if not parts:
-            self._usual[self._leaves[leaf].shape] = cut
-            yield ()
+            yield self._left_of(leaf, parts, cut)
             return
         k = next((k for k, part in enumerate(parts) if self._is_shown(leaf, part)), 0)
         rest = (*parts[:k], *parts[k + 1 :])
@@ -206,12 +205,15 @@ class OneByOne:
             if self._target_gives(made, want):
                 before = self._shown[leaf], {name: self.of[name] for name in made}
                 self._keep(leaf, self._with(leaf, parts[k]), made)
-                if rest:
-                    yield (_Left(leaf, rest, cut),)
-                else:
-                    self._usual[self._leaves[leaf].shape] = cut
-                    yield ()
+                yield self._left_of(leaf, rest, cut)
                 self._keep(leaf, *before)
+
+    def _left_of(self, leaf: str, parts: tuple[Array, ...], cut: tuple[Fills, int]) -> Sequence[_Left]:
+        """Return what is left of a leaf; how it is cut is remembered when nothing is."""
+        if parts:
+            return (_Left(leaf, parts, cut),)
+        self._usual[self._leaves[leaf].shape] = cut
+        return ()
 
     def _in_order(self, leaf: str, part: Array, made: Mapping[str, Array]) -> bool:
         """Whether the parts of a leaf that lie in one tensor have the leaf's order: heads in another order are no layout."""

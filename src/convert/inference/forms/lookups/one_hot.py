@@ -11,15 +11,13 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import LAYOUTS, moved_by, product_at, step
+from convert.inference.forms.lookups.tables import MAX_TABLES
 from convert.inference.meetings.sites import axes_of, role_of
 from convert.programs.program import Array, Operation, Program, Value, producers_of
 
 LOOKUP = "index"
 FIELDS = "sum_of_fields"
-MAX_TABLES = 64
-MAX_STEPS = (
-    4  # operations between an index and its one-hot rows: a comparison with each row's number, and another dtype
-)
+MAX_STEPS = 4  # operations between an index and its one-hot rows, such as a comparison and another dtype
 Axes = tuple[tuple[Sequence[int], Sequence[int]], ...]  # (batch, summed) of the data, and of the parameter
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 
@@ -107,42 +106,26 @@ def _behind(product: Operation, mean: _Mean) -> list[Operation]:
     if axes is None:
         return [product]
     (batch, summed), (of_batch, of_summed) = axes
-    moved = Value(np.moveaxis(mean.value.array, mean.axis, 0), True, mean.value.leaves)
     order = (mean.axis, *(k for k in range(mean.value.array.ndim) if k != mean.axis))
-    moves = step(product, "transpose", (mean.value,), moved, lambda x: np.moveaxis(x, mean.axis, 0))
+    moved = Value(mean.value.array.transpose(order), True, mean.value.leaves)
+    moves = step(product, "transpose", (mean.value,), moved, lambda x: x.transpose(order))
     operands = list(product.operands)
     operands[mean.side] = moved
     sides = [(tuple(summed), tuple(batch)), (tuple(of_summed), tuple(of_batch))]
     sides[mean.side] = (tuple(k + 1 for k in sides[mean.side][0]), tuple(k + 1 for k in sides[mean.side][1]))
     numbers = ((sides[0][0], sides[1][0]), (sides[0][1], sides[1][1]))
+    first = len(batch) + (0 if mean.side == 0 else product.operands[0].array.ndim - len(batch) - len(summed))
 
-    def multiplied(one: Array, two: Array) -> Array:
-        return _dot_general(one, two, numbers)
+    def multiplied(*arrays: Array) -> Array:
+        """Return the products, those of all that is added up along the first axis that is free."""
+        other = arrays[1 - mean.side]
+        each = ((x, other) if mean.side == 0 else (other, x) for x in arrays[mean.side])
+        return np.stack([product.again(pair)[0] for pair in each], first)
 
     all_of_them = Value(multiplied(*(x.array for x in operands)), True, product.results[0].leaves)
-    free = len(batch) + (0 if mean.side == 0 else product.operands[0].array.ndim - len(batch) - len(summed))
-    (result,) = product.results
-
-    def averaged(x: Array) -> Array:
-        return np.reshape(mean.factor * x.sum(free), result.array.shape)
-
     times = step(product, "dot_general", tuple(operands), all_of_them, multiplied)
     return [
         replace(moves, settings={"permutation": order}),
         replace(times, settings={"dimension_numbers": numbers}),
-        step(product, "mean", (all_of_them,), result, averaged),
+        step(product, "mean", (all_of_them,), product.results[0], lambda x: mean.factor * x.sum(first)),
     ]
-
-
-def _dot_general(one: Array, two: Array, numbers: tuple[tuple[tuple[int, ...], ...], ...]) -> Array:
-    """Return the product of two arrays: with the batch axes, the free ones of the first, and those of the second."""
-    (left, right), (left_batch, right_batch) = numbers
-    letters = count()
-    of_one = [next(letters) for _ in range(one.ndim)]
-    of_two = [next(letters) for _ in range(two.ndim)]
-    for a, b in (*zip(left, right, strict=True), *zip(left_batch, right_batch, strict=True)):
-        of_two[b] = of_one[a]
-    batch = [of_one[k] for k in left_batch]
-    rest = [of_one[k] for k in range(one.ndim) if k not in (*left, *left_batch)]
-    rest += [of_two[k] for k in range(two.ndim) if k not in (*right, *right_batch)]
-    return np.asarray(np.einsum(one, of_one, two, of_two, [*batch, *rest]))

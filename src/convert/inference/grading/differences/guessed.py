@@ -83,12 +83,14 @@ def _may_be_exchanged(
     pairs: list[tuple[Tensor, Tensor]] = []
     for shape in dict.fromkeys(tensor.shape for tensor in tensors):
         group = [tensor for tensor in tensors if tensor.shape == shape]
+        if len(group) < 2:
+            continue
         try:
             side = Reruns(target, {**state, **{one.name: state[group[0].name] for one in group}}, given, outputs)
-            made = [_some(side.changed({one.name: state[group[-1].name]})) for one in group] if len(group) > 1 else []
+            made = [_some(side.changed({one.name: state[group[-1].name]})) for one in group]
         except ConvertError:  # not a number
             made = [None] * len(group)
-        for (one, x), (two, y) in itertools.combinations(zip(group, made, strict=False), 2):
+        for (one, x), (two, y) in itertools.combinations(zip(group, made, strict=True), 2):
             if x is None or y is None or equal(x, y, ABOUT):
                 pairs.append((one, two))
     return pairs

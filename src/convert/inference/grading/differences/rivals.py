@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.inference.candidates.candidate import Piece
 from convert.inference.grading.differences.given import moving
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
@@ -46,7 +47,7 @@ def not_taken(
         left = [
             (name, rival)
             for name, rival in rivals
-            if not any(taken[p.numbers].any() for c in rival.choices for p in c.candidate.pieces if p.tensor == name)
+            if not any(taken[piece.numbers].any() for piece in _pieces(rival, name))
         ]
         if len(left) == len(rivals):
             return rivals
@@ -56,18 +57,17 @@ def not_taken(
 def made_of(search: Search, rival: Solution, name: str) -> set[str]:
     """Return the other tensors that are made of elements of which another solution makes a tensor."""
     taken = np.zeros(len(search.source.theta) + 1, bool)
-    for choice in rival.choices:
-        for piece in choice.candidate.pieces:
-            if piece.tensor == name:
-                taken[piece.numbers] = True
+    for piece in _pieces(rival, name):
+        taken[piece.numbers] = True
     taken[-1] = False
     pieces = (p for s in search.segments for choice in s.solution.choices for p in choice.candidate.pieces)
     return {piece.tensor for piece in pieces if piece.tensor != name and taken[piece.numbers].any()}
 
 
 def leaves_of(search: Search, solution: Solution, name: str) -> set[str]:
-    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
-    return {search.source.leaf(int(p.numbers[0])) for p in pieces if len(p.numbers) and p.numbers[0] >= 0}
+    """Return the leaves that a solution makes a tensor of."""
+    numbers = (piece.numbers for piece in _pieces(solution, name))
+    return {search.source.leaf(int(of[0])) for of in numbers if len(of) and of[0] >= 0}
 
 
 def behind_open(search: Search, undecided: Sequence[tuple[int, Solution]], open_: Collection[str]) -> set[str]:
@@ -103,6 +103,11 @@ def behind_open(search: Search, undecided: Sequence[tuple[int, Solution]], open_
     return found
 
 
+def _pieces(solution: Solution, name: str) -> list[Piece]:
+    """Return the pieces of which a solution makes a tensor."""
+    return [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+
+
 def computed_with(search: Search, solution: Solution, indices: set[int]) -> Iterator[Value]:
     """Yield the values of a solution that are computed of the results of some operations, these included."""
     found: set[Value] = set()
@@ -129,7 +134,7 @@ def _fits_as_well(search: Search, segment: Segment, other: Solution, name: str) 
 
 def _is_part(solution: Solution, name: str) -> bool:
     """Whether a solution makes a tensor of a part of what the source multiplies at once."""
-    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+    pieces = _pieces(solution, name)
     taken = np.concatenate([np.zeros(0, int), *(piece.numbers for piece in pieces)])
     at_once = (numbers for p in pieces if p.meeting is not None for numbers in p.meeting.weight.elements[:1])
     return any(not np.isin(numbers[numbers >= 0], taken).all() for numbers in at_once)
@@ -157,7 +162,7 @@ def _differs(one: Solution, other: Solution, name: str) -> bool:
 
 
 def _made(solution: Solution, name: str) -> Array | None:
-    pieces = [p for choice in solution.choices for p in choice.candidate.pieces if p.tensor == name]
+    pieces = _pieces(solution, name)
     if not pieces:
         return None
     made = np.concatenate([np.stack([p.elements.astype(float), p.values]) for p in pieces], 1)
