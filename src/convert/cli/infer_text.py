@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 LISTED = 8  # tensors of one grade
 UNDECIDED = "infer does not know whether the programs differ there, or compute the same in two ways"
 HINT = "hint: if you see no difference there, write that place, or what follows it, in one way in both, and run again; where you cannot, give "
-BY_HAND = "other inputs; rules that you write by hand can be converted and checked as well"
+BY_HAND = (
+    "other weights (another `--seed`) or inputs; rules that you write by hand can be converted and checked as well"
+)
 NOT_COMPARED = "what follows is not compared"  # begins a clause of a difference
 LINE = re.compile(r"[\w./-]+:[0-9]+")  # of the code
 NUMBER = re.compile("[0-9]+")
@@ -33,7 +35,7 @@ def written(file: Path, derivation: Derivation, target: TargetModel, rules: str)
 
 
 def beside(derivation: Derivation, target: TargetModel, rules: str) -> str:
-    """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none.
+    """Say which tensors `convert` writes beside those that were derived, as a clause; empty where there are none, or a mismatch is left, as the norms behind it are not known.
 
     Args:
         rules: text of the file; that of a BatchNorm writes its counter, and that of one whose tensors have rules of their own is a constant.
@@ -41,6 +43,8 @@ def beside(derivation: Derivation, target: TargetModel, rules: str) -> str:
     from convert.drafting.like.target import COUNTERS
     from convert.rules.parse import parse_rules
 
+    if derivation.differences:
+        return ""
     kinds = ("batch_norm", "constant")
     norms, constants = (
         [layer.path for rule in parse_rules(rules).rules if rule.kind_name == kind for layer in rule.targets.values()]
@@ -162,7 +166,7 @@ def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: 
     groups: dict[tuple[str, ...], list[tuple[Tensor, list[str]]]] = {}
     for tensor in tensors:
         if said := list(_said(grade, tensor, derivation, follows)):
-            named = grade in ("open", "found behind the difference")
+            named = grade in ("open", "found behind the mismatch")
             key = tuple(NUMBER.sub("#", text) for text in said) if named else tuple(said)
             groups.setdefault((NUMBER.sub("#", tensor.name), *key), []).append((tensor, said))
     for (first, said), *more in list(groups.values())[:LISTED]:
@@ -191,10 +195,21 @@ def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> I
         yield may_be_made_of(tensor, derivation)
     else:
         if tensor.unseen:
-            said = f"{tensor.unseen:,} of its {math.prod(tensor.shape):,} elements"
-            yield f"no output shows {said}; they are made as the others of this kind"
+            yield f"no output shows {_unseen(tensor)}; they are made as the others of this kind"
         if tensor.alternatives:
             same = "outputs" if grade == "interchangeable" else "values"
             yield f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
-        if grade == "found behind the difference":
+        if grade == "found behind the mismatch":
             yield f"made of {', '.join(tensor.nearest) or 'a constant'}"
+
+
+def _unseen(tensor: Tensor) -> str:
+    """Say how many elements of a tensor no output shows; of a table that is longer than what these inputs take, how many rows."""
+    from convert.inference.derivation import Role
+
+    elements = f"{tensor.unseen:,} of its {math.prod(tensor.shape):,} elements"
+    rows, row = tensor.shape[:1], math.prod(tensor.shape[1:])
+    is_table = all(part.evidence.role is Role.LOOKUP for part in tensor.parts)
+    if not is_table or not rows or tensor.unseen % row:
+        return elements
+    return f"{tensor.unseen // row:,} of its {rows[0]:,} rows"

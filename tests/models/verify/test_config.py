@@ -80,6 +80,7 @@ def test_golden_has_no_finding(made: Any, case: str, target: str) -> None:
         assert not facts.findings, [str(finding) for finding in facts.findings]
         assert " 0 of" not in facts.notes[0]
         assert "query_scale" in {fact.name for fact in facts.unread}  # a formula cannot be read off, so it is listed
+        assert "; not read from it: " in facts.notes[0] and "query_scale" in facts.notes[0]
 
 
 def test_layer_facts_are_all_compared_with_the_module(made: Any) -> None:

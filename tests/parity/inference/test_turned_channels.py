@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import derive, floats, grades, rules
+from convert.inference.isolated.found import BY
+from support.inferred import derive, floats, grades, layer_norm, rules
 
+BLOCKS = 6  # behind each upsampling
 SIZES = [(3, 5, 7), (2, 8, 8), (4, 4, 8)]  # speakers, channels, features: none, two, and the turned axes equal
 
 
@@ -69,3 +71,59 @@ def test_a_softmax_over_the_other_axis_is_not_derived(taps: int) -> None:
     """Where both axes have one size, no shape shows it."""
     found = derive(function(4), Masked(4, 4, 8, taps, over=1), shapes(4, 4, 8, taps), floats(2, 11, 8))
     assert not found.complete and found.differences
+
+
+def upsample(w: Mapping[str, Any], x: Any) -> Any:
+    """Twice a map of channels of which each point becomes four, in TensorFlow's `depth_to_space`: the channels are the last of the three axes."""
+    for k in range(2):
+        b, height, width, c = x.shape
+        y = (x @ w[f"up{k}/kernel"] + w[f"up{k}/bias"]).reshape(b, height, width, 2, 2, c)
+        y = y.transpose(0, 1, 3, 2, 4, 5).reshape(b, 2 * height, 2 * width, c)
+        x = y + x.repeat(2, 1).repeat(2, 2)
+        for j in range(BLOCKS):
+            y = layer_norm(x, w[f"{k}/{j}/scale"], w[f"{k}/{j}/bias"])
+            x = x + jnp.tanh(y @ w[f"{k}/{j}/mix"]) * w[f"{k}/{j}/gain"]
+    return x
+
+
+class Upsample(torch.nn.Module):
+    """With `torch.nn.PixelShuffle`, or the same by hand: the channels are the first of the three axes."""
+
+    def __init__(self, c: int, *, by_hand: bool) -> None:
+        super().__init__()
+        self.up = torch.nn.ModuleList(torch.nn.Conv2d(c, 4 * c, 1) for _ in range(2))
+        self.norm = torch.nn.ModuleList(torch.nn.LayerNorm(c, eps=1e-6) for _ in range(2 * BLOCKS))
+        self.mix = torch.nn.ModuleList(torch.nn.Linear(c, c, bias=False) for _ in range(2 * BLOCKS))
+        self.gain = torch.nn.Parameter(torch.ones(2 * BLOCKS, c))
+        self.by_hand = by_hand
+
+    def forward(self, x: Any) -> Any:
+        x = x.permute(0, 3, 1, 2)
+        for k, up in enumerate(self.up):
+            b, c, h, w = x.shape
+            y = up(x)
+            if self.by_hand:
+                y = y.view(b, c, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c, 2 * h, 2 * w)
+            else:
+                y = torch.nn.functional.pixel_shuffle(y, 2)
+            x = (y + torch.nn.functional.interpolate(x, scale_factor=2)).permute(0, 2, 3, 1)
+            for j in range(BLOCKS * k, BLOCKS * (k + 1)):
+                x = x + torch.tanh(self.mix[j](self.norm[j](x))) * self.gain[j]
+            x = x.permute(0, 3, 1, 2)
+        return x.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("channels", [6, 4])  # 4: the two turned axes are equal
+def test_a_pixel_shuffle_of_the_other_order_has_a_rule(channels: int, by_hand: bool) -> None:
+    leaves: dict[str, tuple[int, ...]] = {}
+    for k in range(2):
+        leaves |= {f"up{k}/kernel": (channels, 4 * channels), f"up{k}/bias": (4 * channels,)}
+        for j in range(BLOCKS):  # so many vectors fit a norm that the search must try the other order early
+            leaves |= {f"{k}/{j}/{name}": (channels,) for name in ("scale", "bias", "gain")}
+            leaves[f"{k}/{j}/mix"] = (channels, channels)
+    module = Upsample(channels, by_hand=by_hand)
+    found = derive(upsample, module, leaves, floats(2, 3, 5, channels))
+    assert found.complete and grades(found) == {Grade.DERIVED}
+    assert BY not in {part.evidence.by for tensor in found.tensors for part in tensor.parts}
+    assert any("layer_norm: norm" in rule for rule in rules(found, module))

@@ -62,8 +62,8 @@ def test_in_front_behind_and_beside_a_difference() -> None:
     assert sources(found) == {"a.weight": "a", "b.weight": "b", "c.weight": "c", "d.weight": "d"}
     text = write_rules(found, model_of_module(Trunk(), "Model")).text
     assert (
-        "# derived up to the difference: dot_general" in text
-        and "# derived up to the difference or found behind the difference: " in text
+        "# derived up to the mismatch: dot_general" in text
+        and "# derived up to the mismatch or found behind the mismatch: " in text
     )  # of a and b, and of c and d
     assert "# derived: " not in text and "ask" not in text
     (note,) = parse_rules(text).targets["torch"].differs

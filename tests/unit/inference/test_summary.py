@@ -58,6 +58,14 @@ def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
     ]
 
 
+def test_of_a_table_the_rows_are_counted_that_no_output_shows() -> None:
+    evidence = Evidence(Role.LOOKUP, None, SITE, "", "")
+    part = Part(np.arange(12), "table", np.arange(12), Arithmetic.SAME, evidence)
+    end = "of its 4 rows; they are made as the others of this kind"
+    table = tensor("t", Grade.DERIVED, unseen=6, parts=(part,))
+    assert lines(table) == [f"derived: t: no output shows 2 {end}"]
+
+
 @pytest.mark.parametrize(
     ("told_by", "said"),
     [
@@ -164,7 +172,7 @@ def test_the_whole_sentence_does_not_repeat_the_short_one(problem: str, said: li
             {"a": (4, 4), "b": (3, 4)},
             "the layers different widths (1 open leaf has two axes of one size), or other",
         ),
-        ({"b": (3, 4), "v": (4,)}, "where you cannot, give other inputs"),
+        ({"b": (3, 4), "v": (4,)}, "where you cannot, give other weights (another `--seed`) or inputs"),
     ],
 )
 def test_the_hint_says_widths_only_where_an_open_leaf_has_equal_ones(
@@ -221,3 +229,5 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
     assert written(Path("r.yaml"), found, target, of_its_own) == start + more
     alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
     assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm) == start
+    behind = dataclasses.replace(found, differences=ended().differences)
+    assert written(Path("r.yaml"), behind, target, of_norm) == start, "the norms behind a mismatch are not known"

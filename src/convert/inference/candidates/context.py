@@ -23,6 +23,7 @@ from convert.programs.program import Operation, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+SHUFFLE = "pixel_shuffle"
 TURNS = ("transpose", "permute", "movedim", "t")
 BY_DATA = (Role.PRODUCT, Role.SCALE)  # of two values of data
 STEPS = ("unbind", "select")  # of a sequence
@@ -208,14 +209,18 @@ class Context:
         return list(found)
 
     def sizes_behind(self, value: Value, axis: int = -1) -> list[int]:
-        """Return the sizes of the inner axis into which views split an axis, of what the target makes of each element of a value, and then turns or multiplies by data."""
+        """Return the sizes of the inner part into which views split an axis, of what the target makes of each element of a value, and then turns or multiplies by data; also those of a pixel shuffle."""
         found = dict[int, None]()
-        inner = axis if axis < 0 else axis + 1
+        axis %= value.array.ndim
         for at in self._of_each_element(value):
             for user in self._users.get(at, []):
-                made = user.results[0]
-                if user.name in VIEWS and made.array.ndim > at.array.ndim and self._is_turned(made):
-                    found[made.array.shape[inner]] = None
+                made, before = user.results[0].array.shape, at.array.shape
+                more = len(made) - len(before)
+                if user.name == SHUFFLE and axis == len(before) - 3:
+                    found[before[axis] // made[axis]] = None
+                elif user.name in VIEWS and more > 0 and self._is_turned(user.results[0]):
+                    axes = made[axis : axis + more + 1]
+                    found |= dict.fromkeys(math.prod(axes[k:]) for k in range(1, more + 1))
         return list(found)
 
     def _is_turned(self, value: Value) -> bool:

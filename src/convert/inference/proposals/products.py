@@ -319,7 +319,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
     place, count = _number(context, target, operation)
     cuts = context.cuts(operation.results[0], -1) if context.level > 0 else ()
     heads = context.last_sizes(operation.results[0]) if context.level > 0 else ()
-    lasts = context.sizes_behind(operation.results[0]) if context.level > 0 else ()
+    channels = 1 if operation.name == "convolution" else -1
+    lasts = context.sizes_behind(operation.results[0], channels) if context.level > 0 else ()
     shared = context.shared(operation.results[0]) if context.level > 0 else 1
     map_ = context.map_of(operation.results[0])
     turns = context.level > 0 and context.turns(operation.results[0])
@@ -342,10 +343,10 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
             column_orders.by_use(parts, context.source.taken.by_use(meeting.operation) if parts else ()),
             *of_heads,
             column_orders.turned_by_head(alone, heads if turns else ()),
-            column_orders.turned(size, lasts),
         )
+        as_split = column_orders.turned(size, lasts)  # first, as the stored order was tried at the level before
         for order, columns, rope in itertools.chain(
-            taken, column_orders.as_map(size, map_), alone, orders, of_leaf, *further
+            taken, column_orders.as_map(size, map_), as_split, alone, orders, of_leaf, *further
         ):
             tied = tuple(pairing.tied.tolist())
             atom = fillings.Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)

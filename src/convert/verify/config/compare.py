@@ -126,8 +126,11 @@ def check_facts(
     else:
         notes += [f"only training sees this difference, which --training counts: {finding}" for finding in trained]
     unread = [fact for fact in facts if fact not in comparison.compared]
+    others = _few([f"{fact.name} {fact.where}" for fact in unread])
     notes.insert(
-        0, f"{len(facts) - len(unread)} of {len(facts)} declared facts compared with the target's configuration"
+        0,
+        f"{len(facts) - len(unread)} of {len(facts)} declared facts compared with the target's configuration"
+        f"{f'; not read from it: {others}' if unread else ''}",
     )
     constants = frozenset(_constants(plan, comparison.in_code)) if plan is not None else frozenset()
     return Facts(tuple(findings), tuple(notes), time.monotonic() - started, tuple(unread), constants)
