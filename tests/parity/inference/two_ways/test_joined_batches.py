@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
-from convert.inference.models import WRITTEN_IN_TWO_WAYS
+from convert.inference.one_form import WRITTEN_IN_TWO_WAYS
 from support.inferred import UNPROVEN, derive, floats, grades, sources
 
 C, SHAPES = 4, {"k": (3, 3, 2, 4), "c": (4,), "h": (4, 5), "d": (5,), "p": (2, 2)}
