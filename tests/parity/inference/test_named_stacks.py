@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import flax.linen
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from torch.nn import functional
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
-from support.inferred import derive, floats, layer_norm, rules
+from support.inferred import derive, floats, layer_norm, linen, rules
 
 D, H = 3, 6
 OF_EACH = {"mlp/0/w": (D, H), "mlp/0/b": (H,)}
@@ -215,3 +217,32 @@ def test_other_layers_that_no_pattern_names_are_parts(
     written = [_in_line(rule) for rule in rules(derive(each, module, stacks, floats(3, 7, H)), module)]
     assert written[0].startswith(f'{said}, parameter: {{name: "layers.{{i}}.weight"'), written
     assert len(written) == 2 * len(shapes)
+
+
+class Attentions(nn.Module):
+    """Attention layers for the same data; the wrong ones take the values from the end."""
+
+    def __init__(self, *, wrong: bool = False) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.MultiheadAttention(H, 2, batch_first=True) for _ in range(2))
+        self.wrong = wrong
+
+    def forward(self, x: Any) -> Any:
+        one, two = (attend(x, x, torch.flip(x, [1]) if self.wrong else x)[0] for attend in self.each)
+        return torch.stack([one, two])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_stack_of_attention_layers_has_one_rule(wrong: bool) -> None:
+    """The bias of a key changes no output, so that only a value that both programs share shows it."""
+    attend, sizes = linen(flax.linen.MultiHeadDotProductAttention(2), np.zeros((2, 5, H)))
+    found = derive(
+        lambda w, x: jax.vmap(lambda each: attend(each, x))(dict(w)),
+        module := Attentions(wrong=wrong),
+        {name: (2, *shape) for name, shape in sizes.items()},
+        floats(3, 5, H),
+    )
+    assert found.complete is not wrong
+    if not wrong:
+        (rule,) = rules(found, module)
+        assert "flax.linen.MultiHeadDotProductAttention" in rule and "attention: each.{i}" in rule

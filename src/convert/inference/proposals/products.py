@@ -351,7 +351,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
             tied = tuple(pairing.tied.tolist())
             atom = fillings.Atom(product, meeting, pairing.numbers, order, columns, tied, rope, number)
             numbers = product.numbers[0].reshape(len(product.value), -1)[:, columns]
-            key = (numbers[pairing.numbers].tobytes(), len(product.numbers))
+            cut = order[0] == "index"  # a network of a stack is also a product of its own, as a form has it
+            key = (numbers[pairing.numbers].tobytes(), len(product.numbers), cut)
             if key not in seen and context.free(numbers):
                 seen.add(key)
                 yield atom
