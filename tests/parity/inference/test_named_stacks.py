@@ -232,7 +232,7 @@ class Attentions(nn.Module):
         return torch.stack([one, two])
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stack_of_attention_layers_has_one_rule(wrong: bool) -> None:
     """The bias of a key changes no output, so that only a value that both programs share shows it."""
     attend, sizes = linen(flax.linen.MultiHeadDotProductAttention(2), np.zeros((2, 5, H)))
