@@ -246,3 +246,43 @@ def test_a_stack_of_attention_layers_has_one_rule(wrong: bool) -> None:
     if not wrong:
         (rule,) = rules(found, module)
         assert "flax.linen.MultiHeadDotProductAttention" in rule and "attention: each.{i}" in rule
+
+
+class Cells(nn.Module):
+    """Two recurrent layers for the same data, or one behind the other as layers of one module."""
+
+    def __init__(self, kind: str, *, deep: bool) -> None:
+        super().__init__()
+        make = {"gru": nn.GRU, "lstm": nn.LSTM}[kind]
+        self.deep = deep
+        if deep:
+            self.rnn = make(H, H, num_layers=2, batch_first=True)
+        else:
+            self.det, self.lat = make(H, H, batch_first=True), make(H, H, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(x)[0] if self.deep else torch.stack([self.det(x)[0], self.lat(x)[0]])
+
+
+@pytest.mark.parametrize(("kind", "cell"), [("gru", "GRUCell"), ("lstm", "OptimizedLSTMCell")])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_stack_of_recurrent_cells_has_one_rule(kind: str, cell: str, deep: bool) -> None:
+    recur, sizes = linen(flax.linen.RNN(getattr(flax.linen, cell)(H)), np.zeros((2, 5, H)))
+    leaves = {name: (2, *shape) for name, shape in sizes.items()}
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        if not deep:
+            return jax.vmap(lambda each: recur(each, x))(dict(w))
+        for k in range(2):
+            x = recur({name: leaf[k] for name, leaf in w.items()}, x)
+        return x
+
+    module = Cells(kind, deep=deep)
+    found = derive(function, module, leaves, floats(3, 5, H))
+    assert found.complete
+    written = write_rules(found, model_of_module(module, "Model"))
+    (rule,) = rules(found, module)
+    target = f"{kind}: {{module: rnn, layer: " if deep else f"{kind}: " + '"{i:det,lat}"'
+    assert not written.open and "stacked: {i: 0}" in rule and target in rule
+    wrong = written.text.replace("{i:det,lat}", "{i:lat,det}")
+    assert compare_rules(written.text, found) == [] and (deep or compare_rules(wrong, found))

@@ -5,6 +5,7 @@ A name alone decides nothing: the rule is planned, and its tensors are compared 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,47 @@ def name_cell(
         if start and _gives(kind_name, start, keys, {leaf: shapes[leaf] for leaf in used}, tensors, biased):
             return NamedCell(start, keys, inputs)
     return None
+
+
+@dataclass(frozen=True)
+class OfStack:
+    """The tensors of one cell, of leaves that have several in a stack along their first axis.
+
+    Attributes:
+        tensors: with positions in the leaves without that axis.
+        shapes: of these leaves.
+        count: so many cells are in the stack.
+        number: of this one.
+    """
+
+    tensors: Mapping[str, Tensor]
+    shapes: Mapping[str, tuple[int, ...]]
+    count: int
+    number: int
+
+
+def of_stack(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> OfStack | None:
+    """Return the tensors as those of one cell of a stack; None where its leaves are no stack, or more than one cell is in them."""
+    used = {part.leaf for tensor in tensors.values() for part in tensor.parts if part.leaf}
+    counts = {shapes[leaf][:1] for leaf in used}
+    if len(counts) != 1 or not (count := math.prod(counts.pop())) > 1 or any(len(shapes[leaf]) < 2 for leaf in used):
+        return None
+    sizes = {leaf: math.prod(shapes[leaf][1:]) for leaf in used}
+    parts = [part for tensor in tensors.values() for part in tensor.parts if part.leaf]
+    numbers = {int(n) for part in parts for n in np.unique(part.positions // sizes[part.leaf])}
+    if len(numbers) != 1:
+        return None
+    one = {
+        role: replace(
+            tensor,
+            parts=tuple(
+                replace(part, positions=part.positions % sizes[part.leaf]) if part.leaf else part
+                for part in tensor.parts
+            ),
+        )
+        for role, tensor in tensors.items()
+    }
+    return OfStack(one, {leaf: shapes[leaf][1:] for leaf in used}, count, numbers.pop())
 
 
 def _with_inputs_in_order(

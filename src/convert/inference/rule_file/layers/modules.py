@@ -9,7 +9,7 @@ from typing import Any
 
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
-from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell
+from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell, of_stack
 from convert.inference.rule_file.layers.fused import alternating, in_columns, side_by_side
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.opened import as_stored, with_opened_axes
@@ -126,16 +126,20 @@ def _cells(
             if (full := join(module.name, name)) in known
         }
         complete = len(tensors) == len(names) and all(tensor.parts for tensor in tensors.values())
+        stack: tuple[tuple[int, int], ...] = ()  # how many cells, and the number of this one
         cell = name_cell(module.kind_name, tensors, derivation.leaves, module.facts) if complete else None
+        if cell is None and complete and (one := of_stack(tensors, derivation.leaves)) is not None:
+            cell = name_cell(module.kind_name, one.tensors, one.shapes, module.facts)
+            stack = ((one.count, one.number),)
         if cell is None:
             unknown |= {} if complete else {tensor.name: tensor.lack for tensor in tensors.values()}
             alone += tensors.values() if complete else ()
             continue
         width = sum(length for _, length in cell.inputs)
-        inputs = (
-            (Axis(0, 0, width, parts=cell.inputs),) if cell.inputs else ()
-        )  # no leaf's axis: that of the cell's input
-        source = Source(cell.start, Layout((width,), (), inputs, ()))
+        # no leaf's axis, but that of the cell's input
+        inputs = (Axis(len(stack), 0, width, parts=cell.inputs),) if cell.inputs else ()
+        shape, fixed = (*(count for count, _ in stack), width), tuple((0, number) for _, number in stack)
+        source = Source(cell.start, Layout(shape, fixed, inputs, ()))
         weakest = max((tensor.grade for tensor in tensors.values()), key=list(Grade).index)
         layer = suffix.removesuffix("_reverse")
         keys: tuple[tuple[str, str], ...] = (("direction", "backward"),) if layer != suffix else ()
