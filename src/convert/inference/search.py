@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from convert.inference.candidates.source import Source
-from convert.inference.meetings.sites import parameter_operands
+from convert.inference.derivation import Role
+from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
 from convert.inference.segment.walk import FORMS, OTHER_BEGIN, OTHER_LAYER, Signatures, Walk
 from convert.programs.program import Operation, Program
@@ -158,7 +159,10 @@ class Search(Walk):
     def _takes_parts(self, at: int) -> bool:
         """Whether the target splits what the next parameter gives, as gates: where they stand in another order, their functions tell."""
         first = self._first_meeting(at)
-        return first < len(self._order) and bool(self.context.cuts(self._order[first].results[0], -1))
+        if first == len(self._order):
+            return False
+        axis = 1 if role_of(self._order[first]) is Role.CONVOLUTION else -1
+        return bool(self.context.cuts(self._order[first].results[0], axis))
 
     def remembered(self, at: int, levels: Sequence[Level] = LEVELS) -> Segment | None:
         """Return the segment that begins at an operation, with the solutions that one like it has in another layer or for another expert."""

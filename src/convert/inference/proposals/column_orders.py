@@ -109,6 +109,32 @@ def as_cut(size: int, cuts: Sequence[int]) -> Iterator[Order]:
         yield ("parts", *order), columns, ""
 
 
+def in_other_sets(of_source: Sequence[Array], of_target: Sequence[Array], size: int) -> Iterator[Order]:
+    """Yield the columns of a matrix of which one program takes parts such as every second column, and the other one others.
+
+    Args:
+        of_source, of_target: sets of columns that each takes.
+        size: how many columns there are.
+    """
+    for count in range(2, MAX_CUTS + 1):
+        target = next(_all_columns(of_target, count, size), None)
+        for chosen in _all_columns(of_source, count, size) if target is not None else ():
+            for order in itertools.permutations(range(count)):
+                parts = [of_source[chosen[k]] for k in order]
+                if [len(part) for part in parts] == [len(of_target[k]) for k in target or ()]:
+                    columns = np.zeros(size, int)
+                    for k, part in zip(target or (), parts, strict=True):
+                        columns[of_target[k]] = part
+                    yield ("sets", *order), columns, ""
+
+
+def _all_columns(sets: Sequence[Array], count: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield so many of some sets that have each column once."""
+    for chosen in itertools.combinations(range(len(sets)), count):
+        if sum(len(sets[k]) for k in chosen) == size and len({int(n) for k in chosen for n in sets[k]}) == size:
+            yield chosen
+
+
 def of_taken(parts: Sequence[Array], size: int, out: int) -> Iterator[Order]:
     """Yield the columns that the source takes together, as the queries of all groups of a fused matrix; several parts if they make up all."""
     if sum(map(len, parts)) == size:

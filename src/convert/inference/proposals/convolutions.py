@@ -68,7 +68,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
                 kernels.append((Product((), value_, tuple(numbers_), places_), meeting, tied))
             if value.shape != shape or not numbers or not context.free(numbers[0]):
                 continue
-            for order_, of in ((), cut), *_rows_in_parts(context, operation, cut, groups, transposed):
+            for order_, of in ((), cut), *_rows_in_parts(context, operation, meeting, cut, groups, transposed):
                 value, places, *numbers = of
                 found = context.fitted(
                     [_as_channels(a, whole) for a in elements],
@@ -128,15 +128,17 @@ def _replayed(context: Context, weight: Value, axes: Sequence[int]) -> Array:
 
 
 def _rows_in_parts(
-    context: Context, operation: Operation, stack: list[Array], groups: int, transposed: bool
+    context: Context, operation: Operation, meeting: Meeting, stack: list[Array], groups: int, transposed: bool
 ) -> Iterator[tuple[tuple[Any, ...], list[Array]]]:
     """Yield the kernels with the channels of the result in the order in which the target takes parts of it, or turns two axes of it."""
     if context.level > 0 and groups == 1:
         axis, result = (1 if transposed else 0), operation.results[0]
         size = stack[0].shape[axis]
-        ways = column_orders.orders_of_parts(size, context.cuts(result, 1))
+        cuts = context.cuts(result, 1)
+        of_target = context.taken.sets(operation)
+        sets = column_orders.in_other_sets(context.source.taken.sets(meeting.operation), of_target, size)
         turned = column_orders.turned(size, context.sizes_behind(result, 1))
-        for order, rows in itertools.chain(ways, ((order, rows) for order, rows, _ in turned)):
+        for order, rows, _ in itertools.chain(column_orders.as_cut(size, cuts), sets, turned):
             yield order, [np.take(a, rows, axis) for a in stack]
 
 

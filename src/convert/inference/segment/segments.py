@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,12 +48,14 @@ class Solution:
         begin, end: operations of the target, `end` is not run.
         choices: what became known.
         values: of data that the segment computed.
+        aside: operation of a choice -> the values that its branch ends with, where that leads to the outputs alone.
     """
 
     begin: int
     end: int
     choices: tuple[Choice, ...]
     values: dict[Value, Array]
+    aside: Mapping[int, tuple[Value, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

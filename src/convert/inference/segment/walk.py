@@ -6,8 +6,9 @@ ends where a value depends on everything that was assigned.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from convert.inference.proposals import (
 )
 from convert.inference.proposals.first_steps import AT_ZEROS, FirstSteps
 from convert.inference.proposals.gates import Cells
+from convert.inference.segment.aside import Aside
 from convert.inference.segment.of_source import OfSource
 from convert.inference.segment.segments import Failure, Level, Solution
 from convert.numerics.magnitude import relative_error
@@ -90,6 +92,7 @@ class Walk(OfSource):
         self.elsewhere: Mapping[str, Array] | None = None
         self._cells = Cells(self.context)
         self._first_steps = FirstSteps(self.context, self._cells)
+        self._aside = Aside(self._order, target.outputs.values())
         self._inputs = [tuple(self._made_by.get(x, -1) for x in operation.data) for operation in self._order]
         self._dead: dict[Any, _Dead] = {}  # by path, operation and level
         self._reached = -1
@@ -168,8 +171,17 @@ class Walk(OfSource):
                     self._refute(at, "no value of the source equals what enters")
                     return
                 weighed = self._strict and self.context.is_weighed(operation)  # the rows of any expert enter it
-                if choices and not weighed and self._depends_on(operation.data[0], choices):
-                    yield self._solution(at, choices)
+                indices = {choice.index for choice in choices}
+                aside = {k: ends for k in indices if self._aside.has(k, at) and (ends := self._aside.ends(k, at))}
+                known = all(map(self._is_known_value, itertools.chain(*aside.values())))
+                if self._strict and not known:
+                    self._hindered = True
+                    self._refute(at, "the source has no such value as its branch ends with")
+                    return
+                others = [choice for choice in choices if choice.index not in aside]
+                met = not others or self._depends_on(operation.data[0], others)
+                if choices and not weighed and known and met:
+                    yield replace(self._solution(at, choices), aside=aside)
                     return
                 self._passed += bool(choices)
             lacking = [side for side in sides if not self.replay.known(operation.operands[side])]
@@ -314,6 +326,10 @@ class Walk(OfSource):
         if at > self.failure.index:
             self.failure = Failure(at, problem)
             self._progress = self.tried
+
+    def _is_known_value(self, value: Value) -> bool:
+        array = self.replay.value(value)
+        return bool(array.any()) and self.source.has(array, self.context.tolerance)
 
     def _depends_on(self, value: Value, choices: Sequence[Choice]) -> bool:
         """Whether a value is computed from the results of all operations of these choices."""

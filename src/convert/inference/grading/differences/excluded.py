@@ -19,7 +19,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
-from convert.inference.grading.differences.other_orders import runs_in_other_orders
+from convert.inference.grading.differences.other_orders import are_of_a_layer, runs_in_other_orders
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.columns import FEW
 from convert.inference.meetings.sites import role_of
@@ -59,7 +59,9 @@ def is_only_explanation(
     """
     if not found.proven or found.error > EXACT:
         return False
-    if _are_columns_of_a_layer(found.repairs[0], target) or _is_in_a_layer(found.repairs[0], target):
+    if _are_columns_of_a_layer(found.repairs[0], target) or _takes_other_columns(found.repairs[0], target):
+        return False
+    if _is_in_a_layer(found.repairs[0], target):
         return False
     if are_split_in_another_order(found.repairs[0], target) or _is_better_in_another_order(source, target):
         return False
@@ -137,6 +139,24 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     return len(got) > 1 and any(
         np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
     )
+
+
+def _takes_other_columns(repair: Repair, target: Program) -> bool:
+    """Whether the programs take other columns of what a layer gives: its weights in another order give what the source takes."""
+    steps = (*repair.target, *repair.source)
+    if not repair.target or len(repair.operands) != 1 or not all(one.name in MOVES for one in steps):
+        return False
+    (value,), made_by = repair.operands, producers_of(target.operations)
+    shape, want = value.array.shape, repair.want
+    for axis, size in enumerate(shape):
+        others = want.ndim == len(shape) and np.delete(want.shape, axis).tolist() == np.delete(shape, axis).tolist()
+        if not others or want.shape[axis] >= size or not are_of_a_layer(value, axis, made_by):
+            continue
+        columns, theirs = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value.array, want))
+        slack = EXACT * np.abs(columns).max(initial=0)
+        if all((np.abs(columns - one).max(1, initial=0) <= slack).any() for one in theirs):
+            return True
+    return False
 
 
 def _is_in_a_layer(repair: Repair, target: Program) -> bool:

@@ -297,6 +297,9 @@ def _is_own(value: Value, draws: Sequence[_Draw], given: set[Value], allowed: fl
 def _shown_by(search: Search, segment: Segment, choice: Choice) -> Iterator[Value]:
     """Yield the values of the target that show whether a choice is right."""
     operations, end = search.target.operations, segment.solution.end
+    if segment.exact and choice.index in segment.solution.aside:
+        yield from segment.solution.aside[choice.index]
+        return
     if segment.exact and weighs_rows(operations[end - 1]):
         yield operations[end - 1].results[0]
         return

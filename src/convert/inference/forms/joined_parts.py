@@ -1,0 +1,44 @@
+"""Parts of a value that was joined, such as the half that a coupling layer of a flow passes on: they are what was joined, and depend on nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from convert.inference.forms.elements import JOINS, MOVES, elements_moved, move, numbered
+from convert.programs.program import Operation, Program, Value, producers_of
+
+
+def parts_of_joined(program: Program) -> Program:
+    """Return the program with the values that it joins in place of the same parts of the whole."""
+    made_by, same = producers_of(program.operations), dict[Value, Value]()
+    operations: list[Operation] = []
+    for operation in program.operations:
+        joined = made_by.get(operation.operands[0]) if operation.operands and operation.name in MOVES else None
+        if joined is not None and joined.name in JOINS:
+            same |= _same_parts(operation, joined)
+        if not same.keys().isdisjoint(operation.operands):
+            operation = replace(operation, operands=tuple(same.get(x, x) for x in operation.operands))
+        operations.append(operation)
+    if not same:
+        return program
+    outputs = {name: same.get(value, value) for name, value in program.outputs.items()}
+    return replace(program, operations=tuple(operations), outputs=outputs)
+
+
+def _same_parts(operation: Operation, joined: Operation) -> dict[Value, Value]:
+    """Return the results of an operation that are one of the values that another one has joined -> this value."""
+    places = elements_moved(operation)
+    if places is None:
+        return {}
+    starts = np.cumsum([0, *(x.array.size for x in joined.operands)])
+    numbers = [numbered(x) + start for x, start in zip(joined.operands, starts[:-1], strict=True)]
+    origins = np.asarray(move(joined, numbers)[0]).ravel()
+    found = {}
+    for result, at in zip(operation.results, places, strict=True):
+        for value, start in zip(joined.operands, starts[:-1], strict=True):
+            every = np.arange(start, start + value.array.size)
+            if result.array.shape == value.array.shape and np.array_equal(origins[at], every):
+                found[result] = value
+    return found
