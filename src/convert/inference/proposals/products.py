@@ -340,10 +340,10 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         further = (
             of_taps,
             column_orders.as_cut(size, cuts),
-            column_orders.in_other_sets(sets, context.taken.sets(operation), size) if context.level > 0 else (),
             column_orders.by_use(parts, context.source.taken.by_use(meeting.operation) if parts else ()),
             *of_heads,
             column_orders.turned_by_head(alone, heads if turns else ()),
+            column_orders.in_other_sets(sets, context.taken.sets(operation), size) if context.level > 0 else (),
         )
         as_split = column_orders.turned(size, lasts)  # first, as the stored order was tried at the level before
         for order, columns, rope in itertools.chain(
