@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
+from convert.inference.rule_file.computed import NO_WORDS
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH, derive, floats, grades, rules, sources
 from support.memory_source import MemorySource, run
 
@@ -92,3 +96,53 @@ def test_another_scale_than_that_of_the_target_is_no_derivation():
 
     found = derive(function, Model(), {"a": (D, RANK), "b": (RANK, D), "k": (D, D)})
     assert not found.complete and found.differences
+
+
+def _before_data(w: Any, x: Any, scale: float = 4 / 3) -> Any:
+    """Three layers whose kernels are added up before data meets them; of one, the leaves are stored as [out, in]."""
+    for i, turned in enumerate((False, True, False)):
+        k, a, b = (w[f"{i}/{name}"] for name in "kab")
+        kernel = (k + scale * b @ a).T if turned else k + scale * a @ b
+        x = x + jnp.tanh(x @ kernel + w[f"{i}/c"]) @ w[f"{i}/o"]
+    return x
+
+
+class BeforeData(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = torch.nn.ModuleList(torch.nn.Linear(5, 7) for _ in range(3))
+        self.o = torch.nn.ModuleList(torch.nn.Linear(7, 5, bias=False) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for k, o in zip(self.k, self.o, strict=True):
+            x = x + o(torch.tanh(k(x)))
+        return x
+
+
+BEFORE: dict[str, tuple[int, ...]] = {"1/k": (7, 5), "1/a": (2, 5), "1/b": (7, 2)}
+BEFORE |= {f"{i}/{n}": of for i in (0, 2) for n, of in {"k": (5, 7), "a": (5, 2), "b": (2, 7)}.items()}
+BEFORE |= {f"{i}/{n}": of for i in range(3) for n, of in {"c": (7,), "o": (7, 5)}.items()}
+
+
+def test_a_product_that_is_added_before_data_meets_the_kernel():
+    module = BeforeData()
+    found = derive(_before_data, module, BEFORE, floats(3, 8, 5))
+    written = rules(found, module)
+    assert '  plus: {einsum: "...D,AD,CA->...C", from: 1/a, times: 1/b, scale: 1.3333333333333}\n' in written[1]
+    (two,) = (rule for rule in written if "D,DA,AC->" in rule)
+    assert '  plus: {einsum: "...D,DA,AC->...C", from: "{0,2}/a", times: "{0,2}/b", scale: 1.3333333333333}\n' in two
+    text = write_rules(found, model_of_module(module, "Model")).text
+    assert compare_rules(text.replace("scale: 1.3333333333333", "scale: 1.33"), found)  # planted
+
+
+@pytest.mark.parametrize("function", [lambda ab: jnp.tanh(ab), lambda ab: ab * np.arange(7)], ids=["tanh", "columns"])
+def test_what_is_no_product_of_two_leaves_has_no_rule(function):
+    """Planted: the kernel is computed of the same leaves in another way."""
+
+    def other(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ (w["0/k"] + function(w["0/a"] @ w["0/b"])) + w["0/c"])
+
+    module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh())
+    found = derive(other, module, {f"0/{name}": BEFORE[f"0/{name}"] for name in "kabc"}, floats(3, 8, 5))
+    assert found.complete
+    assert NO_WORDS in write_rules(found, model_of_module(module, "Model")).open["0"]

@@ -68,6 +68,7 @@ class LayerRule:
         grade: the weakest of its tensors.
         leaves: of a cell, whose one source is the path that they lie below: their names.
         also: further modules that are made of the same leaves.
+        also_as: of a parameter: the layouts of `also`; empty: that of the first.
         computed_from: of a weight that the source computes: the leaves beside the main one, until `computed` says how.
     """
 
@@ -83,6 +84,7 @@ class LayerRule:
     leaves: tuple[str, ...] = ()
     computed_from: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
+    also_as: tuple[Layout, ...] = ()
 
     @property
     def main(self) -> tuple[Source, ...]:

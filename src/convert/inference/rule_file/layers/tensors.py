@@ -350,7 +350,7 @@ def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shape
     shapes = [leaves[source.leaf] for source in sources[0][1]] if sources else []
     if kind == "embedding":
         return len(shapes) > 1
-    below = layer.product is None and len(set(layer.turns or ())) != 1 and not layer.beside
+    below = layer.product is None and not layer.beside
     return kind in ("linear", "parameter") and below and len(set(shapes)) > 1
 
 

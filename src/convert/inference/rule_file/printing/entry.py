@@ -34,7 +34,7 @@ from convert.inference.rule_file.layers.rule import (
 )
 from convert.inference.rule_file.printing.convolutions import convolution_keys
 from convert.inference.rule_file.printing.equation import added_equation, equation_of, in_turns, product_equation
-from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
+from convert.inference.rule_file.printing.letters import CONCATENATED, Named, target_axes, with_keys
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.leaf_sums import NEXT
@@ -103,7 +103,9 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
     module = _with_letter(rule.module, words.split)
-    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (module, *layer.also)]
+    each = [with_keys([("axes", target_axes(layout, named))]) for layout in layer.also_as] or [keys] * len(layer.also)
+    targets = zip((module, *layer.also), (keys, *each), strict=True)
+    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name, keys in targets]
     entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(module))
     return entry
 
