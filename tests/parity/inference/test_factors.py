@@ -92,7 +92,10 @@ def test_a_factor_of_one_part_of_a_fused_matrix(by_head):
 
 def test_a_factor_where_only_some_parts_have_a_bias():
     """As in Whisper, whose keys have none."""
-    found = derive(attention(1.0), Fused(False), {name: shape for name, shape in SHAPES.items() if name != "bk"})
+    module = Fused(False)
+    found = derive(attention(1.0), module, {name: shape for name, shape in SHAPES.items() if name != "bk"})
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert list(written.open) == ["a.bias"] and 'linear: {module: a, part: "3 of 3"}' in written.text
     assert [part.factor for part in found.tensor("a.weight").parts] == [2.0, 1, 1]
     assert sources(found)["a.bias"] == ("bq", 0.0, "bv") and found.complete
 

@@ -90,10 +90,15 @@ def _of_one_leaf(part: Part, weights: Mapping[str, Array]) -> list[Part]:
     if part.arithmetic is not Arithmetic.COMPUTED or len(part.leaves) != 1 or part.values is None:
         return [part]
     leaf = np.ravel(weights.get(part.leaves[0], np.zeros(0)))
+    alone = replace(part, leaf=part.leaves[0], leaves=(), values=None, arithmetic=Arithmetic.SAME)
+    if beside := _beside_zeros(part.values, leaf):
+        zeros, at, positions = beside
+        nothing = replace(part, elements=part.elements[zeros], positions=positions[:0], leaves=(), values=None)
+        nothing = replace(nothing, arithmetic=Arithmetic.CONSTANT, factor=0.0)
+        return [nothing, replace(alone, elements=part.elements[at], positions=positions)]
     if len(part.positions) != len(part.values) or len(part.values) < FEWEST or part.positions.max() >= leaf.size:
         return [part]
     found = leaf[part.positions]
-    alone = replace(part, leaf=part.leaves[0], leaves=(), values=None, arithmetic=Arithmetic.SAME)
     low, high = np.argmin(found), np.argmax(found)
     if found[low] == found[high]:
         return [part]
@@ -105,6 +110,17 @@ def _of_one_leaf(part: Part, weights: Mapping[str, Array]) -> list[Part]:
     return [
         replace(alone, elements=part.elements[at], positions=part.positions[at], factor=factor) for factor, at in groups
     ] or [part]
+
+
+def _beside_zeros(values: Array, leaf: Array) -> tuple[Array, Array, Array] | None:
+    """Return where values are zero and where they are those of a whole leaf, with the positions in it; None where they are anything else."""
+    zero = values == 0
+    if not zero.any() or zero.all() or np.count_nonzero(~zero) != leaf.size:
+        return None
+    order = np.argsort(leaf)
+    at = np.flatnonzero(~zero)
+    positions = order[np.searchsorted(leaf, values[at], sorter=order).clip(max=leaf.size - 1)]
+    return (np.flatnonzero(zero), at, positions) if np.array_equal(leaf[positions], values[at]) else None
 
 
 def _of_one_factor(values: Array, leaf: Array) -> list[tuple[float, Array]]:

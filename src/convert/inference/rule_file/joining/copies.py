@@ -86,7 +86,7 @@ def _in_other_layouts(layers: Sequence[LayerRule]) -> list[LayerRule]:
 
 
 def _is_whole_weight(layer: LayerRule) -> bool:
-    """Whether the weight of a layer is one whole leaf, and all that its rule says is said by the rule of a parameter."""
+    """Whether the weight of a layer is one whole leaf, and the rule of a parameter has all the keys of its rule."""
     layout = layer.main[0].layout
     stored = tuple(Axis(k, 0, size) for k, size in enumerate(layout.leaf_shape) if size > 1)
     whole = sorted(layout.axes, key=lambda axis: axis.of) == list(stored) and not layout.fixed and not layout.joined

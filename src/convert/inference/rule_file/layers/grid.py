@@ -34,12 +34,12 @@ def grid_of(tensor: Tensor, leaves: Shapes) -> tuple[tuple[Source, ...], ...]:
         found = tuple(sources_of(cut(tensor, 1, at, end - at), leaves) for at, end in zip(starts, ends, strict=True))
     except NoWordsError:
         return ()
-    alike = len({_form(of) for of in found}) == 1 and len({source.layout.shape[0] for source in found[0]}) == 1
-    return found if alike and len(found[0]) > 1 else ()
+    same = len({_form(of) for of in found}) == 1 and len({source.layout.shape[0] for source in found[0]}) == 1
+    return found if same and len(found[0]) > 1 else ()
 
 
 def _form(sources: tuple[Source, ...]) -> tuple[object, ...]:
-    """Return what the runs of columns have in common: whole leaves with one axis of inputs, in the same order of axes, with rows of their own numbers."""
+    """Return what the runs of columns have in common: whole leaves with one axis of inputs, in the same order of axes, and as many rows of each."""
     return tuple(
         (
             source.contracted,

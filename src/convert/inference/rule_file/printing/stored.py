@@ -15,6 +15,7 @@ from convert.inference.rule_file.layers.rule import (
     ORDERS,
     TAPS,
     TERM_AXES,
+    ZEROS,
     NoWordsError,
 )
 from convert.inference.rule_file.printing.letters import (
@@ -59,7 +60,7 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     columns = said.get(COLUMNS, "")
     single = len(layer.main) == 1 and not columns
     terms = dict(layer.keys).get(TERM_AXES, "")
-    as_stored = ordered and kept == layout.shape and single and not (moved or terms or layer.also_as)
+    as_stored = ordered and kept == layout.shape and single and not (moved or terms or layer.also_as or ZEROS in said)
     if layer.kind_name == "parameter" and as_stored:
         return "", ""
     taps = _taps(rule)
