@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -146,3 +147,26 @@ def test_what_is_no_product_of_two_leaves_has_no_rule(function):
     found = derive(other, module, {f"0/{name}": BEFORE[f"0/{name}"] for name in "kabc"}, floats(3, 8, 5))
     assert found.complete
     assert NO_WORDS in write_rules(found, model_of_module(module, "Model")).open["0"]
+
+
+@pytest.mark.parametrize("where", ["kernel", "data", "head by head"])
+def test_a_product_that_is_added_to_a_kernel_with_heads(where):
+    """Planted: one product for each head is none of two matrices."""
+    by_head = where == "head by head"
+    of_b = "nrh" if by_head else "rnh"
+
+    def function(w: Any, x: Any) -> Any:
+        added = jnp.einsum(f"{'ndr' if by_head else 'dr'},{of_b}->dnh", w["a"], w["b"]) / 2
+        y = jnp.einsum("btd,dnh->btnh", x, w["k"] + (0 if where == "data" else added)) + w["c"]
+        y = y + (jnp.einsum("btr,rnh->btnh", x @ w["a"], w["b"]) / 2 if where == "data" else 0)
+        return jnp.einsum("btnh,nhd->btd", jnp.tanh(y), w["o"] + jnp.einsum("nhr,rd->nhd", w["oa"], w["ob"]))
+
+    module = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4, bias=False))
+    shapes = {"k": (5, 2, 3), "c": (2, 3), "o": (2, 3, 4), "oa": (2, 3, 2), "ob": (2, 4)}
+    shapes |= {"a": (2, 5, 4), "b": (2, 4, 3)} if by_head else {"a": (5, 4), "b": (4, 2, 3)}
+    found = derive(function, module, shapes, floats(3, 8, 5))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert ('  plus: {einsum: "...D,DA,ANH->...NH", from: a, times: b, scale: 0.5}\n' in written.text) is not by_head
+    assert re.search(r'plus: {einsum: "...NH,NH(\w),\1(\w)->...\2", from: oa, times: ob}', written.text)
+    assert found.complete and list(written.open) == (["0"] if by_head else [])
+    assert compare_rules(written.decided, found, written.open) == []

@@ -259,6 +259,8 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
         if product.base is not None:
             tensors["weight"] = product.base
         return _Layer(tensors, first, product, ())
+    if len(first.parts) > 1 and any(part.low_rank for part in first.parts):  # each part has a rule of its own
+        return _Layer(tensors, first)
     if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
         main = main_leaf(first, leaves)
         if main is None or "weight" not in tensors:
