@@ -170,3 +170,54 @@ def test_a_product_that_is_added_to_a_kernel_with_heads(where):
     assert re.search(r'plus: {einsum: "...NH,NH(\w),\1(\w)->...\2", from: oa, times: ob}', written.text)
     assert found.complete and list(written.open) == (["0"] if by_head else [])
     assert compare_rules(written.decided, found, written.open) == []
+
+
+class FusedLayers(torch.nn.Module):
+    """Two layers with queries, keys and values in one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.ModuleList(torch.nn.Linear(5, 18) for _ in range(2))
+        self.o = torch.nn.ModuleList(torch.nn.Linear(6, 5, bias=False) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        for a, o in zip(self.a, self.o, strict=True):
+            q, k, v = a(x).chunk(3, -1)
+            x = x + o((q @ k.mT).softmax(-1) @ v)
+        return x
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_products_that_are_added_to_parts_of_a_fused_matrix(planted):
+    """Planted: what is added to the values is no product."""
+
+    def added(w: Any, i: int, of: str) -> Any:
+        product = w[f"{i}/{of}/a"] @ w[f"{i}/{of}/b"]
+        return jnp.tanh(product) if planted and of == "v" else product
+
+    def function(w: Any, x: Any) -> Any:
+        for i in range(2):
+            q, k, v = (
+                x @ (w[f"{i}/{of}/k"] + (0 if of == "k" else added(w, i, of))) + w[f"{i}/{of}/c"] for of in "qkv"
+            )
+            x = x + jax.nn.softmax(q @ jnp.swapaxes(k, 1, 2)) @ v @ w[f"{i}/o"]
+        return x
+
+    shapes: dict[str, tuple[int, ...]] = {f"{i}/o": (6, 5) for i in range(2)}
+    shapes |= {f"{i}/{of}/{n}": s for i in range(2) for of in "qkv" for n, s in (("k", (5, 6)), ("c", (6,)))}
+    shapes |= {f"{i}/{of}/{n}": s for i in range(2) for of in "qv" for n, s in (("a", (5, 2)), ("b", (2, 6)))}
+    module = FusedLayers()
+    found = derive(function, module, shapes, floats(3, 8, 5))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert found.complete and sorted(written.open) == (["a.0", "a.1"] if planted else [])
+    assert compare_rules(written.decided, found, written.open) == []
+    for k, of in enumerate("qkv", 1):
+        pair = (
+            f'  plus: {{einsum: "...D,DA,AC->...C", from: "{{i}}/{of}/a", times: "{{i}}/{of}/b"}}\n'
+            if of != "k"
+            else ""
+        )
+        rule = (
+            f'  from: "{{i}}/{of}/k"\n  bias: "{{i}}/{of}/c"\n{pair}  linear: {{module: "a.{{i}}", part: "{k} of 3"}}'
+        )
+        assert (rule in written.text) is not planted
