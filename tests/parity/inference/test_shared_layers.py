@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -187,3 +188,26 @@ def test_a_leaf_that_one_layer_has_whole_and_others_in_part_has_no_rule() -> Non
     module = Model()
     found = derive(function, module, {"k": (5, 12)}, floats(3, 7, 5))
     assert found.complete and TAKEN in write_rules(found, model_of_module(module, "Model")).open.values()
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_bias_that_two_layers_have(factor: int) -> None:
+    """Planted: one of them has twice the leaf, and the rule of a leaf has one factor."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 6), nn.Linear(5, 6)
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.a(x)) * torch.cos(self.b(x))
+
+    def function(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ w["a"] + w["c"]) * jnp.cos(x @ w["b"] + factor * w["c"])
+
+    module = Model()
+    found = derive(function, module, {"a": (5, 6), "b": (5, 6), "c": (6,)}, floats(3, 7, 5))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert found.complete and compare_rules(written.decided, found, written.open) == []
+    assert ("  parameter: [a.bias, b.bias]" in written.text) is (factor == 1)
+    assert list(written.open.values()) == ([] if factor == 1 else [TAKEN])

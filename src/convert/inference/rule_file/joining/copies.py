@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from convert.inference.derivation import Grade
@@ -70,19 +70,33 @@ def _weakest(layers: Sequence[LayerRule]) -> Grade:
 
 
 def _in_other_layouts(layers: Sequence[LayerRule]) -> list[LayerRule]:
-    """Return the layers, with one rule for the weights that are one whole leaf in several layouts, such as a matrix and its transpose."""
-    by_leaf: dict[str, list[LayerRule]] = defaultdict(list)
-    for layer in layers:
-        for source in (source for _, of in layer.sources for source in of):
-            by_leaf[source.leaf].append(layer)
-    found = list(layers)
-    for leaf, users in by_leaf.items():
+    """Return the layers, with one rule for the tensors that are one whole leaf, in several layouts, as a matrix and its transpose, or in layers with other leaves, as a bias of two."""
+    shared = {leaf for leaf, users in _by_leaf(layers).items() if len(users) > 1}
+    found = [one for layer in layers for one in _apart(layer, shared)]
+    for leaf, users in _by_leaf(found).items():
         of_weights = all(_is_whole_weight(layer) and layer.main[0].leaf == leaf for layer in users)
         if len(users) > 1 and of_weights and len(set(map(_kept, users))) == 1:
             at = found.index(users[0])
             found = [layer for layer in found if layer not in users]
             found[at:at] = [_weights(users), *(bias for layer in users for bias in _biases(layer))]
     return found
+
+
+def _by_leaf(layers: Sequence[LayerRule]) -> dict[str, list[LayerRule]]:
+    """Return leaf, or sum of leaves -> the layers that are made of it."""
+    found: dict[str, list[LayerRule]] = defaultdict(list)
+    for layer in layers:
+        for source in (source for _, of in layer.sources for source in of):
+            found[source.leaf].append(layer)
+    return found
+
+
+def _apart(layer: LayerRule, shared: Collection[str]) -> list[LayerRule]:
+    """Return a layer with the bias as a rule of its own, where its leaf is one of those that several layers have."""
+    leaves = {source.leaf for _, of in layer.sources[1:] for source in of}
+    if not leaves & set(shared) or not _is_whole_weight(layer):
+        return [layer]
+    return [replace(layer, sources=layer.sources[:1], keys=bias_apart(layer)[0]), *_biases(layer)]
 
 
 def _is_whole_weight(layer: LayerRule) -> bool:

@@ -102,8 +102,8 @@ def _one_by_one(
         alone = replace(module, kind_name=kind_name)
         try:
             found += describe_tensors(alone, {"weight": group[role]}, facts, derivation)
-        except NoWordsError as error:
-            lost[group[role].name] = str(error)
+        except NoWordsError:
+            lost[group[role].name] = why
     return found, lost
 
 

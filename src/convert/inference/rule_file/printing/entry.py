@@ -107,7 +107,10 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
     module = _with_letter(rule.module, words.split)
-    each = [with_keys([("axes", target_axes(layout, named))]) for layout in layer.also_as] or [keys] * len(layer.also)
+    each = [
+        keys if layout == main else with_keys([("axes", target_axes(layout, named))])
+        for layout in layer.also_as or [main] * len(layer.also)
+    ]
     targets = zip((module, *layer.also), (keys, *each), strict=True)
     names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name, keys in targets]
     entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(module))
