@@ -14,6 +14,7 @@ from convert.inference.derivation import Derivation
 from convert.inference.infer import infer
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
+from support.inferred import derive, floats, rules
 
 ROWS, INPUTS, WIDTH = 4, 3, 6
 SHAPES = {"w": (INPUTS, WIDTH), "b": (WIDTH,), "c": (WIDTH,), "m": (WIDTH, WIDTH), "v": (WIDTH, 2)}
@@ -107,3 +108,38 @@ def test_what_no_bias_holds_differs(name: str) -> None:
     found, _ = derived(*PLANTED[name])
     assert not found.complete
     assert [difference.shown for difference in found.differences] == [True]
+
+
+class Condition(torch.nn.Module):
+    """Two layers that add what the mean of all places gives to each place."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.mean, self.each, self.back = (
+            torch.nn.ModuleList(torch.nn.Linear(*of, bias=own) for _ in range(2))
+            for of, own in (((5, WIDTH), False), ((5, WIDTH), bias), ((WIDTH, 5), False))
+        )
+
+    def forward(self, x: Any) -> Any:
+        for mean, each, back in zip(self.mean, self.each, self.back, strict=True):
+            x = x + back(torch.tanh(each(x) + mean(x.mean(1))[:, None]))
+        return x
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_in_front_of_a_broadcast(bias: bool) -> None:
+    """Planted: the module has no bias behind it either."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        for i in range(2):
+            c = x.mean(1) @ w[f"c{i}"] + w[f"b{i}"]
+            x = x + jnp.tanh(x @ w[f"k{i}"] + c[:, None]) @ w[f"o{i}"]
+        return x
+
+    of_each: dict[str, tuple[int, ...]] = {"c": (5, WIDTH), "b": (WIDTH,), "k": (5, WIDTH), "o": (WIDTH, 5)}
+    module = Condition(bias)
+    found = derive(function, module, {f"{n}{i}": of for i in range(2) for n, of in of_each.items()}, floats(3, 7, 5))
+    if bias:
+        assert "- einsum: ...D,DC->...C\n  from: k{j}\n  bias: b{j}\n  linear: each.{j}" in rules(found, module)
+    else:
+        assert not found.complete

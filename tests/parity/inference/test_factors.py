@@ -6,11 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
 from convert.inference.derivation import Grade
-from support.inferred import HEADS, WIDTH, derive, rules, sources, tokens
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
+from support.inferred import HEADS, WIDTH, derive, floats, rules, sources, tokens
 
 D, N, H = WIDTH, HEADS, WIDTH // HEADS
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -88,7 +92,10 @@ def test_a_factor_of_one_part_of_a_fused_matrix(by_head):
 
 def test_a_factor_where_only_some_parts_have_a_bias():
     """As in Whisper, whose keys have none."""
-    found = derive(attention(1.0), Fused(False), {name: shape for name, shape in SHAPES.items() if name != "bk"})
+    module = Fused(False)
+    found = derive(attention(1.0), module, {name: shape for name, shape in SHAPES.items() if name != "bk"})
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert list(written.open) == ["a.bias"] and 'linear: {module: a, part: "3 of 3"}' in written.text
     assert [part.factor for part in found.tensor("a.weight").parts] == [2.0, 1, 1]
     assert sources(found)["a.bias"] == ("bq", 0.0, "bv") and found.complete
 
@@ -112,3 +119,49 @@ def test_a_number_in_the_source():
     module = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.Tanh())
     found = derive(lambda w, x: jnp.tanh(x @ (w["a"] * 0.25)), module, {"a": (D, D)})
     assert "prescaled_by: 4\n" in rules(found, module)[0]
+
+
+class Split(torch.nn.Module):
+    """Queries, keys and values of three layers, each a part of one matrix; the scores have no factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.ModuleList(torch.nn.Linear(5, 21) for _ in range(3))
+        self.o = torch.nn.ModuleList(torch.nn.Linear(9, 5, bias=False) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for a, o in zip(self.a, self.o, strict=True):
+            q, k, v = a(x).split((6, 6, 9), -1)
+            x = x + o((q @ k.mT).softmax(-1) @ v)
+        return x
+
+
+def _with_factors(factors: Any) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    def function(w: Any, x: Any) -> Any:
+        for i in range(3):
+            q, k, v = jnp.split(x @ (w[f"{i}/a"] * factors) + w[f"{i}/b"], (6, 12), -1)
+            x = x + jax.nn.softmax(q @ jnp.swapaxes(k, 1, 2)) @ v @ w[f"{i}/o"]
+        return x
+
+    return function, {f"{i}/{n}": of for i in range(3) for n, of in {"a": (5, 21), "b": (21,), "o": (9, 5)}.items()}
+
+
+def test_a_factor_of_one_part_of_a_fused_leaf():
+    function, shapes = _with_factors(np.repeat([0.25, 1.0], [6, 15]))
+    module = Split()
+    found = derive(function, module, shapes, floats(3, 7, 5))
+    equation = '- einsum: "...D,D(C + E)->...(C + E)"\n  from: "{i}/a"\n'
+    assert rules(found, module)[:2] == [
+        equation + '  prescaled_by: 4\n  part: 1 of 2\n  linear: {module: "a.{i}", part: "1 of 2"}',
+        equation + '  part: 2 of 2\n  linear: {module: "a.{i}", part: "2 of 2"}',
+    ]
+    text = write_rules(found, model_of_module(module, "Model")).text
+    assert compare_rules(text.replace("prescaled_by: 4", "prescaled_by: 3"), found)  # planted
+
+
+def test_a_factor_of_each_column_is_none_of_parts():
+    """Planted: no two columns of the leaf have the same factor."""
+    function, shapes = _with_factors(1 + np.arange(21))
+    module = Split()
+    found = derive(function, module, shapes, floats(3, 7, 5))
+    assert found.complete and "a.0" in write_rules(found, model_of_module(module, "Model")).open

@@ -13,6 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from convert.inference.rule_file.layers.tensors import GRID
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import derive, floats, linen, rules
 
 B, T = 3, 5
@@ -98,3 +102,33 @@ def test_a_stack_of_layers() -> None:
     shapes = {f"{k}/{leaf}{g}": (width,) * (1 + (leaf != "b")) for k in range(2) for leaf in "wub" for g in "zn"}
     (rule,) = rules(derive(function, net, shapes, floats(B, T, width)), net)
     assert '  from: ["{i}/{wz,wn}", "{i}/{uz,un}"]\n' in rule and rule.endswith("linear: layers.{i}")
+
+
+def test_blocks_of_unequal_sizes_have_no_rule() -> None:
+    """Two gates in one leaf, and the third in another; one rule would say that all have as many rows."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gates = nn.Linear(5, 3 * 2)
+
+        def forward(self, x: Any) -> Any:
+            h = x.new_zeros(len(x), 2)
+            for step in x.unbind(1):
+                z, r, o = self.gates(torch.cat([step, h], -1)).chunk(3, -1)
+                h = z.sigmoid() * h + r.sigmoid() * o.tanh()
+            return h
+
+    def function(w: Leaves, x: Any) -> Any:
+        h = jnp.zeros((len(x), 2))
+        for t in range(x.shape[1]):
+            z, r = jnp.split(jax.nn.sigmoid(x[:, t] @ w["wg"] + h @ w["ug"] + w["bg"]), 2, -1)
+            h = z * h + r * jnp.tanh(x[:, t] @ w["wo"] + h @ w["uo"] + w["bo"])
+        return h
+
+    shapes = {"wg": (3, 4), "ug": (2, 4), "bg": (4,), "wo": (3, 2), "uo": (2, 2), "bo": (2,)}
+    net = Net()
+    found = derive(function, net, shapes, floats(B, 4, 3))
+    written = write_rules(found, model_of_module(net, "Net"))
+    assert found.complete and GRID in written.open["gates.weight"]
+    assert compare_rules(written.decided, found, written.open) == []

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
+from convert.inference.rule_file.proof import compare_rules
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import WIDTH, derive, floats, grades, rules, sources
 
 D, K = WIDTH, 4
@@ -147,3 +150,42 @@ def test_heads_that_are_sliced_from_one_weight_keep_their_order() -> None:
 def test_heads_that_are_sliced_from_one_weight_without_values_are_not_derived() -> None:
     found = derive(_kernels_with_heads, Sliced(fault=True), KERNELS, floats(2, 5, K))
     assert found.differences and found.proof is None and Grade.DERIVED not in grades(found)
+
+
+class InTurns(nn.Module):
+    """Queries, keys and values of one head after the other, from one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(5, 3 * 3 * K, bias=False), nn.Linear(3 * K, 5, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3 * K)).transpose(1, 2).chunk(3, -1)
+        return self.o(((torch.tanh(q) @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("flat", ["q", "qkv"])
+def test_kernels_without_an_axis_of_heads_in_a_matrix_with_one_head_after_the_other(flat: str) -> None:
+    def function(w: Any, x: Any) -> Any:
+        q, k, v = ((x @ w[name].reshape(5, -1)).reshape(*x.shape[:2], 3, K) for name in "qkv")
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", jnp.tanh(q), k))
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v).reshape(*x.shape[:2], -1) @ w["o"]
+
+    shapes = {name: (5, 3 * K) if name in flat else (5, 3, K) for name in "qkv"} | {"o": (3 * K, 5)}
+    module = InTurns()
+    found = derive(function, module, shapes, floats(2, 6, 5))
+    found_rules = rules(found, module)
+    kernels = (
+        ['- einsum: "...D,D(N H)->...(N H)"\n  from: "{q,k,v}"\n']
+        if flat == "qkv"
+        else [
+            '- einsum: "...D,D(N H)->...(N H)"\n  from: q\n',
+            *(f"- einsum: ...D,DNH->...NH\n  from: {of}\n" for of in "kv"),
+        ]
+    )
+    for rule, kernel in zip(found_rules, kernels, strict=False):
+        assert rule.startswith(f'{kernel}  linear: {{module: qkv, axes: "(N (1 + 1 + 1) H)D"'), rule
+    text = write_rules(found, model_of_module(module, "Model")).text
+    planted = text.replace("from: k\n", "from: w\n").replace("from: v\n", "from: k\n").replace("from: w\n", "from: v\n")
+    planted = planted.replace("{q,k,v}", "{q,v,k}")  # keys and values are swapped
+    assert [wrong.tensor for wrong in compare_rules(planted, found)] == ["qkv.weight"]

@@ -348,6 +348,14 @@ def test_positions_and_a_vector_in_one_table() -> None:
     assert not derived(with_type, Positions(STEPS, wrong=True), shapes).complete  # planted
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_sum_with_one_number_has_no_rule(shape: tuple[int, ...]) -> None:
+    net = Positions(STEPS)
+    shapes = {"position": (STEPS, X), "type": shape, "o/kernel": (X, 2), "o/bias": (2,)}
+    text = write_rules(found := derived(with_type, net, shapes), model_of_module(net, "Net"))
+    assert found.complete and text.open["position"] == "its elements are sums of leaves, one of which is one number"
+
+
 def test_a_row_of_a_table_is_not_added_up() -> None:
     """A target that lacks the table of types is told so; its other row has no place in the sum."""
     shapes = {"position": (STEPS, X), "type": (2, X), "o/kernel": (X, 2), "o/bias": (2,)}

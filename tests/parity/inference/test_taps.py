@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -146,3 +147,51 @@ def test_filter_and_gate_in_one_convolution(layers: int) -> None:
     found = derive(function, module, shapes, floats(3, 9, IN))
     assert grades(found) == {Grade.DERIVED} and found.tried < 20 * layers
     assert any("{" in rule or layers == 1 for rule in rules(found, module))
+
+
+class Taps(torch.nn.Module):
+    """Three layers whose taps the module multiplies by themselves; `depthwise`: one filter for each channel."""
+
+    def __init__(self, depthwise: bool, ahead: int = 0) -> None:
+        super().__init__()
+        shape = (IN, TAPS) if depthwise else (IN, IN, TAPS)
+        self.k = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(shape)) for _ in range(3))
+        self.b = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(IN)) for _ in range(3))
+        self.o, self.ahead = torch.nn.Linear(IN, 5), ahead
+
+    def forward(self, x: Any) -> Any:
+        for k, b in zip(self.k, self.b, strict=True):
+            padded = torch.nn.functional.pad(x, (0, 0, TAPS - 1 - self.ahead, self.ahead))
+            moved = [padded[:, tap : tap + x.shape[1]] for tap in range(TAPS)]
+            taps = (part * k[:, j] if k.ndim == 2 else part @ k[..., j].T for j, part in enumerate(moved))
+            x = x + torch.tanh(sum(taps) + b)
+        return self.o(x)
+
+
+def convolved(depthwise: bool) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    def function(w: Any, x: Any) -> Any:
+        for i in range(3):
+            numbers, groups = ("NWC", "WIO", "NWC"), IN if depthwise else 1
+            y = jax.lax.conv_general_dilated(x, w[f"k{i}"], (1,), [(TAPS - 1, 0)], None, None, numbers, groups)
+            x = x + jnp.tanh(y + w[f"b{i}"])
+        return x @ w["o"] + w["ob"]
+
+    of_each = {"k": (TAPS, 1 if depthwise else IN, IN), "b": (IN,)}
+    return function, {f"{n}{i}": of for i in range(3) for n, of in of_each.items()} | {"o": (IN, 5), "ob": (5,)}
+
+
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_a_convolution_is_a_sum_over_the_taps_of_the_module(depthwise: bool) -> None:
+    function, shapes = convolved(depthwise)
+    module = Taps(depthwise)
+    found = derive(function, module, shapes, floats(2, 9, IN))
+    assert grades(found) == {Grade.DERIVED}
+    stored, own = ("C.D", "DC") if depthwise else ("ECD", "DCE")
+    kernels = f'- from: k{{i}}\n  axes: {stored}\n  parameter: {{name: "k.{{i}}", axes: {own}}}'
+    assert kernels in rules(found, module)
+
+
+def test_taps_of_the_module_that_see_one_place_too_far() -> None:
+    """Planted."""
+    function, shapes = convolved(False)
+    assert not derive(function, Taps(False, ahead=1), shapes, floats(2, 9, IN)).complete

@@ -63,21 +63,30 @@ def settle(
         said = _settled(members, derivation, target)
         known |= dict(zip(members, said, strict=True)) if said else {}
         lost |= {} if said else {layer.module: NO_WORDS for layer in members}
-    return [known.get(layer, layer) for layer in layers if layer.computed_from is None or layer in known], lost
+    return [known.get(layer, layer) for layer in layers if layer.module not in lost], lost  # nor any part of a tensor
 
 
 def _settled(members: Sequence[LayerRule], derivation: Derivation, target: TargetModel) -> list[LayerRule] | None:
     ways = [list(_ways(layer, derivation.leaves)) for layer in members]
     for chosen in zip(*ways, strict=True):
         said = [_with(layer, way, derivation.leaves) for layer, way in zip(members, chosen, strict=True)]
-        if gives(said, derivation, target):
+        if _is_one_way_of_a_part(members[0]) or gives(said, derivation, target):
             return said
     return None
 
 
+def _is_one_way_of_a_part(layer: LayerRule) -> bool:
+    """Whether a layer makes a part of a tensor, in the one way that is known; the rules of all parts are compared with the tensor."""
+    return _has_product(layer) and any(key == "part" for key, _ in layer.target_keys)
+
+
+def _has_product(layer: LayerRule) -> bool:
+    return any(key in (LOW_RANK, "plus.einsum") for key, _ in layer.keys)
+
+
 def _ways(layer: LayerRule, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Way]:
     others = layer.computed_from or ()
-    if any(key in (LOW_RANK, "plus.einsum") for key, _ in layer.keys):
+    if _has_product(layer):
         yield _Way()
         return
     vectors = [leaf for leaf in others if sum(size > 1 for size in shapes[leaf]) <= 1]

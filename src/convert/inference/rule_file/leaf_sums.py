@@ -17,6 +17,7 @@ from convert.layers.leaf_sums import PLUS, is_number
 Array = np.ndarray[Any, np.dtype[Any]]
 EXACT = 1e-12  # relative and absolute: a leaf with a number added, and multiplied
 FEWEST = 3  # elements that show a number and a factor
+FACTORS = 4  # of the parts of one leaf
 
 
 def with_sums(derivation: Derivation) -> Derivation:
@@ -28,7 +29,7 @@ def with_sums(derivation: Derivation) -> Derivation:
     weights = derivation.weights
     tensors = []
     for tensor in derivation.tensors:
-        parts = tuple(_with_number(_as_leaf(part, derivation.leaves), weights) for part in tensor.parts)
+        parts = tuple(one for part in tensor.parts for one in _of_one_leaf(_as_leaf(part, derivation.leaves), weights))
         sums |= {part.leaf: _shape(part, derivation.leaves) for part in parts if PLUS in part.leaf}
         tensors.append(replace(tensor, parts=parts))
     return replace(derivation, tensors=tuple(tensors), leaves={**derivation.leaves, **sums})
@@ -84,23 +85,52 @@ def _of_other_axes(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> Part:
     return replace(alone, arithmetic=Arithmetic.SAME)
 
 
-def _with_number(part: Part, weights: Mapping[str, Array]) -> Part:
-    """Return a part that the source computes of one leaf, element by element, by a number that it adds and one that it multiplies by, as such a part."""
+def _of_one_leaf(part: Part, weights: Mapping[str, Array]) -> list[Part]:
+    """Return a part that the source computes of one leaf, element by element, as parts with a number that it adds and one that it multiplies by, or with factors of their own."""
     if part.arithmetic is not Arithmetic.COMPUTED or len(part.leaves) != 1 or part.values is None:
-        return part
+        return [part]
     leaf = np.ravel(weights.get(part.leaves[0], np.zeros(0)))
+    alone = replace(part, leaf=part.leaves[0], leaves=(), values=None, arithmetic=Arithmetic.SAME)
+    if beside := _beside_zeros(part.values, leaf):
+        zeros, at, positions = beside
+        nothing = replace(part, elements=part.elements[zeros], positions=positions[:0], leaves=(), values=None)
+        nothing = replace(nothing, arithmetic=Arithmetic.CONSTANT, factor=0.0)
+        return [nothing, replace(alone, elements=part.elements[at], positions=positions)]
     if len(part.positions) != len(part.values) or len(part.values) < FEWEST or part.positions.max() >= leaf.size:
-        return part
+        return [part]
     found = leaf[part.positions]
     low, high = np.argmin(found), np.argmax(found)
     if found[low] == found[high]:
-        return part
+        return [part]
     factor = _rounded((part.values[high] - part.values[low]) / (found[high] - found[low]))
     number = _rounded(part.values[0] / factor - found[0]) if factor else 0.0
-    if not number or not np.allclose((found + number) * factor, part.values, rtol=EXACT, atol=EXACT):
-        return part
-    alone = replace(part, leaf=part.leaves[0], leaves=(), values=None, arithmetic=Arithmetic.SAME)
-    return replace(alone, factor=factor, number=number)
+    if number and np.allclose((found + number) * factor, part.values, rtol=EXACT, atol=EXACT):
+        return [replace(alone, factor=factor, number=number)]
+    groups = _of_one_factor(part.values, found)
+    return [
+        replace(alone, elements=part.elements[at], positions=part.positions[at], factor=factor) for factor, at in groups
+    ] or [part]
+
+
+def _beside_zeros(values: Array, leaf: Array) -> tuple[Array, Array, Array] | None:
+    """Return where values are zero and where they are those of a whole leaf, with the positions in it; None where they are anything else."""
+    zero = values == 0
+    if not zero.any() or zero.all() or np.count_nonzero(~zero) != leaf.size:
+        return None
+    order = np.argsort(leaf)
+    at = np.flatnonzero(~zero)
+    positions = order[np.searchsorted(leaf, values[at], sorter=order).clip(max=leaf.size - 1)]
+    return (np.flatnonzero(zero), at, positions) if np.array_equal(leaf[positions], values[at]) else None
+
+
+def _of_one_factor(values: Array, leaf: Array) -> list[tuple[float, Array]]:
+    """Return the factors of the parts of a leaf, each with the places of its elements; nothing where they are many, or too few elements show one."""
+    ratios = values / np.where(leaf == 0, np.nan, leaf)
+    order = np.argsort(ratios)
+    ends = np.flatnonzero(np.diff(ratios[order]) > EXACT * np.abs(ratios[order][1:])) + 1
+    groups = [(_rounded(ratios[at[0]]), np.sort(at)) for at in np.split(order, ends)]
+    shown = not np.isnan(ratios).any() and all(factor and len(at) >= FEWEST for factor, at in groups)
+    return groups if shown and len(groups) <= FACTORS else []
 
 
 def _rounded(number: float) -> float:

@@ -27,6 +27,7 @@ from convert.inference.rule_file.layers.modules import COUNTER, describe_layers
 from convert.inference.rule_file.layers.parametrized import words_for_vector
 from convert.inference.rule_file.layers.rule import LayerRule, NoWordsError
 from convert.inference.rule_file.leaf_sums import with_sums
+from convert.inference.rule_file.low_rank import with_products
 from convert.inference.rule_file.printing.buffers import describe_buffers
 from convert.inference.rule_file.printing.constants import Neighbour
 from convert.inference.rule_file.printing.entry import axes_of_tensor, entry_of, tied_head
@@ -95,7 +96,7 @@ def write_rules(
         refused: modules, as `WrittenRules.modules` has them, whose rule makes something else, and tensors that no rule makes; and what is wrong.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
-    layers = describe_layers(with_sums(derivation), target)
+    layers = describe_layers(with_products(with_sums(derivation)), target)
     letters = Letters()
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question
@@ -369,7 +370,7 @@ def _writable(
 def _neighbours(rule: PatternRule, letters: Letters) -> list[Neighbour]:
     """Return the weights that a rule makes, with the letters of their axes."""
     layer, axes = rule.layer, axes_of_tensor(rule, letters)
-    names = (rule.module, *layer.also) if axes else ()
+    names = (rule.module, *(() if layer.also_as else layer.also)) if axes else ()
     modules = (name.rpartition(".")[0] if layer.kind_name == "parameter" else name for name in names)
     shape, outputs = layer.main[0].layout.shape, int(layer.kind_name == "conv_transpose")
     whole = (

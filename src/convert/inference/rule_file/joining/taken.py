@@ -28,7 +28,7 @@ def parts_of(layers: Sequence[LayerRule]) -> dict[str, Sizes]:
             layouts[source.leaf].append(source.layout)
     found: dict[str, Sizes] = {}
     for leaf, of in layouts.items():
-        known = [runs for layout in of if (runs := _runs(layout)) is not None]
+        known = [runs for layout in of if (runs := runs_along_axes(layout)) is not None]
         if len(known) == len(of) > 1 and (divided := _divided(known)):
             found[leaf] = {axis: _made_of(axis, runs, of) for axis, runs in divided.items()}
     return found
@@ -39,13 +39,13 @@ def _made_of(axis: int, runs: Sequence[tuple[int, int]], layouts: Sequence[Layou
     sizes: dict[tuple[int, int], tuple[int, ...]] = {run: (run[1] - run[0],) for run in runs}
     for layout in layouts:
         of = tuple(one.size for one in layout.made_of(axis))
-        run = (_runs(layout) or ())[axis]
+        run = (runs_along_axes(layout) or ())[axis]
         if len(of) > len(sizes[run]):
             sizes[run] = of
     return tuple(sizes[run] for run in runs)
 
 
-def _runs(layout: Layout) -> Runs | None:
+def runs_along_axes(layout: Layout) -> Runs | None:
     """Return which elements of a leaf a block has; None: they are no run along each axis."""
     fixed = dict(layout.fixed)
     found = []
@@ -106,7 +106,7 @@ def _goes_along(layer: LayerRule, parts: Mapping[str, Sizes]) -> bool:
 
 
 def _taken(source: Source, sizes: Sizes, axis: int) -> Taken:
-    runs = _runs(source.layout)
+    runs = runs_along_axes(source.layout)
     assert runs is not None, "its leaf is divided into runs"
     return Taken(axis, sizes[axis], part_at(runs[axis][0], tuple(map(math.prod, sizes[axis]))))
 

@@ -122,7 +122,7 @@ def in_blocks(tensor: Tensor) -> bool:
 
 def origin(part: Part) -> tuple[Any, ...]:
     """Return what the elements of a tensor have in common that one rule makes."""
-    return part.leaf, part.arithmetic, part.factor, part.number, part.term_axes
+    return part.leaf, part.arithmetic, part.factor, part.number, part.term_axes, part.leaves
 
 
 def _blocks(tensor: Tensor, axis: int, *, runs: bool = False) -> list[tuple[int, int]]:

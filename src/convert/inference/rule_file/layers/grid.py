@@ -34,7 +34,8 @@ def grid_of(tensor: Tensor, leaves: Shapes) -> tuple[tuple[Source, ...], ...]:
         found = tuple(sources_of(cut(tensor, 1, at, end - at), leaves) for at, end in zip(starts, ends, strict=True))
     except NoWordsError:
         return ()
-    return found if len({_form(of) for of in found}) == 1 and len(found[0]) > 1 else ()
+    same = len({_form(of) for of in found}) == 1 and len({source.layout.shape[0] for source in found[0]}) == 1
+    return found if same and len(found[0]) > 1 else ()
 
 
 def _form(sources: tuple[Source, ...]) -> tuple[object, ...]:

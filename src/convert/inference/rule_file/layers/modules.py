@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +77,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
             try:
                 rules = describe_tensors(replace(module, kind_name=kind_name), group, facts, derivation)
             except NoWordsError as error:
-                rules, lost = _without_weight(module, group, facts, derivation, str(error))
+                rules, lost = _one_by_one(module, group, facts, derivation, str(error))
                 found += rules
                 unknown |= lost
                 continue
@@ -90,19 +89,22 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
     return Layers(stored, {name: why for name, why in unknown.items() if name not in lacking}, lacking)
 
 
-def _without_weight(
+def _one_by_one(
     module: TargetModule, group: Mapping[str, Tensor], facts: Facts, derivation: Derivation, why: str
 ) -> tuple[list[LayerRule], dict[str, str]]:
-    """Return the rule of the bias of a layer whose weight has no words, and the tensors without one."""
-    lost = {tensor.name: why for tensor in group.values()}
+    """Return the rules of the weight and of the bias of a layer for which one rule has no words, and the tensors without one."""
     known = all(tensor.grade not in UNSURE and not tensor.is_constant for tensor in group.values())
     if not known or set(group) != {"weight", "bias"} or module.kind_name in NORMS:
-        return [], lost
-    bias = group["bias"]
-    with suppress(NoWordsError):
-        rules = describe_tensors(replace(module, kind_name="parameter"), {"weight": bias}, facts, derivation)
-        return rules, {name: why for name, why in lost.items() if name != bias.name}
-    return [], lost
+        return [], {tensor.name: why for tensor in group.values()}
+    found: list[LayerRule] = []
+    lost: dict[str, str] = {}
+    for role, kind_name in (("weight", module.kind_name), ("bias", "parameter")):
+        alone = replace(module, kind_name=kind_name)
+        try:
+            found += describe_tensors(alone, {"weight": group[role]}, facts, derivation)
+        except NoWordsError:
+            lost[group[role].name] = why
+    return found, lost
 
 
 def _cells(

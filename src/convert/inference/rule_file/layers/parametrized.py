@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class LowRankWords:
 
     Attributes:
         left, right: their names.
-        letters: of their axes as stored: ``DR,RE`` for [in, rank] and [rank, out].
+        letters: of their axes as stored: ``DR,RE`` for [in, rank] and [rank, out], ``DR,REE`` where the outputs have two axes.
         scale: what the product is multiplied by.
         base: the weight without the product, as a tensor of one leaf; None where there is none.
     """
@@ -56,43 +57,41 @@ def low_rank_words(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Low
     found = tensor.parts[0].low_rank
     if found is None or len(tensor.parts) > 1 or len(tensor.shape) != 2:
         return None
-    part, letters = tensor.parts[0], []
-    for (leaf, at), word in ((found.left, "DR"), (found.right, "RE")):
-        axes = _axes(at, shapes[leaf])
-        if axes is None:
-            return None
-        letters.append("".join(word[axis] for axis in axes))
-    order = np.argsort(part.elements)
+    part = tensor.parts[0]
+    words = [_letters(at, shapes[leaf], of) for (leaf, at), of in ((found.left, "DR"), (found.right, "RE"))]
+    letters, order = ",".join(words), np.argsort(part.elements)
+    if not all(words):
+        return None
     if found.base is None:
         size = tensor.shape[::-1]
-        if not np.array_equal(part.positions[order], np.arange(np.prod(size)).reshape(size).T.ravel()):
-            return None
-        return LowRankWords(found.left[0], found.right[0], ",".join(letters), found.scale, None)
+        stored = np.array_equal(part.positions[order], np.arange(np.prod(size)).reshape(size).T.ravel())
+        return LowRankWords(found.left[0], found.right[0], letters, found.scale, None) if stored else None
     leaf, at = found.base
-    axes = _axes(at, shapes[leaf])
-    if axes is None:
+    own = _letters(at, shapes[leaf], "DE")
+    if not own:
         return None
     same = replace(
         part,
         leaf=leaf,
         positions=at.ravel()[part.positions],
         arithmetic=Arithmetic.SAME,
-        contracted=(axes.index(0),),
+        contracted=tuple(axis for axis, letter in enumerate(own) if letter == "D"),
         low_rank=None,
         values=None,
     )
     base = replace(tensor, parts=(same,))
-    return LowRankWords(found.left[0], found.right[0], ",".join(letters), found.scale, base)
+    return LowRankWords(found.left[0], found.right[0], letters, found.scale, base)
 
 
-def _axes(positions: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return which axis of a matrix each axis of the leaf is; None if the leaf is no matrix."""
+def _letters(positions: Array, shape: tuple[int, ...], letters: str) -> str:
+    """Return the letter of each axis of a leaf that is a matrix, such as ``DEE`` where its columns have two axes; empty if it is none."""
     stored = np.arange(positions.size)
-    if len(shape) == 2 and np.array_equal(positions, stored.reshape(positions.shape)):
-        return (0, 1)
     if len(shape) == 2 and np.array_equal(positions, stored.reshape(positions.shape[::-1]).T):
-        return (1, 0)
-    return None
+        return letters[::-1]
+    rows = [k for k in range(1, len(shape)) if prod(shape[:k]) == len(positions)]
+    if not rows or not np.array_equal(positions, stored.reshape(positions.shape)):
+        return ""
+    return letters[0] * rows[0] + letters[1] * (len(shape) - rows[0])
 
 
 def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:

@@ -24,6 +24,7 @@ BESIDE = "side by side"  # no key: how many leaves stand side by side, and along
 ALTERNATING = "alternating"  # no key: how many leaves alternate along the last axis
 ORDERS = "orders"  # no key: of each of the columns that one leaf is, its start along the leaf's axis, and in which order it has the axes that the part is made of
 COLUMNS = "columns"  # no key: how many columns each of several leaves has that stand side by side
+ZEROS = "zeros before"  # no key: the axis along which a tensor begins with zeros, and how many
 TAPS = "taps"  # no key: how many of the last axes are the sizes of a kernel
 ADDED = " + number"  # no key, behind one that names a leaf: the number that the source adds to it
 TERM_AXES = "axes of terms"  # no key: which axes of a sum each of its leaves has, as `Part.term_axes`
@@ -68,6 +69,7 @@ class LayerRule:
         grade: the weakest of its tensors.
         leaves: of a cell, whose one source is the path that they lie below: their names.
         also: further modules that are made of the same leaves.
+        also_as: of a parameter: the layouts of `also`; empty: that of the first.
         computed_from: of a weight that the source computes: the leaves beside the main one, until `computed` says how.
     """
 
@@ -83,6 +85,7 @@ class LayerRule:
     leaves: tuple[str, ...] = ()
     computed_from: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
+    also_as: tuple[Layout, ...] = ()
 
     @property
     def main(self) -> tuple[Source, ...]:

@@ -43,6 +43,7 @@ from convert.inference.rule_file.layers.rule import (
     TAPS,
     TRANSPOSED,
     WITH_BOTH,
+    ZEROS,
     LayerRule,
     NoWordsError,
     Source,
@@ -57,6 +58,7 @@ from convert.inference.rule_file.layers.sources import (
     sources_of,
 )
 from convert.inference.rule_file.layers.ways import ROLES, has_other_ways, numbers, term_axes, ways
+from convert.inference.rule_file.layers.zeros_before import without_zeros, zeros_before
 from convert.inference.rule_file.leaf_sums import are_alike
 from convert.layers.activations import ACTIVATIONS
 from convert.layers.leaf_sums import NEXT
@@ -122,6 +124,10 @@ def describe_tensors(
         NoWordsError: the tensors are not known, or the rule language has no words for them.
     """
     tensors = _known(group)
+    if len(group) == 1 and (zeros := zeros_before(next(iter(group.values())))):
+        rest = {"weight": without_zeros(next(iter(group.values())), *zeros)}
+        rules = describe_tensors(replace(module, kind_name="parameter"), rest, facts, derivation)
+        return [replace(rule, target_keys=(*rule.target_keys, (ZEROS, "{} {}".format(*zeros)))) for rule in rules]
     if module.kind_name in ("linear", *CONVOLUTIONS, "") and _has_bias_apart(module, tensors, group, derivation.leaves):
         weight = {role: tensor for role, tensor in group.items() if role != "bias"}
         bias = {} if group["bias"].is_constant else {"weight": group["bias"]}
@@ -253,6 +259,8 @@ def _as_described(known: Mapping[str, Tensor], leaves: Shapes) -> _Layer:
         if product.base is not None:
             tensors["weight"] = product.base
         return _Layer(tensors, first, product, ())
+    if len(first.parts) > 1 and any(part.low_rank for part in first.parts):  # each part has a rule of its own
+        return _Layer(tensors, first)
     if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
         main = main_leaf(first, leaves)
         if main is None or "weight" not in tensors:
@@ -350,7 +358,7 @@ def _has_unequal_parts(kind: str, layer: _Layer, sources: Sources, leaves: Shape
     shapes = [leaves[source.leaf] for source in sources[0][1]] if sources else []
     if kind == "embedding":
         return len(shapes) > 1
-    below = layer.product is None and len(set(layer.turns or ())) != 1 and not layer.beside
+    below = layer.product is None and not layer.beside
     return kind in ("linear", "parameter") and below and len(set(shapes)) > 1
 
 

@@ -29,19 +29,20 @@ from convert.inference.rule_file.layers.rule import (
     PRESCALED,
     TAPS,
     TERM_AXES,
+    ZEROS,
     LayerRule,
     NoWordsError,
 )
 from convert.inference.rule_file.printing.convolutions import convolution_keys
 from convert.inference.rule_file.printing.equation import added_equation, equation_of, in_turns, product_equation
-from convert.inference.rule_file.printing.letters import CONCATENATED, Named, with_keys
+from convert.inference.rule_file.printing.letters import CONCATENATED, ZEROS_BEFORE, Named, target_axes, with_keys
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
 from convert.layers.leaf_sums import NEXT
 from convert.layers.recurrent.equations import NO_LAYER
 from convert.layers.shared_keys import shown_part
 
-UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS, ORDERS, TAPS)  # no keys of a target
+UNSAID = (IN_TURNS, BESIDE, ALTERNATING, COLUMNS, ORDERS, TAPS, ZEROS)  # no keys of a target
 NUMERAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 CELL = re.compile(r"(?P<module>.*)\.(?:l(?P<layer>[0-9]+|\{[^{}]*\}))?")
 CELLS_OF_ONE = re.compile(r"\.\{(l[0-9]+(?:,l[0-9]+)+)\}$")
@@ -93,6 +94,9 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     if turns := dict(layer.target_keys).get(IN_TURNS):
         words.target = [(key, value) for key, value in words.target if key != "axes"]
         words.target.insert(0, ("axes", in_turns(words.equation, turns, main, named)))
+    if zeros := dict(layer.target_keys).get(ZEROS):
+        words.target = [("axes", target_axes(main, named)), *(item for item in words.target if item[0] != "axes")]
+        words.target.append((ZEROS_BEFORE, _zeros_before(zeros, layer, named)))
     if layer.kind_name == "embedding" and (tied := tied_head(rule, target)):
         words.target.append(("tied", tied))
     if layer.kind_name in CELLS:
@@ -103,7 +107,12 @@ def entry_of(rule: PatternRule, letters: Letters, target: TargetModel) -> DraftE
     key = "name" if layer.kind_name == "parameter" else "module"
     keys = with_keys(words.target)
     module = _with_letter(rule.module, words.split)
-    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name in (module, *layer.also)]
+    each = [
+        keys if layout == main else with_keys([("axes", target_axes(layout, named))])
+        for layout in layer.also_as or [main] * len(layer.also)
+    ]
+    targets = zip((module, *layer.also), (keys, *each), strict=True)
+    names = [f"{{{key}: {flow(name)}{keys}}}" if keys else flow(name) for name, keys in targets]
     entry.say(layer.kind_name, f"[{', '.join(names)}]" if layer.also else names[0] if keys else plain(module))
     return entry
 
@@ -251,6 +260,19 @@ def _with_numbers(rule: PatternRule) -> PatternRule:
 
 def _signed(number: float) -> str:
     return f" {'+' if number > 0 else '-'} {abs(number):.12g}" if number else ""
+
+
+def _zeros_before(zeros: str, layer: LayerRule, named: Named) -> str:
+    """Return the letter of the axis along which a tensor begins with zeros, with their number.
+
+    Raises:
+        NoWordsError: the axis is made of several, or of several leaves.
+    """
+    axis, count = map(int, zeros.split())
+    group = (layer.main[0].layout.groups or ())[axis]
+    if len(group) != 1 or len(layer.main) > 1:
+        raise NoWordsError("it begins with zeros along an axis that several leaves, or axes of one, make")
+    return f"{{{named.of[group[0].of, group[0].place]}: {count}}}"
 
 
 def _factor(number: float, sizes: Mapping[str, int]) -> str:

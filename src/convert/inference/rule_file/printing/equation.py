@@ -181,7 +181,11 @@ def _opened(text: str, weight: str) -> str:
 
 
 def product_equation(rule: PatternRule, letters: Letters, stored: str) -> str:
-    """Return the equation of a weight that is the product of two leaves, whose axes are stored as ``DR,RE`` says."""
+    """Return the equation of a weight that is the product of two leaves, whose axes are stored as ``DR,RE`` says.
+
+    Raises:
+        NoWordsError: one of them is no matrix.
+    """
     named = Named(letters)
     left, right = (dict(rule.layer.sources)[key][0].layout.leaf_shape for key in ("from", "times"))
     sizes = dict(zip(stored.replace(",", ""), (*left, *right), strict=True))
@@ -192,18 +196,27 @@ def added_equation(rule: PatternRule, letters: Letters, stored: str, equation: s
     """Return the equation of the product that is added to a weight with an equation.
 
     Raises:
-        NoWordsError: the weight is no matrix.
+        NoWordsError: the product has other axes than the weight.
     """
-    found = re.fullmatch(r"\.\.\.(\w),\w\w->\.\.\.(\w)", equation)
+    found = re.fullmatch(r"\.\.\.(\w+),\w+->\.\.\.(\w+)", equation)
     if found is None:
-        raise NoWordsError("a product of two leaves is added to a weight with more than two axes")
+        raise NoWordsError("a product of two leaves is added to a weight with an axis that is made of several")
     left = dict(rule.layer.sources)["plus.from"][0].layout.leaf_shape
     rank = letters.named("rank", left[stored.index("R")])
     return _product(stored, found[1], rank, found[2])
 
 
 def _product(stored: str, x: str, rank: str, y: str) -> str:
-    weights = "".join({"D": x, "R": rank, "E": y}.get(letter, letter) for letter in stored)
+    """Return the equation of two leaves.
+
+    Raises:
+        NoWordsError: they have other axes than the letters.
+    """
+    own = {"D": x, "R": rank, "E": y}
+    axes = re.findall(r"D+|R+|E+|,", stored)
+    if any(len(of) != len(own.get(of[0], ",")) for of in axes):
+        raise NoWordsError("a product of two leaves has other axes than the weight that it is, or is added to")
+    weights = "".join(own.get(of[0], of) for of in axes)
     return f"...{x},{weights}->...{y}"
 
 

@@ -17,12 +17,14 @@ ROLES = {1: ("width",), 2: ("heads", "head"), 3: ("parts", "heads", "head")}  # 
 
 
 CONCATENATED = "concatenated"
+ZEROS_BEFORE = "zeros_before"
+AS_WRITTEN = (CONCATENATED, ZEROS_BEFORE, "padding")  # keys with a mapping or a list
 ALONE = "\N{CIRCLED DIGIT ONE}\N{CIRCLED DIGIT TWO}\N{CIRCLED DIGIT THREE}\N{CIRCLED DIGIT FOUR}\N{CIRCLED DIGIT FIVE}\N{CIRCLED DIGIT SIX}"  # for a part of one element, by the axis
 
 
 def with_keys(keys: Sequence[tuple[str, str]]) -> str:
     """Return the further keys of a target, as they stand within braces behind the first one."""
-    return "".join(f", {key}: {value if key in (CONCATENATED, 'padding') else flow(value)}" for key, value in keys)
+    return "".join(f", {key}: {value if key in AS_WRITTEN else flow(value)}" for key, value in keys)
 
 
 class Named:

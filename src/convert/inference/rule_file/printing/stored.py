@@ -15,6 +15,7 @@ from convert.inference.rule_file.layers.rule import (
     ORDERS,
     TAPS,
     TERM_AXES,
+    ZEROS,
     NoWordsError,
 )
 from convert.inference.rule_file.printing.letters import (
@@ -59,7 +60,8 @@ def stored_axes(rule: PatternRule, named: Named) -> tuple[str, str]:
     columns = said.get(COLUMNS, "")
     single = len(layer.main) == 1 and not columns
     terms = dict(layer.keys).get(TERM_AXES, "")
-    if layer.kind_name == "parameter" and ordered and kept == layout.shape and single and not moved and not terms:
+    as_stored = ordered and kept == layout.shape and single and not (moved or terms or layer.also_as or ZEROS in said)
+    if layer.kind_name == "parameter" and as_stored:
         return "", ""
     taps = _taps(rule)
     named.divided(layout, rule.taken, stacked, taps)
@@ -115,11 +117,13 @@ def _of_terms(letters: str, terms: str) -> str:
     """Return the letters of each leaf of a sum, ``TD + D``.
 
     Raises:
-        NoWordsError: an axis of the sum is made of several.
+        NoWordsError: an axis of the sum is made of several, or a leaf is one number.
     """
     if not letters.isalpha():
         raise NoWordsError("its elements are sums of leaves with different axes, one of which the target splits")
-    places = ([int(place) for place in term.split()] for term in terms.split(","))
+    places = [[int(place) for place in term.split()] for term in terms.split(",")]
+    if any(max(of, default=-1) < 0 for of in places):
+        raise NoWordsError("its elements are sums of leaves, one of which is one number")
     return " + ".join("".join(letters[place] if place >= 0 else "." for place in of) for of in places)
 
 
