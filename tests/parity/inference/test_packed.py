@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import traverse_util
+from flax import linen, traverse_util
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -75,7 +75,6 @@ class Packed(nn.Module):
 
 def _with_linen(kind: str) -> Made:
     """`nn.Bidirectional`, with the lengths."""
-    from flax import linen
 
     class Model(linen.Module):
         @linen.compact
@@ -237,3 +236,49 @@ def test_weights_of_another_mask_or_sum_are_never_derived(fault: str) -> None:
 def test_states_that_run_over_the_padding_are_never_derived(kind: str, style: str, fault: str) -> None:
     found = _derive(_by_hand(kind, style, fault), kind, "last")
     assert not found.complete and found.proof is None and found.differences
+
+
+class Encoder(nn.Module):
+    """Two packed layers in both directions, and a layer of their last states, with rows of a table added to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r = nn.GRU(2 * D, D, num_layers=2, batch_first=True, bidirectional=True)
+        self.out, self.table = nn.Linear(2 * D, 3), nn.Embedding(9, 3)
+
+    def forward(self, x: Any, n: Any, words: Any, word: Any) -> Any:
+        _, last = self.r(pack_padded_sequence(x, n, batch_first=True, enforce_sorted=False))
+        return (self.out(torch.cat([last[-2], last[-1]], 1)) + self.table(words).sum(1) * self.table(word)).tanh()
+
+
+@pytest.mark.parametrize("lengths", [(7, 5, 7, 7), pytest.param((7, 4, 5, 3), marks=SLOW)])
+def test_states_of_sequences_that_ended_are_no_batch(lengths: tuple[int, ...]) -> None:
+    """They are joined with those of the others, which are computed from an earlier step."""
+    n = np.array(lengths)
+
+    class Layers(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any, n: Any, words: Any, word: Any) -> Any:
+            for _ in range(2):
+                ways = (linen.RNN(linen.GRUCell(D)) for _ in range(2))
+                states, x = linen.Bidirectional(*ways, return_carry=True)(x, seq_lengths=n)
+            table = linen.Embed(9, 3)
+            return jnp.tanh(linen.Dense(3)(jnp.concatenate(states, -1)) + table(words).sum(1) * table(word))
+
+    def inputs(seed: int) -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        words, word = rng.integers(0, 9, (4, 3)), rng.integers(0, 9, 4)  # as many as the states of either set of rows
+        return {"x": rng.normal(size=(4, 7, 2 * D)), "n": n, "words": words, "word": word}
+
+    model = Layers()
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs(0).values())
+    paths, tree = jax.tree_util.tree_flatten_with_path(shapes)
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+
+    def function(leaves: Mapping[str, Any], given: Any) -> Any:
+        variables = jax.tree_util.tree_unflatten(tree, [leaves[name] for name in names])
+        return {"y": model.apply(variables, *(given[name] for name in ("x", "n", "words", "word")))}
+
+    sizes = {name: leaf.shape for name, (_, leaf) in zip(names, paths, strict=True)}
+    found = infer(function, Encoder().eval(), lambda net, given: {"y": net(**given)}, inputs, sizes)
+    assert found.complete, found.differences

@@ -128,12 +128,15 @@ class Rewriting:
             self.operations.append(now)
 
     def _are_steps(self, values: Sequence[Value]) -> bool:
-        """Whether the second of some values is computed from the first one, as those of a loop."""
-        _, first, _ = before_moves(values[0], self._made_by, MOVES)
-        second = self._made_by.get(values[1])
-        if first is None or second is None:
-            return False
-        return first is not second and first in computed_by(second, self._made_by)
+        """Whether one of the first two of some values is computed from the other, as those of a loop; one may be rows of an earlier step."""
+        for one, other in (values[:2], values[1::-1]):
+            _, first, _ = before_moves(one, self._made_by, MOVES)
+            second = self._made_by.get(other)
+            if first is None or second is None or first is second:
+                continue
+            if first in computed_by(second, self._made_by):
+                return True
+        return False
 
     def _now(self, value: Value) -> Value:
         """Return the part that a value is, or else the value."""

@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
+from convert.inference.forms.batches_apart import Rewriting
 from convert.inference.one_form import WRITTEN_IN_TWO_WAYS
+from convert.programs.record_torch import record_torch
 from support.inferred import UNPROVEN, derive, floats, grades, sources
 
 C, SHAPES = 4, {"k": (3, 3, 2, 4), "c": (4,), "h": (4, 5), "d": (5,), "p": (2, 2)}
@@ -123,3 +126,22 @@ def test_the_steps_of_a_loop_are_no_batch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(WRITTEN_IN_TWO_WAYS, "batches", lambda *both: needed.append(joined(*both)) or needed[-1])
     found = derive(function, Steps(), {"p": (2, 2)}, floats(5, 3, 2))
     assert found.complete and needed and not any(needed)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_rows_of_an_earlier_step_are_no_batch_with_those_of_a_later_one(first: bool) -> None:
+    """As the last states of packed sequences: those that ended are joined with what was computed of the others."""
+
+    class Steps(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = (torch.nn.Linear(5, 5) for _ in "io")
+
+        def forward(self, x: Any) -> Any:
+            early = torch.tanh(self.inner(x))
+            late = torch.tanh(self.inner(early[:3]))
+            return self.outer(torch.cat([early[3:], late] if first else [late, early[3:]]))
+
+    x = np.random.default_rng(0).normal(size=(4, 5))
+    program = record_torch(Steps().eval(), lambda net, given: {"y": net(given["x"])}, {"x": x})
+    assert not Rewriting(program, keep=True).joins
