@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+BY_OUTPUTS = "the outputs, with one number in every other parameter"  # `Evidence.by`
 
 
 class Arithmetic(StrEnum):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates.candidate import Choice, Piece, equal
+from convert.inference.candidates.candidate import Candidate, Choice, Piece, equal
 from convert.inference.candidates.source import Source
-from convert.inference.derivation import Arithmetic, Fact, Role
+from convert.inference.derivation import BY_OUTPUTS, Arithmetic, Fact, Role, Tensor
 from convert.inference.forms.elements import behind_moves
 from convert.inference.forms.products.commuted import run_with
 from convert.inference.meetings.sites import Meeting, parameter_operands, plain, role_of
@@ -45,6 +46,44 @@ def facts(search: Search) -> tuple[Fact, ...]:
     return tuple(found)
 
 
+def facts_by_outputs(tensors: Sequence[Tensor], source: Program, target: Program) -> tuple[Fact, ...]:
+    """Return the facts of the tensors that the outputs alone have shown.
+
+    Args:
+        tensors: all of them.
+        source, target: the records, as they ran, that the evidence of these tensors belongs to.
+    """
+    both = _Both(Source(source), target)
+    producers = _Producers(source), _Producers(target)
+    found: list[Fact] = []
+    for tensor in tensors:
+        for part in tensor.parts:
+            met, own = part.evidence.source, part.evidence.target
+            if part.evidence.by != BY_OUTPUTS or met is None or met.operand is None or own.operand is None:
+                continue
+            operation = source.operations[met.index]
+            meeting = Meeting(met.index, (operation,), met.operand, role_of(operation))
+            numbers = source.first_element[part.leaf] + part.positions
+            values = both.source.theta[numbers]
+            piece = Piece(tensor.name, part.elements, numbers, values, part.arithmetic, part.factor, meeting)
+            choice = Choice(own.index, own.operand, Candidate((piece,), part.evidence.by, ()))
+            found += _of_choice(both, choice, role_of(target.operations[own.index]), producers)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The two programs.
+
+    Attributes:
+        source: with its leaves.
+        target: the record of the target.
+    """
+
+    source: Source
+    target: Program
+
+
 class _Producers:
     """Which operation computes a value."""
 
@@ -57,7 +96,9 @@ class _Producers:
         return self.program.operations[self.index[value]] if value in self.index else None
 
 
-def _of_choice(search: Search, choice: Choice, role: Role, producers: tuple[_Producers, _Producers]) -> Iterator[Fact]:
+def _of_choice(
+    search: Search | _Both, choice: Choice, role: Role, producers: tuple[_Producers, _Producers]
+) -> Iterator[Fact]:
     pieces = choice.candidate.pieces
     tensors = tuple(dict.fromkeys(piece.tensor for piece in pieces))
     leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(search.source, piece)))
@@ -97,7 +138,7 @@ def _leaves(source: Source, piece: Piece) -> list[str]:
 
 
 def _convolution(
-    search: Search, choice: Choice, meeting: Meeting, fact: Callable[..., Fact], source: _Producers
+    search: Search | _Both, choice: Choice, meeting: Meeting, fact: Callable[..., Fact], source: _Producers
 ) -> Iterator[Fact]:
     settings = dict(meeting.operation.settings)
     if "padding" in settings:
@@ -137,7 +178,7 @@ def _with_zeros_before(operation: Operation, source: _Producers) -> Any:
 
 
 def _multiplies_by(
-    search: Search, choice: Choice, pieces: tuple[Piece, ...], fact: Callable[..., Fact]
+    search: Search | _Both, choice: Choice, pieces: tuple[Piece, ...], fact: Callable[..., Fact]
 ) -> Iterator[Fact]:
     """Yield what each side multiplies by: its parameter, or one more."""
     (meeting, *others) = {piece.meeting for piece in pieces}

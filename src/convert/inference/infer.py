@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
-from convert.inference.derivation import Derivation, Difference, Grade, Tensor
+from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
-from convert.inference.facts import facts
+from convert.inference.facts import facts, facts_by_outputs
 from convert.inference.forms.batches_apart import batches_apart
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
@@ -165,6 +165,7 @@ def _derived(
         seen, differences = _with_the_difference(models, both, search, rivals.undecided, seen, ended, seed)
         solved = solved or not differences
     found = seen.tensors
+    by_outputs = {t.name for t in found if any(part.evidence.by == BY_OUTPUTS for part in t.parts)}
     used = {leaf for tensor in found for part in tensor.parts for leaf in (part.leaf, *part.leaves)}
     if not solved or any(tensor.grade is Grade.OPEN for tensor in found):
         used.update(*(value.leaves for value in both.source.outputs.values()))
@@ -172,7 +173,7 @@ def _derived(
         found,
         shapes,
         tuple(name for name in shapes if name not in used),
-        facts(search),
+        (*(fact for fact in facts(search) if by_outputs.isdisjoint(fact.tensors)), *seen.facts),
         differences,
         seen.proof,
         search.tried,
@@ -362,6 +363,8 @@ def _by_outputs(
             return None, found.note
         whole = of_equal_programs(found.tensors, both.source, both.as_run, most=MOST_OTHERS)
         shown = None if whole is None else tested(models, both, whole, seed)
+        if whole is not None and shown is not None:
+            shown = replace(shown, facts=facts_by_outputs(whole, as_run, both.as_run))
     except REFUSALS:
         if both.as_run.path_taken:  # with other weights the module takes another path, and the record does not fit
             return None, ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Difference, Proof, Tensor
+from convert.inference.derivation import Difference, Fact, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import fast_path, proof, small_weights, unshown, weak_proof
 from convert.inference.grading.choices import hidden_by_choice
@@ -42,6 +42,7 @@ class Tested:
         notes: what the proof does not show.
         again: whether other weights tell columns apart that the first ones make equal.
         hidden: whether the outputs are equal, and the values differ that decide a choice.
+        facts: of the tensors that the outputs alone have shown.
     """
 
     proof: Proof | None
@@ -51,6 +52,7 @@ class Tested:
     notes: tuple[str, ...] = ()
     again: bool = False
     hidden: bool = False
+    facts: tuple[Fact, ...] = ()
 
 
 def further(seed: int) -> range:

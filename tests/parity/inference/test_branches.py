@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from convert.inference.derivation import Derivation, Grade
+from convert.inference.derivation import BY_OUTPUTS, Derivation, Grade
 from convert.inference.grading.differences import other_orders
 from convert.inference.infer import infer
-from convert.inference.isolated.found import BY
 from convert.inference.proposals import column_orders
 from support.inferred import floats, grades, rules, sources
 
@@ -63,7 +62,7 @@ def test_a_branch_in_another_order_ends_with_its_own_value(taps: bool) -> None:
     module = Likelihood(taps=taps)
     found = derive(module)
     assert found.complete and grades(found) == {Grade.DERIVED}
-    assert BY not in {part.evidence.by for tensor in found.tensors for part in tensor.parts}
+    assert BY_OUTPUTS not in {part.evidence.by for tensor in found.tensors for part in tensor.parts}
     of = sources(found)
     assert all(of[f"prior.{k}.weight"] == f"prior{k}" and of[f"prior.{k}.bias"] == f"b{k}" for k in range(LEVELS))
     assert any("prior.{" in rule for rule in rules(found, module))

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
-from convert.inference.derivation import Grade
-from convert.inference.isolated.found import BY
+from convert.inference.derivation import BY_OUTPUTS, Grade
 from support.inferred import derive, floats, grades, layer_norm, rules
 
 BLOCKS = 6  # behind each upsampling
@@ -125,5 +124,5 @@ def test_a_pixel_shuffle_of_the_other_order_has_a_rule(channels: int, by_hand: b
     module = Upsample(channels, by_hand=by_hand)
     found = derive(upsample, module, leaves, floats(2, 3, 5, channels))
     assert found.complete and grades(found) == {Grade.DERIVED}
-    assert BY not in {part.evidence.by for tensor in found.tensors for part in tensor.parts}
+    assert BY_OUTPUTS not in {part.evidence.by for tensor in found.tensors for part in tensor.parts}
     assert any("layer_norm: norm" in rule for rule in rules(found, module))

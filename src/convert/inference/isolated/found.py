@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
-from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Tensor
+from convert.inference.derivation import BY_OUTPUTS, Arithmetic, Evidence, Grade, Part, Tensor
 from convert.inference.grading import proof
 from convert.inference.isolated.one_by_one import EQUAL, MOST_RUNS, OneByOne
 from convert.inference.isolated.pieces import Pieces, Use
@@ -28,7 +28,6 @@ from convert.programs.reruns import Reruns
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ONE = 0.1  # the number in every parameter that is not known; in wide layers it is less
-BY = "the outputs, with one number in every other parameter"
 IN_FRONT = (Grade.IN_FRONT, Grade.TIED)
 SAME = (Arithmetic.SAME, 1.0)
 RAN_OUT = (
@@ -215,7 +214,7 @@ class _Sites:
     def evidence(self, leaf: str, tensor: str) -> Evidence:
         """Return the evidence for a part of a leaf."""
         met, own = self._leaves.get(leaf), self._tensors[tensor]
-        return Evidence(own.role, None if met is None else met.site("source"), own.site("target"), "", BY)
+        return Evidence(own.role, None if met is None else met.site("source"), own.site("target"), "", BY_OUTPUTS)
 
     def of_leaf(self, name: str) -> Use:
         """Return how the source uses a leaf."""

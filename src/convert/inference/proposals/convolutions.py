@@ -95,9 +95,9 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     yield from products.propose(context, operation, side)
     if transposed or groups not in (1, x.shape[1]):
         return
-    shifted = _shifted(x, weight.array.shape[2:], operation)
+    moved = shifted(x, weight.array.shape[2:], operation)
     kept = tuple(slice(size) for size in x.shape[2:])  # the code that follows may cut the result, as of causal ones
-    for data in (shifted, shifted[:, :, *kept]):
+    for data in (moved, moved[:, :, *kept]):
         if groups == 1:
             yield from taps.propose(context, weight, data)
         elif groups == len(weight.array):
@@ -146,7 +146,7 @@ def _out(kernel: Array, transposed: bool) -> int:
     return int(kernel.shape[1 if transposed else 0])
 
 
-def _shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:
+def shifted(x: Array, kernel: Sequence[int], operation: Operation) -> Array:
     """Return the data that each element of a kernel with these spatial sizes meets: [N, C, spatial of the result, kernel]."""
     rank = x.ndim - 2
     strides, padding, dilation = (

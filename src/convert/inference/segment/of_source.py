@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from convert.inference.candidates.candidate import Choice
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import MOVES
 from convert.inference.meetings.sites import role_of
+from convert.inference.proposals.convolutions import shifted
 from convert.inference.proposals.side_by_side import values_of
 from convert.inference.segment.assigned import Assigned
 from convert.programs.program import REFUSALS, Operation, Value
@@ -37,14 +39,29 @@ class OfSource(Assigned):
             return True
         if role_of(operation) is Role.CONVOLUTION:  # of channels side by side
             taps = operation.operands[1].array.shape[2:]
-            same = bool(self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance))
-            return same or (max(taps, default=1) == 1 and self._joins(operation, np.moveaxis(array, 1, -1)))
+            if self.source.same_data(Role.CONVOLUTION, array, self.context.tolerance):
+                return True
+            if max(taps, default=1) == 1:
+                return self._joins(operation, np.moveaxis(array, 1, -1))
+            return self._has_patches(operation, array)
         if role_of(operation) is not Role.PRODUCT:
             return False
         batch = array.ndim == 3 and all(self.source.has(rows, self.context.tolerance) for rows in array)
         if batch or self.source.has_rows(array, self.context.tolerance):  # one value for each expert, or some rows
             return True
         return self._joins(operation, array)
+
+    def _has_patches(self, operation: Operation, array: Array) -> bool:
+        """Whether the source multiplies the patches that a convolution meets, as data that it has shifted by each tap."""
+        if operation.settings.get("transposed") or int(operation.settings.get("groups", 1)) > 1:
+            return False
+        taps = operation.operands[1].array.shape[2:]
+        moved = np.moveaxis(shifted(array, taps, operation), 1, -1 - len(taps))
+        return bool(
+            self.source.same_rows(
+                [moved.reshape(-1, moved.shape[-1 - len(taps)] * math.prod(taps))], self.context.tolerance
+            )
+        )
 
     def _joins(self, operation: Operation, rows: Array) -> bool:
         """Whether the rows that an operation meets are values that stand side by side, and the source multiplies the rows of each."""

@@ -160,7 +160,9 @@ def describe_tensors(
             raise NoWordsError(f"the elements of its {role} are computed from several leaves")
     sources = _in_grid(kind, layer, derivation.leaves) or _in_one_rule(kind, layer, facts, derivation.leaves)
     lengths = layer.tensors.get("weight_norm")
-    if (kind in CONVOLUTIONS and (sources is None or layer.factors - {1.0})) or (
+    if (
+        kind in CONVOLUTIONS and (sources is None or layer.factors - {1.0} or _has_taps_by_hand(layer.first, sources))
+    ) or (
         lengths is not None and len(lengths.parts) > 1
     ):  # only the rules of parameters make a part of a kernel, have a factor, or join what has lengths
         return describe_tensors(replace(module, kind_name="parameter"), group, facts, derivation)
@@ -183,6 +185,13 @@ def describe_tensors(
     geometry = geometry_of(layer.first, said) if kind in CONVOLUTIONS else ()
     evidence, computed = evidence_of(layer.first), layer.computed_from
     return [LayerRule(kind, whole, sources, names, keys, target_keys, geometry, evidence, layer.grade, (), computed)]
+
+
+def _has_taps_by_hand(first: Tensor, sources: Sequence[tuple[str, Sequence[Source]]]) -> bool:
+    """Whether the source shifts data itself, by a leaf of which several axes make an axis of the kernel: no dimension numbers name them."""
+    source = first.parts[0].evidence.source
+    groups = sources[0][1][0].layout.groups or ()
+    return (source is None or source.operation != "conv_general_dilated") and any(len(group) > 1 for group in groups)
 
 
 def _known(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
