@@ -41,6 +41,17 @@ def _of_cores(w: Mapping[str, Any], x: Mapping[str, Any]) -> Any:
     return {"y": h @ w["head"]}
 
 
+class RMSNorm(nn.Module):
+    """A norm of the module's own, which says its epsilon in its code alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
 class CoreByCore(nn.Module):
     """`fault`: what else it computes."""
 
@@ -48,7 +59,7 @@ class CoreByCore(nn.Module):
         super().__init__()
         self.fault = fault
         self.embed = nn.Embedding(D, D)
-        self.norms = nn.ModuleList(nn.RMSNorm(D, eps=1e-6) for _ in range(L))
+        self.norms = nn.ModuleList(RMSNorm() for _ in range(L))
         self.first = nn.ParameterList(nn.Parameter(torch.zeros(A, R, A)) for _ in range(L))  # [in, rank, out]
         self.second = nn.ParameterList(nn.Parameter(torch.zeros(A, A, R)) for _ in range(L))  # [in, out, rank]
         self.outs = nn.ModuleList(nn.Linear(D, D, bias=False) for _ in range(L))
@@ -90,6 +101,8 @@ def test_cores_are_found_by_the_outputs_alone(fault: str, out: str) -> None:
     derivation = _derived(module)
     assert derivation.complete, (grades(derivation), derivation.differences)
     made = rules(derivation, module)
+    norm = "- from: scale\n  stacked: {i: 0}\n  multiplies_by: scale\n  epsilon: 1e-6\n  axes: D\n  rms_norm: norms.{i}"
+    assert norm in made, made
     assert any(f"from: out\n  {out}: outs.{{l}}" in rule for rule in made), made
     assert '- from: left\n  stacked: {j: 0}\n  axes: CFE\n  parameter: {name: "first.{j}", axes: CEF}' in made
 

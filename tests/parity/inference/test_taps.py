@@ -195,3 +195,58 @@ def test_taps_of_the_module_that_see_one_place_too_far() -> None:
     """Planted."""
     function, shapes = convolved(False)
     assert not derive(function, Taps(False, ahead=1), shapes, floats(2, 9, IN)).complete
+
+
+def test_data_that_is_rolled_is_a_circular_convolution() -> None:
+    """As the embedding of values of an Autoformer: the padded data is no value of the source, but its patches are."""
+
+    def function(w: Any, x: Any) -> Any:
+        near = jnp.stack([jnp.roll(x, 1, 1), x, jnp.roll(x, -1, 1)])
+        return jnp.tanh(jnp.einsum("nbti,nio->bto", near, w["taps"])) @ w["o"]
+
+    class Circular(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k = torch.nn.Conv1d(IN, 7, 3, padding=1, padding_mode="circular", bias=False)
+            self.o = torch.nn.Linear(7, 5, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.o(self.k(x.mT).mT.tanh())
+
+    found = derive(function, Circular(), {"taps": (3, IN, 7), "o": (7, 5)}, floats(2, 9, IN))
+    assert grades(found) == {Grade.DERIVED}
+    shifted = derive(
+        lambda w, x: function(w, jnp.roll(x, 1, 1)), Circular(), {"taps": (3, IN, 7), "o": (7, 5)}, floats(2, 9, IN)
+    )
+    assert not shifted.complete, "planted"
+
+
+def test_taps_of_which_several_axes_are_channels_have_a_rule() -> None:
+    """As those of queries, keys and values, of each head, in a gated DeltaNet."""
+    heads = 2
+
+    def function(w: Any, x: Any) -> Any:
+        y = jnp.einsum("btd,dchk->btchk", x, w["in"])
+        padded = jnp.pad(y, ((0, 0), (2, 0), (0, 0), (0, 0), (0, 0)))
+        y = jnp.tanh(sum(padded[:, k : k + x.shape[1]] * w["taps"][k] for k in range(3)))
+        return (y[:, :, 0] * jnp.cos(y[:, :, 1])).reshape(*x.shape[:2], -1) @ w["o"]
+
+    class Apart(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.i, self.o = (
+                torch.nn.ModuleList(torch.nn.Linear(IN, 6, bias=False) for _ in range(2)),
+                torch.nn.Linear(6, 5, bias=False),
+            )
+            self.k = torch.nn.ModuleList(torch.nn.Conv1d(6, 6, 3, groups=6, padding=2, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            one, two = (torch.tanh(k(i(x).mT)[..., : x.shape[1]].mT) for i, k in zip(self.i, self.k, strict=True))
+            return self.o(one * two.cos())
+
+    module = Apart()
+    shapes = {"in": (IN, 2, heads, 3), "taps": (3, 2, heads, 3), "o": (6, 5)}
+    found = derive(function, module, shapes, floats(2, 9, IN))
+    assert grades(found) == {Grade.DERIVED}
+    kernels = '- from: taps\n  stacked: {j: 1}\n  axes: PFG\n  parameter: {name: "k.{j}.weight", axes: "(F G).P"}'
+    assert kernels in rules(found, module)

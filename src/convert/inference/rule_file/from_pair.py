@@ -170,10 +170,13 @@ def _without_wrong_rules(
 ) -> WrittenRules:
     """Return the rules without those that make something else than was derived: their tensors are open, and the others are written.
 
+    The tensors of a wrong rule have rules of parameters first: one layer of a stack may be described as another one is not.
+
     Raises:
         ConvertError: the others are no rule file, or make something else, too.
     """
     refused: dict[str, str] = {}
+    plain: set[str] = set()
     while not all(is_open(tensor.name, written.open) for tensor in derivation.tensors):  # there is a plan to compare
         wrong = _blamed(written, derivation, written.open, root)
         if not wrong:
@@ -185,8 +188,12 @@ def _without_wrong_rules(
         }
         if not more:
             raise _internal(next(iter(wrong.values())))
-        refused |= more
-        written = write(derivation, refused=refused)
+        tensors = {tensor.name for tensor in derivation.tensors if is_open(tensor.name, more)}
+        if tensors <= plain:
+            refused |= more
+        plain |= tensors
+        written = write(derivation, refused=refused, as_parameters=plain)
+    write = partial(write, as_parameters=plain)
     return _without_unreadable_rules(written, write, derivation, refused)
 
 

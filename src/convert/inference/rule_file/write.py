@@ -80,6 +80,7 @@ def write_rules(
     outside: bool = False,
     leaf_names: Sequence[str] = (),
     refused: Mapping[str, str] | None = None,
+    as_parameters: Collection[str] = (),
 ) -> WrittenRules:
     """Print a derivation as a rule file.
 
@@ -94,9 +95,10 @@ def write_rules(
         outside: whether the checkpoint has leaves that are not below it.
         leaf_names: of a checkpoint without names, in its order.
         refused: modules, as `WrittenRules.modules` has them, whose rule makes something else, and tensors that no rule makes; and what is wrong.
+        as_parameters: tensors that have rules of parameters, and not of layers.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
-    layers = describe_layers(with_products(with_sums(derivation)), target)
+    layers = describe_layers(with_products(with_sums(derivation)), target, as_parameters)
     letters = Letters()
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question

@@ -52,15 +52,15 @@ class OfSource(Assigned):
         return self._joins(operation, array)
 
     def _has_patches(self, operation: Operation, array: Array) -> bool:
-        """Whether the source multiplies the patches that a convolution meets, as data that it has shifted by each tap."""
+        """Whether the source multiplies the patches that a convolution meets, at once or those of each tap: it has shifted the data by them."""
         if operation.settings.get("transposed") or int(operation.settings.get("groups", 1)) > 1:
             return False
-        taps = operation.operands[1].array.shape[2:]
-        moved = np.moveaxis(shifted(array, taps, operation), 1, -1 - len(taps))
-        return bool(
-            self.source.same_rows(
-                [moved.reshape(-1, moved.shape[-1 - len(taps)] * math.prod(taps))], self.context.tolerance
-            )
+        taps, tolerance = operation.operands[1].array.shape[2:], self.context.tolerance
+        of_taps = shifted(array, taps, operation)
+        rows = np.moveaxis(of_taps, 1, -1 - len(taps)).reshape(-1, array.shape[1] * math.prod(taps))
+        each = of_taps.reshape(*of_taps.shape[: -len(taps)], -1)
+        return bool(self.source.same_rows([rows], tolerance)) or all(
+            self.source.has(each[..., k], tolerance) for k in range(each.shape[-1])
         )
 
     def _joins(self, operation: Operation, rows: Array) -> bool:

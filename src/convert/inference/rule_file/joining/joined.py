@@ -18,6 +18,7 @@ from convert.inference.rule_file.joining.patterns import (
     leaves_of,
     loose,
     structure,
+    summed,
 )
 from convert.inference.rule_file.layers.layout import Axis
 from convert.inference.rule_file.layers.rule import COLUMNS, NORMS, LayerRule, Source
@@ -64,7 +65,7 @@ def _joined(
 
 def _common(rule: PatternRule) -> tuple[Hashable, ...]:
     layer = rule.layer
-    structure = tuple((key, tuple((loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources)
+    structure = tuple((key, tuple((loose(s.layout), summed(layer, s)) for s in of)) for key, of in layer.sources)
     return (
         layer.kind_name,
         structure,

@@ -113,10 +113,16 @@ class IndexLetters:
         return found if found not in own else next(letter for letter in INDICES if letter not in own)
 
 
+def summed(layer: LayerRule, source: Source) -> tuple[int, ...]:
+    """Return the axes of a leaf that a product sums over; the rule of a parameter says nothing of them."""
+    return () if layer.kind_name == "parameter" else source.contracted
+
+
 def structure(layer: LayerRule) -> Hashable:
     """Return what the layers of one rule have in common: all but numbers. One that is open leaves the others their rule."""
     sources = tuple(
-        (key, tuple((NUMBER.sub("#", s.leaf), loose(s.layout), s.contracted) for s in of)) for key, of in layer.sources
+        (key, tuple((NUMBER.sub("#", s.leaf), loose(s.layout), summed(layer, s)) for s in of))
+        for key, of in layer.sources
     )
     return (
         layer.kind_name,

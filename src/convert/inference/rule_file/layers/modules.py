@@ -39,8 +39,8 @@ class Layers:
     lacking: Collection[str] = ()
 
 
-def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
-    """Describe every module of the target that has tensors."""
+def describe_layers(derivation: Derivation, target: TargetModel, as_parameters: Collection[str] = ()) -> Layers:
+    """Describe every module of the target that has tensors; those of which one is named as parameters, if they are no cells."""
     derivation, opened = with_opened_axes(derivation)
     facts = _facts_of(derivation.facts)
     found: list[LayerRule] = []
@@ -67,6 +67,7 @@ def describe_layers(derivation: Derivation, target: TargetModel) -> Layers:
         if (
             root
             or alone
+            or any(tensor.name in as_parameters for tensor in own.values())
             or not is_norm_of_rows(own)
             or any(side_by_side(tensor) or in_columns(tensor) or alternating(tensor) for tensor in own.values())
             or (module.kind_name != "linear" and any(p.leaf in opened for tensor in own.values() for p in tensor.parts))
