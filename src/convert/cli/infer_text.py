@@ -22,6 +22,7 @@ BY_HAND = (
     "other weights (another `--seed`) or inputs; rules that you write by hand can be converted and checked as well"
 )
 NOT_COMPARED = "what follows is not compared"  # begins a clause of a difference
+OTHER_LEAF = "would give the same"  # behind the name of a leaf
 LINE = re.compile(r"[\w./-]+:[0-9]+")  # of the code
 NUMBER = re.compile("[0-9]+")
 
@@ -166,7 +167,7 @@ def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: 
     groups: dict[tuple[str, ...], list[tuple[Tensor, list[str]]]] = {}
     for tensor in tensors:
         if said := list(_said(grade, tensor, derivation, follows)):
-            named = grade in ("open", "found behind the mismatch")
+            named = grade in ("open", "found behind the mismatch") or any(OTHER_LEAF in text for text in said)
             key = tuple(NUMBER.sub("#", text) for text in said) if named else tuple(said)
             groups.setdefault((NUMBER.sub("#", tensor.name), *key), []).append((tensor, said))
     for (first, said), *more in list(groups.values())[:LISTED]:
@@ -197,8 +198,7 @@ def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> I
         if tensor.unseen:
             yield f"no output shows {_unseen(tensor)}; they are made as the others of this kind"
         if tensor.alternatives:
-            same = "outputs" if grade == "interchangeable" else "values"
-            yield f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
+            yield _other_ways(tensor, "outputs" if grade == "interchangeable" else "values")
         if grade == "found behind the mismatch":
             yield f"made of {', '.join(tensor.nearest) or 'a constant'}"
 
@@ -213,3 +213,13 @@ def _unseen(tensor: Tensor) -> str:
     if not is_table or not rows or tensor.unseen % row:
         return elements
     return f"{tensor.unseen // row:,} of its {rows[0]:,} rows"
+
+
+def _other_ways(tensor: Tensor, same: str) -> str:
+    """Say what else a tensor may be made of: other leaves, as either of two biases that are added up, or the same ones in another order."""
+    own = {part.leaf for part in tensor.parts if part.leaf}
+    others = {part.leaf for parts in tensor.alternatives.values() for part in parts if part.leaf} - own
+    if own and others:
+        named = ", ".join(sorted(others)[:2]) + (" and others" if len(others) > 2 else "")
+        return f"{named} {OTHER_LEAF} {same}; {', '.join(sorted(own))} is written"
+    return f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"

@@ -57,7 +57,7 @@ def derive(module: nn.Module) -> Derivation:
     return infer(likelihood, module.eval(), lambda net, given: net(given["x"]), floats(3, 4, D), LEAVES)
 
 
-@pytest.mark.parametrize("taps", [False, True])
+@pytest.mark.parametrize("taps", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_branch_in_another_order_ends_with_its_own_value(taps: bool) -> None:
     module = Likelihood(taps=taps)
     found = derive(module)
@@ -68,11 +68,13 @@ def test_a_branch_in_another_order_ends_with_its_own_value(taps: bool) -> None:
     assert any("prior.{" in rule for rule in rules(found, module))
 
 
+@pytest.mark.slow
 def test_another_likelihood_is_a_difference() -> None:
     found = derive(Likelihood(taps=False, fault=True))
     assert not found.complete and found.differences
 
 
+@pytest.mark.slow
 def test_an_order_that_was_not_tried_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_orders, "in_other_sets", lambda *_: iter(()))
     monkeypatch.setattr(other_orders, "other_orders", lambda *_: iter(()))

@@ -264,7 +264,9 @@ class Cells(nn.Module):
         return self.rnn(x)[0] if self.deep else torch.stack([self.det(x)[0], self.lat(x)[0]])
 
 
-@pytest.mark.parametrize(("kind", "cell"), [("gru", "GRUCell"), ("lstm", "OptimizedLSTMCell")])
+@pytest.mark.parametrize(
+    ("kind", "cell"), [("gru", "GRUCell"), pytest.param("lstm", "OptimizedLSTMCell", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_stack_of_recurrent_cells_has_one_rule(kind: str, cell: str, deep: bool) -> None:
     recur, sizes = linen(flax.linen.RNN(getattr(flax.linen, cell)(H)), np.zeros((2, 5, H)))

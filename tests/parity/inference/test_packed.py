@@ -251,7 +251,8 @@ class Encoder(nn.Module):
         return (self.out(torch.cat([last[-2], last[-1]], 1)) + self.table(words).sum(1) * self.table(word)).tanh()
 
 
-@pytest.mark.parametrize("lengths", [(7, 5, 7, 7), pytest.param((7, 4, 5, 3), marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [(7, 5, 7, 7), (7, 4, 5, 3)])
 def test_states_of_sequences_that_ended_are_no_batch(lengths: tuple[int, ...]) -> None:
     """They are joined with those of the others, which are computed from an earlier step."""
     n = np.array(lengths)

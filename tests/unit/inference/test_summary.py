@@ -41,12 +41,23 @@ def tensor(name: str, grade: Grade, **values: Any) -> Tensor:
 
 def test_tensors_share_a_line_only_where_the_number_of_other_ways_is_the_same() -> None:
     ways = {"g.0": 3, "g.1": 7, "g.2": 3}
-    same = [tensor(f"{name}.weight", Grade.INTERCHANGEABLE, alternatives=((),) * n) for name, n in ways.items()]
+    same = [
+        tensor(f"{name}.weight", Grade.INTERCHANGEABLE, alternatives=dict.fromkeys(range(n), ()))
+        for name, n in ways.items()
+    ]
     end = "to make it give the same outputs; the stored order is written"
     assert lines(*same) == [
         f"interchangeable: g.0.weight and 1 more like it: 3 other ways {end}",
         f"interchangeable: g.1.weight: 7 other ways {end}",
     ]
+
+
+def test_another_leaf_that_fits_is_named() -> None:
+    """Of two biases that are added up, either may be either."""
+    evidence = Evidence(Role.SHIFT, None, SITE, "", "")
+    one, two = (Part(np.arange(12), leaf, np.arange(12), Arithmetic.SAME, evidence) for leaf in ("a", "c"))
+    bias = tensor("b", Grade.INTERCHANGEABLE, parts=(one,), alternatives={1: (two,)})
+    assert lines(bias) == ["interchangeable: b: c would give the same outputs; a is written"]
 
 
 def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
