@@ -67,6 +67,56 @@ def test_what_a_bias_may_hold_is_no_difference() -> None:
     assert [difference.shown for difference in found.differences] == [False]
 
 
+class InFront(torch.nn.Module):
+    """A layer with a bias, or without one; what it is given is squared as well, or not."""
+
+    def __init__(self, *, bias: bool, squared: bool) -> None:
+        super().__init__()
+        self.k, self.o = torch.nn.Linear(5, WIDTH, bias=bias), torch.nn.Linear(WIDTH, 3)
+        self.squared = squared
+
+    def forward(self, x: Any) -> Any:
+        y = self.o(torch.tanh(self.k(x)))
+        return y + x.pow(2).sum(-1, keepdim=True) if self.squared else y
+
+
+@pytest.mark.parametrize(("bias", "squared"), [(True, False), (False, False), (True, True)])
+def test_a_vector_in_front_of_a_layer_may_be_in_its_bias(bias: bool, squared: bool) -> None:
+    """``(x + p) W + b`` is ``x W + (p W + b)``: no difference, unless there is no bias, or something else is given the sum, too."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        x = x + w["p"]
+        y = jnp.tanh(x @ w["k"] + (w["b"] if bias else 0)) @ w["o"] + w["c"]
+        return y + (x**2).sum(-1, keepdims=True) if squared else y
+
+    shapes = {"p": (5,), "k": (5, WIDTH), "o": (WIDTH, 3), "c": (3,)} | ({"b": (WIDTH,)} if bias else {})
+    found = derive(function, InFront(bias=bias, squared=squared), shapes, floats(3, 4, 5))
+    assert not found.complete
+    assert [difference.shown for difference in found.differences] == [squared or not bias]
+
+
+class Positions(torch.nn.Module):
+    """A table that is added to what a layer without a bias gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.o = torch.nn.Linear(5, WIDTH, bias=False), torch.nn.Linear(WIDTH, 3)
+        self.table = torch.nn.Parameter(torch.zeros(4, WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        return self.o(torch.tanh(self.k(x.mean(1))[:, None] + self.table))
+
+
+def test_a_bias_may_be_in_a_table_that_is_added_behind_a_broadcast() -> None:
+    found = derive(
+        lambda w, x: jnp.tanh((x.mean(1) @ w["k"] + w["b"])[:, None] + w["table"]) @ w["o"] + w["c"],
+        Positions(),
+        {"k": (5, WIDTH), "b": (WIDTH,), "table": (4, WIDTH), "o": (WIDTH, 3), "c": (3,)},
+        floats(3, 4, 5),
+    )
+    assert not any(difference.shown for difference in found.differences)
+
+
 @pytest.mark.slow
 def test_what_a_matrix_may_hold_is_no_difference() -> None:
     """``h + h U`` is ``h (U + 1)``, as in linen's SimpleCell with ``residual=True``."""

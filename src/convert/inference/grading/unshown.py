@@ -28,6 +28,7 @@ BENDS = {
 CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
 OF_NUMBERS = "every element takes the same side; give inputs that choose the other one, too"
 OF_SIZES = "every element takes the same side, and no number of the inputs changes it; if larger inputs do, as beyond a window, give these"
+OF_WEIGHTS = "every element takes the same side with all weights that were drawn, and no input changes it; compare this line in both"
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
 
 
@@ -115,7 +116,8 @@ def _choice(
     taken = 1 - number if operation.name == "where" else number
     left = [operation.operands[k].array for k in sides if k != sides[taken]]
     if any(array.dtype.kind != "f" or not np.isnan(array).all() for array in left):
-        yield Unshown(operation, OF_SIZES if operation.operands[at].constant else OF_NUMBERS)
+        asked = operation.operands[at]
+        yield Unshown(operation, OF_SIZES if asked.constant else OF_NUMBERS if asked.data else OF_WEIGHTS)
 
 
 def _made_by(value: Value, made: dict[Value, Operation]) -> Operation | None:

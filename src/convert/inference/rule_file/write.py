@@ -140,9 +140,12 @@ def write_rules(
                 doubtful.append(module)
             if asked := [key for key, value in rule.layer.keys if value == ASK]:
                 unfinished[len(entries) - 1] = rule
-                unwritten[rule.module] = (
-                    f"`{'` and `'.join(asked)}` of its rule is `ask`: without a proof, the module's number need not be the JAX model's"
+                why = (
+                    "without a proof, the module's number need not be the JAX model's"
+                    if derivation.proof is None
+                    else "it is seen in neither program; write the JAX model's in place of `ask`"
                 )
+                unwritten[rule.module] = f"`{'` and `'.join(asked)}` of its rule is `ask`: {why}"
         except NoLetterError:
             unwritten[module] = "the rule file has no more letters"
     letters.fix_sums()

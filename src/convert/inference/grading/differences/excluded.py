@@ -61,7 +61,7 @@ def is_only_explanation(
         return False
     if _are_columns_of_a_layer(found.repairs[0], target) or _takes_other_columns(found.repairs[0], target):
         return False
-    if _is_in_a_layer(found.repairs[0], target):
+    if _is_in_a_layer(found.repairs[0], target) or all(_is_behind(repair, target) for repair in found.repairs):
         return False
     if are_split_in_another_order(found.repairs[0], target) or _is_better_in_another_order(source, target):
         return False
@@ -159,27 +159,45 @@ def _takes_other_columns(repair: Repair, target: Program) -> bool:
     return False
 
 
+def _lacking(repair: Repair) -> tuple[Value, Array, float] | None:
+    """Return the value that a repair replaces, what it lacks, and how much of that is rounding; None where it lacks nothing that is a number."""
+    value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
+    if value is None or not value.data or repair.want.size != repair.got.size:
+        return None
+    if not (np.isfinite(repair.want).all() and np.isfinite(repair.got).all()):
+        return None
+    lacking = repair.want - repair.got.reshape(repair.want.shape)
+    slack = EXACT * float(np.abs(repair.want).max(initial=0))
+    return (value, lacking, slack) if (np.abs(lacking) > slack).any() else None
+
+
+def _is_by_column(lacking: Array, slack: float) -> bool:
+    axes = range(lacking.ndim)
+    return any((np.ptp(lacking, tuple(j for j in axes if j != k)) <= slack).all() for k in axes)
+
+
 def _is_in_a_layer(repair: Repair, target: Program) -> bool:
     """Whether other weights of a layer in front of a value give what it lacks, or the bias of another term of the sum that it goes into.
 
     A bias has one number for each column, or for all. A matrix has a multiple of what it multiplies: ``x + x W`` is ``x (W + 1)``.
     """
-    value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
-    if value is None or not value.data or repair.want.size != repair.got.size:
+    if (found := _lacking(repair)) is None:
         return False
-    if not (np.isfinite(repair.want).all() and np.isfinite(repair.got).all()):
-        return False
-    lacking = repair.want - repair.got.reshape(repair.want.shape)
-    slack = EXACT * np.abs(repair.want).max(initial=0)
-    if not (np.abs(lacking) > slack).any():
-        return False
-    axes = range(lacking.ndim)
-    by_column = any((np.ptp(lacking, tuple(j for j in axes if j != k)) <= slack).all() for k in axes)
-    made_by = producers_of(target.operations)
+    value, lacking, slack = found
+    by_column, made_by = _is_by_column(lacking, slack), producers_of(target.operations)
     return any(
         _is_multiple(lacking, made.data[0].array, slack) if role_of(made) is Role.PRODUCT else by_column
         for made in _layers_of_sum(value, made_by)
     ) or (by_column and _other_term_has_bias(value, target, made_by))
+
+
+def _is_behind(repair: Repair, target: Program) -> bool:
+    """Whether parameters behind a value may hold what it lacks."""
+    if (found := _lacking(repair)) is None:
+        return False
+    value, lacking, slack = found
+    values = tuple(repair.change.values) or (value,)  # that are put in, for all that use them
+    return _is_by_column(lacking, slack) and all(_parameters_hold_it(x, target) for x in values)
 
 
 def _other_term_has_bias(value: Value, target: Program, made_by: Mapping[Value, Operation]) -> bool:
@@ -199,6 +217,30 @@ def _other_term_has_bias(value: Value, target: Program, made_by: Mapping[Value, 
             todo += made.data
         value = user.results[0]
     return False
+
+
+def _parameters_hold_it(value: Value, target: Program) -> bool:
+    """Whether a row that is added to a value is in parameters that the target adds behind it: ``(x + p) W + b`` is ``x W + (p W + b)``.
+
+    So it is wherever the value goes: through matrices, and sums with other data.
+    """
+    users, outputs = users_of(target.operations), {*target.outputs.values()}
+    todo, seen = [value], set[Value]()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at in outputs or not users.get(at) or len(seen) > DEPTH:
+            return False
+        for user in users[at]:
+            role, own = role_of(user), any(operand.of_parameters for operand in user.operands)
+            if role is Role.SHIFT and own:
+                continue
+            if role is not Role.SHIFT and not (role is Role.PRODUCT and own) and user.name not in MOVES:
+                return False
+            todo += user.results
+    return True
 
 
 def _is_multiple(array: Array, other: Array, slack: float) -> bool:
