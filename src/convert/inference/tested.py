@@ -15,6 +15,7 @@ from convert.inference.grading import fast_path, proof, small_weights, unshown, 
 from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
+from convert.inference.grading.summed_biases import with_exchanged_biases
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.last_digits import lost_digits
 from convert.inference.meetings.sites import site_of
@@ -112,6 +113,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)
+    found = with_exchanged_biases(found, both.as_run)
     found = with_ways_that_hold(found, lambda made: max(errors_of(made)) <= evidence.allowed)
     return Tested(evidence, found, source, None, notes, again)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from convert.inference.derivation import Derivation
+from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.rule_file.write import write_rules
 from convert.verify.target_model import model_of_module
@@ -193,3 +193,38 @@ def test_a_bias_in_front_of_a_broadcast(bias: bool) -> None:
         assert "- einsum: ...D,DC->...C\n  from: k{j}\n  bias: b{j}\n  linear: each.{j}" in rules(found, module)
     else:
         assert not found.complete
+
+
+class Branches(torch.nn.Module):
+    """Two blocks, each with two layers whose results are added up; `bent`: the second one's goes through a function first."""
+
+    def __init__(self, *, bent: bool) -> None:
+        super().__init__()
+        self.one, self.two = (torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(2)) for _ in "ab")
+        self.bent = bent
+
+    def forward(self, x: Any) -> Any:
+        for one, two in zip(self.one, self.two, strict=True):
+            y = two(x.sin())
+            x = torch.tanh(one(x) + (y.tanh() if self.bent else y))
+        return x
+
+
+@pytest.mark.parametrize("bent", [False, True])
+def test_which_of_two_biases_of_one_sum_is_which_changes_nothing(bent: bool) -> None:
+    """In each block, also where it is found as the one before it."""
+
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        for k in range(2):
+            y = jnp.sin(x) @ w[f"n{k}"] + w[f"c{k}"]
+            x = jnp.tanh(x @ w[f"m{k}"] + w[f"b{k}"] + (jnp.tanh(y) if bent else y))
+        return x
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for k in range(2):
+        shapes |= {f"{name}{k}": (5, 5) if name in "mn" else (5,) for name in "mnbc"}
+    found = derive(function, Branches(bent=bent), shapes, floats(3, 4, 5))
+    assert found.complete
+    biases = {t.grade for t in found.tensors if t.name.endswith("bias")}
+    assert biases == {Grade.DERIVED if bent else Grade.INTERCHANGEABLE}
+    assert {t.grade for t in found.tensors if t.name.endswith("weight")} == {Grade.DERIVED}

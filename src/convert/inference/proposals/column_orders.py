@@ -131,7 +131,7 @@ def in_other_sets(of_source: Sequence[Array], of_target: Sequence[Array], size: 
 def _all_columns(sets: Sequence[Array], count: int, size: int) -> Iterator[tuple[int, ...]]:
     """Yield so many of some sets that have each column once."""
     for chosen in itertools.combinations(range(len(sets)), count):
-        if sum(len(sets[k]) for k in chosen) == size and len({int(n) for k in chosen for n in sets[k]}) == size:
+        if sum(len(sets[k]) for k in chosen) == size and {int(n) for k in chosen for n in sets[k]} == {*range(size)}:
             yield chosen
 
 
