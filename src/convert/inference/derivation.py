@@ -395,12 +395,21 @@ class Proof:
         error: the largest difference of an output, relative to the largest value of that output.
         allowed: up to which error it proves: the rounding of float64, of numbers that a program has in float32, or of outputs that lose digits.
         same_inputs: whether the inputs ignore their seed, so that only the leaves are fresh.
+        leaves: of the first of these draws.
+        tensors: what the derivation makes of them; NaN where it makes nothing. A rule must make the same: numbers that it took from the
+            leaves of the derivation, such as their signs, are others here.
     """
 
     draws: int
     error: float
     allowed: float
     same_inputs: bool = False
+    leaves: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    tensors: Mapping[str, Array] = field(default_factory=dict, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the proof as JSON values, without the numbers."""
+        return {name: x for name, x in vars(self).items() if name not in ("leaves", "tensors")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,7 +471,7 @@ class Derivation:
             "complex_tensors": sorted(self.complex_tensors),
             "facts": [fact.to_dict() for fact in self.facts],
             "differences": [difference.to_dict() for difference in self.differences],
-            "proof": None if self.proof is None else vars(self.proof),
+            "proof": None if self.proof is None else self.proof.to_dict(),
             "tried": self.tried,
             "notes": list(self.notes),
         }

@@ -115,6 +115,8 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         found = told_apart(found, target, fresh, outputs, slopes)
     found = with_exchanged_biases(found, both.as_run)
     found = with_ways_that_hold(found, lambda made: max(errors_of(made)) <= evidence.allowed)
+    leaves = {name: value.array for name, value in plain[0].parameters.items()}
+    evidence = replace(evidence, leaves=leaves, tensors=proof.weights(found, fresh[0]))
     return Tested(evidence, found, source, None, notes, again)
 
 

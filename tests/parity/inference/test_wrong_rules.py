@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -147,3 +147,35 @@ def test_a_norm_that_is_open_and_one_element_of_a_stacked_leaf_is_a_question() -
     alone = "it is made of part 0 of the 2 along axis 0 of ln{1,2}/g and of ln{1,2}/b, as one layer of a stack; "
     every = "a rule makes the tensors of all 2 parts at once, and those of the others are open, of another kind, or have names that no pattern joins with these"
     assert alone + every in written.open.values()
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.scale = torch.nn.Linear(WIDTH, 5, bias=False), torch.nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Any) -> Any:
+        return self.k(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [jnp.abs, lambda g: g / jnp.sqrt((g * g).sum()), lambda g: jnp.where(g > 0, g, 0.1 * g), lambda g: g - g.mean()],
+)
+def test_numbers_of_the_drawn_leaves_are_no_rule(scale: Callable[[Any], Any]) -> None:
+    """Signs, a norm and a mean of the first draw: the rules are compared on fresh leaves, too."""
+    written = _inferred(lambda p, x: (x @ p["k"]) * scale(p["g"]), Scaled(), {"k": (WIDTH, 5), "g": (5,)})
+    assert any("of other leaves" in why for why in written.open.values()), written.open
+    assert "prescaled_by" not in written.text
+
+
+def test_the_scale_of_a_low_rank_product_is_a_number_of_the_code() -> None:
+    def function(p: Any, x: Any) -> Any:
+        update = p["a"] @ p["b"]
+        return x @ (p["k"] + update / jnp.sqrt((p["a"] ** 2).sum()))
+
+    shapes = {"k": (WIDTH, 5), "a": (WIDTH, 2), "b": (2, 5)}
+    module = torch.nn.Sequential(torch.nn.Linear(WIDTH, 5, bias=False))
+    assert _inferred(function, module, shapes).open
+    half = _inferred(lambda p, x: x @ (p["k"] + 0.5 * p["a"] @ p["b"]), module, shapes)
+    assert not half.open and "scale: 0.5" in half.text

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from convert.inference.derivation import Derivation
+from convert.inference.derivation import Arithmetic, Derivation
 from convert.inference.rule_file.complex_tensors import in_complex_numbers
 from convert.inference.rule_file.drawn import Array, DrawnLeaves, derived_array
 from convert.inference.rule_file.layers.cells import KINDS, plan_of, sums
@@ -16,6 +16,7 @@ from convert.inference.rule_file.printing.buffers import ROUNDING as BUFFER_ROUN
 from convert.layers.step_tensor import expected
 from convert.writing.execute import computed
 
+FRESH = 1e-9  # relative to the largest element: what the source computes of leaves, and what a rule does
 ROUNDING = 1e-12  # relative, of arithmetic in float64: 1 + scale, and a factor
 
 
@@ -82,12 +83,32 @@ def compare_rules(
         wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=rounding, atol=rounding)))
         if wrong:
             found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
+    found += _on_fresh_leaves(text, derivation, root)
     known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)} | derivation.buffers.keys()
     return found + [
         Mismatch(name, "the target has no such tensor")
         for name in steps
         if name not in known and not name.endswith("num_batches_tracked")
     ]
+
+
+def _on_fresh_leaves(text: str, derivation: Derivation, root: str) -> Iterator[Mismatch]:
+    """Yield where the rules make something else of fresh leaves, of the tensors that are computed from leaves: a number of the rules may be one of the first draw."""
+    fresh = derivation.proof
+    computed_ = {t.name for t in derivation.tensors if any(p.arithmetic is Arithmetic.COMPUTED for p in t.parts)}
+    if fresh is None or not fresh.leaves or not computed_ or derivation.complex_leaves or derivation.complex_tensors:
+        return
+    plan = plan_of(text, DrawnLeaves(derivation.leaves, root, fresh.leaves))
+    for step in plan.steps:
+        want = fresh.tensors.get(step.name)
+        if step.name not in computed_ or want is None or step.value is not None:
+            continue
+        got = expected(step, plan.source)
+        known = ~np.isnan(want)
+        slack = FRESH * np.abs(want[known]).max(initial=0)
+        wrong = int((np.abs(got - want)[known] > slack).sum()) if got.shape == want.shape else want.size
+        if wrong:
+            yield Mismatch(step.name, f"of other leaves, {wrong} of {want.size} elements are others")
 
 
 def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> None:
