@@ -248,6 +248,7 @@ def test_values_of_zeros_that_a_cell_is_given_side_by_side(width: int) -> None:
     assert set(positions.tolist()) == {*range(D + width, 2 * D + width)}
 
 
+@pytest.mark.slow
 def test_another_state_of_such_a_cell_is_not_derived() -> None:
     found = _spelled(D, doubled=True)
     assert not found.complete and found.differences

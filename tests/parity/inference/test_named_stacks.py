@@ -122,6 +122,7 @@ def test_names_in_another_order_make_other_tensors() -> None:
     assert {one.tensor for one in compare_rules(exchanged, found)} == wrong
 
 
+@pytest.mark.slow
 def test_one_gate_for_both_is_not_derived() -> None:
     found = derive(encoders, Named(*NAMES, fault=True), SHAPES, floats(9, 4, D))
     assert not found.complete and found.differences

@@ -130,7 +130,7 @@ def test_the_channels_of_two_kernels_are_those_of_one(taps: int) -> None:
     ("fault", "said"),
     [
         ("first", "takes index 0 of axis 2"),
-        ("tanh", "applies tanh"),
+        pytest.param("tanh", "applies tanh", marks=pytest.mark.slow),
         pytest.param("tower", "what boxes/kernel gives", marks=pytest.mark.slow),
     ],
 )

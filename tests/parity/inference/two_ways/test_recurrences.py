@@ -178,7 +178,9 @@ def _derived(mixing: Any, layers: list[TimeMix]) -> Derivation:
     return infer(forward, Layers(layers).eval(), lambda m, x: {"y": m(**x)}, _inputs, shapes)
 
 
-@pytest.mark.parametrize(("mixing", "layer"), [(_states, PairsOfSteps), (_running_maximum, Softmax)])
+@pytest.mark.parametrize(
+    ("mixing", "layer"), [(_states, PairsOfSteps), pytest.param(_running_maximum, Softmax, marks=pytest.mark.slow)]
+)
 def test_a_recurrence_is_one_product_of_all_pairs_of_steps(mixing: Any, layer: type[TimeMix]) -> None:
     derivation = _derived(mixing, [layer() for _ in range(2)])
     assert derivation.complete

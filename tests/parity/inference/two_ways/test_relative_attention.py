@@ -109,8 +109,9 @@ def test_the_row_of_each_pair_meets_queries_with_biases(fault: str) -> None:
     assert not fault or (found.proof is None and grades(found).isdisjoint({Grade.DERIVED, Grade.INTERCHANGEABLE}))
 
 
-@pytest.mark.parametrize("fault", ["shift", pytest.param("one bias", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("folded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["shift", "one bias"])
+@pytest.mark.parametrize("folded", [False, True])
 def test_a_fault_is_never_derived(fault: str, folded: bool) -> None:
     module = Attention((N, H), fault=fault)
     found = derive(_source(folded=folded, bias=(N, H)), module, _shapes((N, H)), floats(2, T, D))
