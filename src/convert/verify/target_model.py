@@ -124,12 +124,34 @@ def _of_directory(path: Path) -> TargetModel:
     return TargetModel(model.loads, modules)  # transformers stores a tied tensor once, and ties it again
 
 
+def _require_tensors(state: Mapping[str, Any]) -> None:
+    """Raise if an entry of a state_dict is no tensor.
+
+    Raises:
+        ConvertError: one is none (``module-not-runnable``), as the packed weights of a quantized layer.
+    """
+    import torch
+
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConvertError(
+                Finding(
+                    "module-not-runnable",
+                    f"{name!r} of the module's state_dict is no tensor",
+                    expected="tensors, which a safetensors file can hold",
+                    got=type(value).__name__,
+                    fix="give the module before it is quantized, or without extra state",
+                )
+            )
+
+
 def model_of_module(module: torch.nn.Module, loads: str) -> TargetModel:
     """Describe a module."""
     names: dict[int, list[tuple[str, str]]] = {}
     found = []
     inside_attention: tuple[str, ...] = ()
     state = module.state_dict(keep_vars=True)  # the parameters themselves: a tied one stands twice
+    _require_tensors(state)
     for name, part in module.named_modules():
         if name.startswith(inside_attention) and inside_attention:
             continue
