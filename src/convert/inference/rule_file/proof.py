@@ -83,7 +83,8 @@ def compare_rules(
         wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=rounding, atol=rounding)))
         if wrong:
             found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
-    found += _on_fresh_leaves(text, derivation, root)
+    wrong_already = {one.tensor for one in found}
+    found += [one for one in _on_fresh_leaves(text, derivation, root) if one.tensor not in wrong_already]
     known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)} | derivation.buffers.keys()
     return found + [
         Mismatch(name, "the target has no such tensor")
