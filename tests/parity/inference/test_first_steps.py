@@ -173,6 +173,7 @@ class TwoCellsOfTorch(nn.Module):
         return torch.stack(made, 1)
 
 
+@pytest.mark.slow
 def test_the_biases_of_the_second_cell_are_not_tried_for_the_first_whose_step_is_all_zeros() -> None:
     """Both are added to zeros there, and there are 24 orders of the four of each."""
     function, shapes = linen(TwoCells(), jnp.zeros((2, STEPS, NARROW)))

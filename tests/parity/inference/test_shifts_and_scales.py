@@ -77,6 +77,7 @@ def derived(order: tuple[int, ...], **how: Any) -> tuple[Derivation, nn.Module]:
     return derive(function, module, shapes), module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     [

@@ -140,6 +140,7 @@ class OfEachHead(torch.nn.Module):
         return sum(torch.cos(q(x) @ k(x).transpose(1, 2)) @ self.v(x) for q, k in heads)
 
 
+@pytest.mark.slow
 def test_a_leaf_of_which_one_part_is_a_layer_is_not_refuted_by_its_whole_value() -> None:
     """Any layer gives a value of the source where it is taken for the value's: the queries of one head are a part of one."""
 

@@ -126,6 +126,7 @@ def test_the_channels_of_two_kernels_are_those_of_one(taps: int) -> None:
     assert bool(made.written.open) == (taps > 0)  # the rows of a matrix have words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

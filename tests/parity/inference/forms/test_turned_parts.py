@@ -101,6 +101,7 @@ def test_pairs_are_reordered_in_queries_and_keys_alone(source: str, target: str)
     assert found.complete and grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}, found.differences
 
 
+@pytest.mark.slow
 def test_parts_that_lie_head_by_head_without_rope() -> None:
     found = derived("by head", "apart", turned="")
     assert found.complete and grades(found) == {Grade.DERIVED}, found.differences

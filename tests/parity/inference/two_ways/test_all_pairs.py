@@ -110,6 +110,7 @@ def test_weights_that_saturate_a_gate_show_no_difference() -> None:
     assert found.complete and grades(found) == {Grade.DERIVED}, found.differences
 
 
+@pytest.mark.slow
 def test_messages_to_the_other_end_are_not_derived() -> None:
     found = derived(1, turned=True)
     assert found.differences and not found.complete

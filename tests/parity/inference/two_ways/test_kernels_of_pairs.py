@@ -76,6 +76,7 @@ def test_a_kernel_of_pairs_in_either_order(form: Callable[..., Any], first: bool
     assert found.complete and grades(found) == {Grade.DERIVED}, found.differences
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_search_by_outputs")
 @pytest.mark.parametrize(("form", "first"), [(_kernel_first, False), (_pairs_first, True)])
 def test_another_value_of_the_pair_is_a_difference(form: Callable[..., Any], first: bool) -> None:

@@ -178,6 +178,7 @@ def _derived(mixing: Any, layers: list[TimeMix]) -> Derivation:
     return infer(forward, Layers(layers).eval(), lambda m, x: {"y": m(**x)}, _inputs, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixing", "layer"), [(_states, PairsOfSteps), pytest.param(_running_maximum, Softmax, marks=pytest.mark.slow)]
 )
