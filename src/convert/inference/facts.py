@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,7 @@ def facts(search: Search) -> tuple[Fact, ...]:
             role = role_of(search.target.operations[choice.index])
             if role in (Role.PRODUCT, Role.CONVOLUTION):
                 products[choice.index] = choice
-            found += _of_choice(search, choice, role, producers)
+            found += _of_choice(search.source, search.target, choice, role, producers)
     found += _activations(search, products, producers[1])
     return tuple(found)
 
@@ -53,7 +52,7 @@ def facts_by_outputs(tensors: Sequence[Tensor], source: Program, target: Program
         tensors: all of them.
         source, target: the records, as they ran, that the evidence of these tensors belongs to.
     """
-    both = _Both(Source(source), target)
+    leaves = Source(source)
     producers = _Producers(source), _Producers(target)
     found: list[Fact] = []
     for tensor in tensors:
@@ -64,24 +63,11 @@ def facts_by_outputs(tensors: Sequence[Tensor], source: Program, target: Program
             operation = source.operations[met.index]
             meeting = Meeting(met.index, (operation,), met.operand, role_of(operation))
             numbers = source.first_element[part.leaf] + part.positions
-            values = both.source.theta[numbers]
+            values = leaves.theta[numbers]
             piece = Piece(tensor.name, part.elements, numbers, values, part.arithmetic, part.factor, meeting)
             choice = Choice(own.index, own.operand, Candidate((piece,), part.evidence.by, ()))
-            found += _of_choice(both, choice, role_of(target.operations[own.index]), producers)
+            found += _of_choice(leaves, target, choice, role_of(target.operations[own.index]), producers)
     return tuple(found)
-
-
-@dataclass(frozen=True)
-class _Both:
-    """The two programs.
-
-    Attributes:
-        source: with its leaves.
-        target: the record of the target.
-    """
-
-    source: Source
-    target: Program
 
 
 class _Producers:
@@ -97,11 +83,11 @@ class _Producers:
 
 
 def _of_choice(
-    search: Search | _Both, choice: Choice, role: Role, producers: tuple[_Producers, _Producers]
+    source: Source, target: Program, choice: Choice, role: Role, producers: tuple[_Producers, _Producers]
 ) -> Iterator[Fact]:
     pieces = choice.candidate.pieces
     tensors = tuple(dict.fromkeys(piece.tensor for piece in pieces))
-    leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(search.source, piece)))
+    leaves = tuple(dict.fromkeys(leaf for piece in pieces for leaf in _leaves(source, piece)))
     meeting = next((piece.meeting for piece in pieces if piece.meeting is not None), None)
     fact = partial(Fact, tensors=tensors, leaves=leaves, site=None if meeting is None else meeting.site("source"))
     if choice.candidate.rope:
@@ -112,19 +98,19 @@ def _of_choice(
     if meeting is None:
         return
     if role is role_of(meeting.operation) is Role.CONVOLUTION:
-        yield from _convolution(search, choice, meeting, fact, producers[0])
-    if role is Role.SCALE or (role is Role.SHIFT and "sub" in search.target.operations[choice.index].name):
-        target = search.target.operations[choice.index]
+        yield from _convolution(target, choice, meeting, fact, producers[0])
+    if role is Role.SCALE or (role is Role.SHIFT and "sub" in target.operations[choice.index].name):
+        own = target.operations[choice.index]
         found = _epsilon(meeting.operation, meeting.weight, producers[0])
         if found is None:
-            found = _epsilon(target, target.operands[choice.side], producers[1])
+            found = _epsilon(own, own.operands[choice.side], producers[1])
         if found is not None:
             epsilon, moment = found
             yield fact("epsilon", epsilon)
             if moment.data and moment.array.shape[-1:] == meeting.weight.array.shape[-1:] != (1,):
                 yield fact("moments", "of each feature")
         if role is Role.SCALE:
-            yield from _multiplies_by(search, choice, pieces, fact)
+            yield from _multiplies_by(source, target, choice, pieces, fact)
 
 
 def _leaves(source: Source, piece: Piece) -> list[str]:
@@ -138,16 +124,16 @@ def _leaves(source: Source, piece: Piece) -> list[str]:
 
 
 def _convolution(
-    search: Search | _Both, choice: Choice, meeting: Meeting, fact: Callable[..., Fact], source: _Producers
+    target: Program, choice: Choice, meeting: Meeting, fact: Callable[..., Fact], source: _Producers
 ) -> Iterator[Fact]:
     settings = dict(meeting.operation.settings)
     if "padding" in settings:
         settings["padding"] = _with_zeros_before(meeting.operation, source)
-    target = search.target.operations[choice.index]
-    transposed = bool(target.settings.get("transposed"))
+    met = target.operations[choice.index]
+    transposed = bool(met.settings.get("transposed"))
     if "dimension_numbers" in settings:
         taps = [meeting.weight.array.shape[k] for k in meeting.operation.settings["dimension_numbers"].rhs_spec[2:]]
-        own = target.operands[choice.side].array.shape[2:]
+        own = met.operands[choice.side].array.shape[2:]
         if sorted(n for n in taps if n > 1) != sorted(n for n in own if n > 1):
             yield fact(SPACE_AND_CHANNELS, True)
     for name, key in (
@@ -178,20 +164,20 @@ def _with_zeros_before(operation: Operation, source: _Producers) -> Any:
 
 
 def _multiplies_by(
-    search: Search | _Both, choice: Choice, pieces: tuple[Piece, ...], fact: Callable[..., Fact]
+    source: Source, target: Program, choice: Choice, pieces: tuple[Piece, ...], fact: Callable[..., Fact]
 ) -> Iterator[Fact]:
     """Yield what each side multiplies by: its parameter, or one more."""
     (meeting, *others) = {piece.meeting for piece in pieces}
     if meeting is None or others or len(meeting.weight.elements) != 1:
         return
-    numbers, theta = meeting.weight.elements[0], search.source.theta
+    numbers, theta = meeting.weight.elements[0], source.theta
     for plus, word in ((0, "scale"), (1, "1+scale")):
         if equal(plus + theta[numbers], meeting.weight.array):
             yield fact("multiplies_by", word)
-    operand = search.target.operations[choice.index].operands[choice.side]
+    operand = target.operations[choice.index].operands[choice.side]
     if len(operand.elements) != 1:
         return
-    values = np.concatenate([v.array.ravel() for v in search.target.parameters.values()])
+    values = np.concatenate([v.array.ravel() for v in target.parameters.values()])
     for plus, word in ((0, "weight"), (1, "1+weight")):
         if equal(plus + values[operand.elements[0]], operand.array):
             yield fact("weight", word)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from convert.inference.forms.elements import JOINS, MOVES, elements_moved, move, numbered
+from convert.inference.forms.elements import JOINS, MOVES, elements_moved, joined
 from convert.programs.program import Operation, Program, Value, producers_of
 
 
@@ -15,9 +15,9 @@ def parts_of_joined(program: Program) -> Program:
     made_by, same = producers_of(program.operations), dict[Value, Value]()
     operations: list[Operation] = []
     for operation in program.operations:
-        joined = made_by.get(operation.operands[0]) if operation.operands and operation.name in MOVES else None
-        if joined is not None and joined.name in JOINS:
-            same |= _same_parts(operation, joined)
+        join = made_by.get(operation.operands[0]) if operation.operands and operation.name in MOVES else None
+        if join is not None and join.name in JOINS:
+            same |= _same_parts(operation, join)
         if not same.keys().isdisjoint(operation.operands):
             operation = replace(operation, operands=tuple(same.get(x, x) for x in operation.operands))
         operations.append(operation)
@@ -27,18 +27,15 @@ def parts_of_joined(program: Program) -> Program:
     return replace(program, operations=tuple(operations), outputs=outputs)
 
 
-def _same_parts(operation: Operation, joined: Operation) -> dict[Value, Value]:
+def _same_parts(operation: Operation, join: Operation) -> dict[Value, Value]:
     """Return the results of an operation that are one of the values that another one has joined -> this value."""
     places = elements_moved(operation)
-    if places is None:
-        return {}
-    starts = np.cumsum([0, *(x.array.size for x in joined.operands)])
-    numbers = [numbered(x) + start for x, start in zip(joined.operands, starts[:-1], strict=True)]
-    origins = np.asarray(move(joined, numbers)[0]).ravel()
     found = {}
-    for result, at in zip(operation.results, places, strict=True):
-        for value, start in zip(joined.operands, starts[:-1], strict=True):
-            every = np.arange(start, start + value.array.size)
-            if result.array.shape == value.array.shape and np.array_equal(origins[at], every):
+    for value in dict.fromkeys(join.operands):
+        of = joined(join, value)
+        for result, at in zip(operation.results, places or (), strict=False):
+            if of is None or result.array.shape != value.array.shape:
+                continue
+            if np.array_equal(of[0][at], np.arange(value.array.size)):
                 found[result] = value
     return found

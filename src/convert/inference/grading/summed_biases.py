@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from convert.inference.derivation import Arithmetic, Grade, Role, Tensor
-from convert.inference.forms.elements import COPIES
+from convert.inference.forms.elements import before_moves
 from convert.inference.grading.other_ways import numbers_of_ways
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import Operation, Program, Value, producers_of, times_used
@@ -66,11 +66,9 @@ def _terms(
     for operand in operation.operands:
         if operand.of_parameters and len(operand.leaves) == 1:
             yield next(iter(operand.leaves))
-        before = made_by.get(operand)
-        while before is not None and before.name in COPIES and len(before.operands) == 1 and uses[operand] == 1:
-            operand = before.operands[0]
-            before = made_by.get(operand)
-        if operand.data and before is not None and uses[operand] == 1 and _adds(before):
+        value, before, moves = before_moves(operand, made_by)
+        used_once = all(uses[x] == 1 for x in (value, *(result for move in moves for result in move.results)))
+        if value.data and before is not None and used_once and _adds(before):
             yield from _terms(before, made_by, uses, seen)
 
 

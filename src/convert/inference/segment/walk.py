@@ -172,7 +172,7 @@ class Walk(OfSource):
                     return
                 weighed = self._strict and self.context.is_weighed(operation)  # the rows of any expert enter it
                 indices = {choice.index for choice in choices}
-                aside = {k: ends for k in indices if self._aside.has(k, at) and (ends := self._aside.ends(k, at))}
+                aside = {k: ends for k in indices if (ends := self._aside.ends(k, at))}
                 known = all(map(self._is_known_value, itertools.chain(*aside.values())))
                 if self._strict and not known:
                     self._hindered = True
