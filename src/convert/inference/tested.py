@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,10 +13,11 @@ from convert.inference.derivation import Difference, Fact, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import fast_path, proof, small_weights, unshown, weak_proof
 from convert.inference.grading.choices import hidden_by_choice
+from convert.inference.grading.exchanged_terms import with_exchanged_terms
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
-from convert.inference.grading.summed_biases import with_exchanged_biases
 from convert.inference.grading.ties import told_apart, told_by_some
+from convert.inference.grading.zeros import without_hidden_elements
 from convert.inference.last_digits import lost_digits
 from convert.inference.meetings.sites import site_of
 from convert.inference.models import Models
@@ -113,8 +114,9 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)
-    found = with_exchanged_biases(found, both.as_run)
+    found = with_exchanged_terms(found, both.as_run)
     found = with_ways_that_hold(found, lambda made: max(errors_of(made)) <= evidence.allowed)
+    found = without_hidden_elements(found, _target_runs(both.as_run, found, [source, *fresh]))
     leaves = {name: value.array for name, value in plain[0].parameters.items()}
     evidence = replace(evidence, leaves=leaves, tensors=proof.weights(found, fresh[0]))
     return Tested(evidence, found, source, None, notes, again)
@@ -140,12 +142,19 @@ def _unseen(as_run: Program, found: Sequence[Tensor], runs: Sequence[Program], a
     Args:
         as_run: the target as it ran: the search takes a mask apart where it takes apart what is masked, and one part may hide nothing.
     """
-    ran = [_target_run(as_run, found, runs[0])]
-    unseen = unshown.notes(runs[:1], ran, allowed)
+    ran = _target_runs(as_run, found, runs)
+    first = next(ran)
+    unseen = unshown.notes(runs[:1], [first], allowed)
     if not unseen:  # most have nothing to show, and the first run says so
         return ()
-    ran += [_target_run(as_run, found, other) for other in runs[1:] if can_rerun(as_run, _given(other))]
-    return unshown.notes(runs, ran, allowed)
+    return unshown.notes(runs, [first, *ran], allowed)
+
+
+def _target_runs(as_run: Program, tensors: Sequence[Tensor], runs: Sequence[Program]) -> Iterator[Program]:
+    """Yield the runs of the target for those of the source, the first of them that of the records; without those of another path."""
+    for number, run in enumerate(runs):
+        if not number or can_rerun(as_run, _given(run)):
+            yield _target_run(as_run, tensors, run)
 
 
 def _target_run(target: Program, tensors: Sequence[Tensor], source: Program) -> Program:

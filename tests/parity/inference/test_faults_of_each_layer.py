@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import pytest
 import torch
 
 from support.inferred import WIDTH, derive
@@ -35,6 +36,7 @@ class Blocks(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_another_epsilon_in_each_layer() -> None:
     right, wrong = (derive(blocks, Blocks(epsilon), SHAPES) for epsilon in (1e-6, 1e-5))
     assert right.complete and not wrong.complete and wrong.proof is None

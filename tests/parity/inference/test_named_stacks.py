@@ -233,7 +233,8 @@ class Attentions(nn.Module):
         return torch.stack([one, two])
 
 
-@pytest.mark.parametrize("wrong", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [False, True])
 def test_a_stack_of_attention_layers_has_one_rule(wrong: bool) -> None:
     """The bias of a key changes no output, so that only a value that both programs share shows it."""
     attend, sizes = linen(flax.linen.MultiHeadDotProductAttention(2), np.zeros((2, 5, H)))
@@ -268,7 +269,7 @@ class Cells(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "cell"), [("gru", "GRUCell"), pytest.param("lstm", "OptimizedLSTMCell", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stack_of_recurrent_cells_has_one_rule(kind: str, cell: str, deep: bool) -> None:
     recur, sizes = linen(flax.linen.RNN(getattr(flax.linen, cell)(H)), np.zeros((2, 5, H)))
     leaves = {name: (2, *shape) for name, shape in sizes.items()}

@@ -197,7 +197,7 @@ SOURCES: dict[str, Callable[[str], Made]] = {
     "held": lambda kind: _by_hand(kind, "held"),
 }
 CASES = [
-    pytest.param(source, kind, gives, marks=() if (source, kind, gives) == ("linen", "gru", "attended") else SLOW)
+    pytest.param(source, kind, gives, marks=() if (source, kind, gives) == ("linen", "gru", "rows") else SLOW)
     for source in SOURCES
     for kind in (("lstm", "relu") if source == "haiku" else CELLS)
     for gives in ("rows", "last", *ATTEND)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import elements_looked_up, take
 from convert.inference.meetings.sites import products, role_of
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.program import REFUSALS, Operation, Program, Value
@@ -34,21 +35,46 @@ def always_zero(program: Program) -> Zeros:
     return found
 
 
-def meet_zeros(numbers: Array, program: Program, zeros: Zeros) -> bool:
-    """Whether products multiply elements of parameters by zeros for any inputs, and nothing else reads them.
+@dataclass(frozen=True, eq=False)
+class Met:
+    """What the elements of a program's parameters meet, numbered as in `Program.first_element`.
+
+    Attributes:
+        at_all: whether an operation uses an element, but to move it.
+        numbers: whether one uses it with anything but zeros.
+    """
+
+    at_all: Array
+    numbers: Array
+
+    @property
+    def zeros_alone(self) -> Array:
+        """Whether each element meets zeros and nothing else."""
+        return self.at_all & ~self.numbers
+
+
+def met_by_parameters(program: Program, zeros: Zeros) -> Met:
+    """Return what the elements of a program's parameters meet.
 
     Args:
-        numbers: of the elements, as `Program.first_element` numbers them.
+        zeros: where the values of data are zero.
     """
-    met = False
+    size = sum(value.array.size for value in program.parameters.values())
+    found = Met(np.zeros(size, bool), np.zeros(size, bool))
     for operation in program.operations:
-        for side, operand in enumerate(operation.operands):
-            if operation.results[0].elements or not any(np.isin(numbers, x).any() for x in operand.elements):
-                continue  # it moves them, or has none of them
-            if not _meets_zeros(operation, side, numbers, program, zeros):
-                return False
-            met = True
-    return met
+        if operation.results[0].elements or not operation.results[0].array.size:
+            continue  # it moves them, or has no rows for them
+        for side in range(len(operation.operands)):
+            for numbers in _used(operation, side):
+                found.at_all[numbers[numbers >= 0]] = True
+            for numbers in _beside_numbers(operation, side, program, zeros):
+                found.numbers[numbers[numbers >= 0]] = True
+    return found
+
+
+def zeros_of(program: Program) -> Zeros:
+    """Return where the values of a run are zero; with other inputs or weights they may not be."""
+    return {value: value.array == 0 for operation in program.operations for value in operation.operands if value.data}
 
 
 def _zeros(value: Value, program: Program, found: Zeros) -> Array:
@@ -89,19 +115,29 @@ def _instead(operation: Operation, zeros: Sequence[Array], kind: str) -> list[Ar
     ]
 
 
-def _meets_zeros(operation: Operation, side: int, numbers: Array, program: Program, zeros: Zeros) -> bool:
+def _beside_numbers(operation: Operation, side: int, program: Program, zeros: Zeros) -> Iterator[Array]:
+    """Yield the numbers of the elements of an operand that an operation uses with anything but zeros."""
+    operand = operation.operands[side]
     others = [_zeros(x, program, zeros) for k, x in enumerate(operation.operands) if k != side]
     if role_of(operation) in WEIGHTED and any(x.size and x.all() for x in others):
-        return True
-    if len(others) != 1 or not others[0].any():
-        return False
-    if operation.name == "mul":
-        shape = operation.results[0].array.shape
-        here = [np.broadcast_to(np.isin(x, numbers), shape) for x in operation.operands[side].elements]
-        return bool(np.broadcast_to(others[0], shape)[np.any(here, 0)].all())
-    if role_of(operation) is not Role.PRODUCT or len(operation.data) != 1:
-        return False
-    as_data = tuple(Value(others[0].astype(float), data=True) if x.data else x for x in operation.operands)
-    found = list(products([replace(operation, operands=as_data)], side))
-    rows = [np.any([np.isin(x, numbers).reshape(len(x), -1).any(1) for x in one.numbers], 0) for one in found]
-    return bool(found) and all((one.rows[0][:, here] == 1).all() for one, here in zip(found, rows, strict=True))
+        return
+    if len(others) == 1 and others[0].any():
+        if operation.name == "mul":
+            shape = operation.results[0].array.shape
+            shown = ~np.broadcast_to(others[0], shape)
+            yield from (np.broadcast_to(numbers, shape)[shown] for numbers in operand.elements)
+            return
+        if role_of(operation) is Role.PRODUCT and len(operation.data) == 1:
+            as_data = tuple(Value(others[0].astype(float), data=True) if x.data else x for x in operation.operands)
+            found = list(products([replace(operation, operands=as_data)], side))
+            yield from (numbers[(one.rows[0] != 1).any(0)].ravel() for one in found for numbers in one.numbers)
+            if found:
+                return
+    yield from _used(operation, side)
+
+
+def _used(operation: Operation, side: int) -> Iterator[Array]:
+    """Yield the numbers of the elements of an operand that an operation uses: the rows of a table that a lookup takes, all of another."""
+    looks_up = role_of(operation) is Role.LOOKUP and side == 0
+    at = elements_looked_up(operation, ()) if looks_up else None
+    yield from (numbers.ravel() if at is None else take(numbers, at) for numbers in operation.operands[side].elements)

@@ -5,7 +5,7 @@ A unit that is zero for every row of the first run leaves all ways to take it th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +21,14 @@ def numbers_of_ways(tensors: Sequence[Tensor]) -> list[int]:
     return list(dict.fromkeys(way for tensor in tensors for way in tensor.alternatives))
 
 
-def in_way(tensors: Sequence[Tensor], way: int) -> list[Tensor]:
-    """Return the tensors as another way makes them: its parts follow those in whose place they stand, as `proof.weights` reads them."""
-    return [replace(tensor, parts=(*tensor.parts, *tensor.alternatives.get(way, ()))) for tensor in tensors]
+def in_ways(tensors: Sequence[Tensor], ways: Collection[int]) -> list[Tensor]:
+    """Return the tensors as other ways make them: the parts follow those in whose place they stand, as `proof.weights` reads them.
+
+    Args:
+        ways: of which no two change the same tensor.
+    """
+    others = [[part for way in ways for part in tensor.alternatives.get(way, ())] for tensor in tensors]
+    return [replace(tensor, parts=(*tensor.parts, *of)) for tensor, of in zip(tensors, others, strict=True)]
 
 
 def in_right_ways(
@@ -56,15 +61,15 @@ def _taken(tensor: Tensor, way: int) -> Tensor:
         return tensor
     taken = tensor.alternatives[way]
     elements = np.concatenate([part.elements for part in taken])
-    kept = [_some(part, ~np.isin(part.elements, elements)) for part in tensor.parts]
-    left = tuple(_some(part, np.isin(part.elements, elements)) for part in tensor.parts)
+    kept = [some_of(part, ~np.isin(part.elements, elements)) for part in tensor.parts]
+    left = tuple(some_of(part, np.isin(part.elements, elements)) for part in tensor.parts)
     parts = sorted((p for p in (*kept, *taken) if len(p.elements)), key=lambda part: int(part.elements.min()))
     before = tuple(part for part in left if len(part.elements))
     return replace(tensor, parts=tuple(parts), alternatives={**tensor.alternatives, way: before})
 
 
-def _some(part: Part, chosen: Array) -> Part:
-    """Return a part for some of its elements."""
+def some_of(part: Part, chosen: Array) -> Part:
+    """Return a part for some of its elements; `chosen` are their places, or says which."""
     values = part.values if part.values is None else part.values[chosen]
     positions = part.positions[chosen] if len(part.positions) else part.positions
     terms = tuple((leaf, at[chosen]) for leaf, at in part.terms)
@@ -78,8 +83,30 @@ def with_ways_that_hold(tensors: Sequence[Tensor], holds: Callable[[Sequence[Ten
         tensors: that hold themselves.
         holds: whether tensors give the outputs of fresh draws.
     """
-    kept = {way for way in numbers_of_ways(tensors) if holds(in_way(tensors, way))}
+    kept = {way for ways in _apart(tensors) for way in _that_hold(tensors, ways, holds)}
     return tuple(_with_ways(tensor, kept) for tensor in tensors)
+
+
+def _apart(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the numbers of the other ways in groups of which no two change the same tensor: one run shows a whole group."""
+    groups: list[tuple[list[int], set[str]]] = []
+    for way in numbers_of_ways(tensors):
+        changed = {tensor.name for tensor in tensors if way in tensor.alternatives}
+        ways, names = next((group for group in groups if group[1].isdisjoint(changed)), ([], set()))
+        if not ways:
+            groups.append((ways, names))
+        ways.append(way)
+        names |= changed
+    return [ways for ways, _ in groups]
+
+
+def _that_hold(tensors: Sequence[Tensor], ways: Sequence[int], holds: Callable[[Sequence[Tensor]], bool]) -> list[int]:
+    """Return the ways that hold, together with each other: halves of them are tried where all do not."""
+    if not ways or holds(in_ways(tensors, ways)):
+        return list(ways)
+    half = len(ways) // 2
+    halves = (ways[:half], ways[half:]) if half else ()
+    return [way for part in halves for way in _that_hold(tensors, part, holds)]
 
 
 def _with_ways(tensor: Tensor, kept: set[int]) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from convert.inference.derivation import Arithmetic, Part, Role, Site, Tensor, Tie
 from convert.inference.forms.products.commuted import commuted
-from convert.inference.grading.other_ways import in_way
+from convert.inference.grading.other_ways import in_ways
 from convert.inference.grading.proof import weights
 from convert.inference.grading.ties import elements_of
 from convert.inference.meetings.columns import Columns, columns_along, matches
@@ -107,7 +107,7 @@ def _without_itself(tensor: Tensor, source: Program) -> Tensor:
     others = {
         way: parts
         for way, parts in tensor.alternatives.items()
-        if not np.array_equal(weights(in_way([tensor], way), source)[tensor.name], own)
+        if not np.array_equal(weights(in_ways([tensor], [way]), source)[tensor.name], own)
     }
     return replace(tensor, alternatives=others)
 

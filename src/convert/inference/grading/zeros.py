@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Grade, Part, Tensor
-from convert.inference.grading.always_zero import always_zero, meet_zeros
+from convert.inference.forms.hidden.shown import hidden_parameters
+from convert.inference.grading.always_zero import always_zero, met_by_parameters, zeros_of
 from convert.inference.grading.ties import elements_of
 from convert.programs.program import Program
 
@@ -37,10 +38,10 @@ def made_as_in_other_layers(
     if not lacking:
         return tuple(tensors)
     used = {part.leaf for tensor in tensors for part in tensor.parts}
-    zeros = always_zero(target)
+    unseen = met_by_parameters(target, always_zero(target)).zeros_alone
     found = []
     for tensor in tensors:
-        if tensor.name in lacking and meet_zeros(_lacking(tensor, target), target, zeros):
+        if tensor.name in lacking and unseen[_lacking(tensor, target)].all():
             found.append(next(_continued(tensor, whole, used, leaves), tensor))
         else:
             found.append(tensor)
@@ -57,7 +58,7 @@ def without_ties_at_zeros(tensors: Sequence[Tensor], source: Program, target: Pr
     """
     if not any(tensor.ties for tensor in tensors):
         return tuple(tensors)
-    of_source, of_target = always_zero(source), always_zero(target)
+    of_source, of_target = (met_by_parameters(x, always_zero(x)).zeros_alone for x in (source, target))
     found = []
     for tensor in tensors:
         shown = []
@@ -66,14 +67,39 @@ def without_ties_at_zeros(tensors: Sequence[Tensor], source: Program, target: Pr
             numbers = np.concatenate([np.zeros(0, int), *elements_of(target, tie)])
             elements = numbers - target.first_element[tensor.name]
             theirs = _numbers_of(tensor, elements, source)
-            hides = bool(theirs.size) and meet_zeros(theirs, source, of_source)
-            if hides and meet_zeros(numbers, target, of_target) and _is_regular(tensor, elements):
+            hides = bool(theirs.size) and bool(of_source[theirs].all())
+            if hides and of_target[numbers].all() and _is_regular(tensor, elements):
                 hidden = np.union1d(hidden, elements)
             else:
                 shown.append(tie)
         if len(shown) < len(tensor.ties):
             grade = Grade.INTERCHANGEABLE if tensor.grade is Grade.TIED and not shown else tensor.grade
             tensor = replace(tensor, ties=tuple(shown), grade=grade, unseen=tensor.unseen + len(hidden))
+        found.append(tensor)
+    return tuple(found)
+
+
+def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) -> tuple[Tensor, ...]:
+    """Return the tensors; those with elements that no output shows, with any inputs and weights, are interchangeable.
+
+    They are the elements that meet nothing but zeros, and those whose results are multiplied by zeros, as the rows that RealNVP masks.
+
+    Args:
+        tensors: with which the outputs are equal.
+        runs: of the target. What meets zeros in each of them, as those of a unit behind a ReLU, may be shown by other inputs.
+    """
+    first = next(runs)
+    unseen = met_by_parameters(first, always_zero(first)).zeros_alone
+    hidden = hidden_parameters(first)
+    if any(of.any() for of in hidden.values()):
+        seen = np.any([met_by_parameters(run, zeros_of(run)).numbers for run in (first, *runs)], 0)
+        unseen |= seen & np.concatenate([hidden[name].ravel() for name in first.parameters])
+    found = []
+    for tensor in tensors:
+        start = first.first_element[tensor.name]
+        count = int(unseen[start : start + _size(tensor)].sum())
+        if count and tensor.grade is Grade.DERIVED and not tensor.unseen:
+            tensor = replace(tensor, grade=Grade.INTERCHANGEABLE, unseen=count)
         found.append(tensor)
     return tuple(found)
 

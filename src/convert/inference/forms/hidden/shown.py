@@ -6,17 +6,21 @@ over all steps, whose results a mask takes away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from convert.inference.forms.elements import MOVES, ShownAlone
+from convert.inference.forms.elements import MOVES, ShownAlone, elements_moved
 from convert.inference.forms.hidden.certain import Certain, certain_elements, hides
 from convert.inference.forms.hidden.influence import HIDDEN, SHOWN, levels_of
 from convert.inference.forms.hidden.perturbed import changes, others, run
 from convert.programs.program import Array, Operation, Program, Value
+
+CHOSEN = frozenset(
+    ("mul", "mul_", "where", "select_n")
+)  # operations in which a constant may hide elements of another operand
 
 
 def hidden_elements(program: Program, *, masks: bool = True) -> dict[Value, Array]:
@@ -33,6 +37,21 @@ def hidden_elements(program: Program, *, masks: bool = True) -> dict[Value, Arra
         if all(x not in levels or not levels[x].any() for x in operation.results):
             found.update(_made_of_hidden(operation, found))
     return found
+
+
+def hidden_parameters(program: Program) -> dict[str, Array]:
+    """Return which elements of each parameter no output depends on, as constants multiply them by zeros or choose others, or nothing takes them.
+
+    Those of buffers count as shown; an element that meets a zero of data may be named as well.
+    """
+    known = _with_constant_buffers(program)
+    levels = _levels_backwards(known, lambda x: x.data or bool(x.leaves), _levels_by_constants)
+    return {
+        name: np.zeros(value.array.shape, bool)
+        if name in program.buffers
+        else levels.get(value, np.full(value.array.shape, HIDDEN)) == HIDDEN
+        for name, value in known.parameters.items()
+    }
 
 
 def without_idle_operations(program: Program) -> Program:
@@ -58,8 +77,40 @@ def without_idle_operations(program: Program) -> Program:
     return replace(program, operations=tuple(operations))
 
 
+def _with_constant_buffers(program: Program) -> Program:
+    """Return the program with its buffers as constants, such as a mask that is saved."""
+    every = {*program.parameters.values(), *program.inputs.values(), *_results(program)}
+    new = {x: replace(x, leaves=x.leaves - program.buffers) for x in every if x.leaves & program.buffers}
+
+    def known(values: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: new.get(value, value) for name, value in values.items()}
+
+    def made(operation: Operation) -> Operation:
+        operands, results = (tuple(new.get(x, x) for x in of) for of in (operation.operands, operation.results))
+        return replace(operation, operands=operands, results=results)
+
+    operations = tuple(map(made, program.operations)) if new else program.operations
+    return replace(program, parameters=known(program.parameters), operations=operations, outputs=known(program.outputs))
+
+
 def _levels_of_values(program: Program, certain: Certain | None) -> dict[Value, Array]:
-    """Return the level of each element of the values that operations take; without what is certain, as operations move them."""
+    """Return the level of each element of the values of data that operations take; without what is certain, as operations move them."""
+    return _levels_backwards(
+        program, lambda x: x.data, lambda operation, k, levels: _levels(operation, k, levels, certain)
+    )
+
+
+def _levels_backwards(
+    program: Program,
+    followed: Callable[[Value], bool],
+    levels_of_operand: Callable[[Operation, int, list[Array]], Array],
+) -> dict[Value, Array]:
+    """Return the level of each element of values that operations take, beginning with the outputs.
+
+    Args:
+        followed: whether a value is one of them.
+        levels_of_operand: (operation, position of the operand, levels of its results) -> levels of the operand.
+    """
     levels: dict[Value, Array] = {}
     for value in program.outputs.values():
         levels[value] = np.full(value.array.shape, SHOWN, np.int8)
@@ -67,10 +118,10 @@ def _levels_of_values(program: Program, certain: Certain | None) -> dict[Value, 
         of_results = [levels.get(x, np.zeros(x.array.shape, np.int8)) for x in operation.results]
         used = any(level.any() for level in of_results)
         for k, operand in enumerate(operation.operands):
-            if operand.data:
+            if followed(operand):
                 known = levels.setdefault(operand, np.zeros(operand.array.shape, np.int8))
                 if used:
-                    levels[operand] = np.maximum(known, _levels(operation, k, of_results, certain))
+                    levels[operand] = np.maximum(known, levels_of_operand(operation, k, of_results))
     return levels
 
 
@@ -131,3 +182,19 @@ def _levels(operation: Operation, k: int, levels: Sequence[Array], certain: Cert
     if plain or operand.array.dtype.kind != "f":
         return np.full(operand.array.shape, SHOWN, np.int8)
     return levels_of(operation, k, levels, certain or Certain())
+
+
+def _levels_by_constants(operation: Operation, k: int, levels: Sequence[Array]) -> Array:
+    """Return the levels of an operand, of which constants alone hide elements: zeros that multiply them, a choice, and places that are taken."""
+    operand, others = operation.operands[k], [x for j, x in enumerate(operation.operands) if j != k]
+    at = elements_moved(operation) if operation.name in MOVES and k == 0 and all(x.constant for x in others) else None
+    if at is not None:
+        found = np.zeros(operand.array.size, np.int8)
+        for places, level in zip(at, levels, strict=True):
+            np.maximum.at(found, places, level.ravel())
+        return found.reshape(operand.array.shape)
+    hides_some = operation.name in CHOSEN and any(x.constant and not x.array.all() for x in others)
+    looked_up = any(x.data and x.array.dtype.kind != "f" for x in others)  # other inputs take other elements
+    if looked_up or operand.array.dtype.kind != "f" or not (hides_some or any((x != SHOWN).any() for x in levels)):
+        return np.full(operand.array.shape, SHOWN, np.int8)
+    return levels_of(operation, k, levels, Certain())

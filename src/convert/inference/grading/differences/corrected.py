@@ -16,7 +16,7 @@ from convert.inference.grading.differences.changed import changed
 from convert.inference.grading.differences.corrections import Correction, corrections
 from convert.inference.grading.differences.explained import GuessedRun
 from convert.inference.grading.differences.multiples import is_made_up
-from convert.inference.grading.other_ways import in_way, numbers_of_ways
+from convert.inference.grading.other_ways import in_ways, numbers_of_ways
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart
 from convert.numerics.magnitude import relative_error
@@ -127,7 +127,7 @@ def _differ_there_alone(
 def _each_way(tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
     """Yield the tensors, and those of each other way."""
     yield tensors
-    yield from (in_way(tensors, way) for way in numbers_of_ways(tensors))
+    yield from (in_ways(tensors, [way]) for way in numbers_of_ways(tensors))
 
 
 def _error(target: Program, weights: Mapping[str, Array], source: Program) -> float:

@@ -1,0 +1,269 @@
+"""Terms of a sum, or factors of a product, of one form: which parameters compute which of them changes no output.
+
+Branches, experts and biases that are added, and gates that are multiplied, are the same in any order. Terms have one form where they are
+computed by the same operations from the same data, with other parameters; each then may have the parameters of the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from convert.inference.derivation import Grade, Part, Role, Tensor
+from convert.inference.forms.elements import JOINS, before_moves, behind_moves
+from convert.inference.grading.other_ways import numbers_of_ways, some_of
+from convert.inference.meetings.sites import role_of
+from convert.programs.divergence.graph import root
+from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Operation -> the chain that it belongs to, and whether its second operand is another kind of term.
+CHAINS = {
+    "add": ("sum", False), "add_any": ("sum", False), "sub": ("sum", True),
+    "mul": ("product", False), "div": ("product", True),
+    "max": ("maximum", False), "maximum": ("maximum", False), "min": ("minimum", False), "minimum": ("minimum", False),
+    "logaddexp": ("logaddexp", False),
+}  # fmt: skip
+REDUCED = frozenset(
+    ("sum", "mean", "prod", "amax", "amin", "logsumexp", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
+)
+STACKS = frozenset((*JOINS, "stack"))
+Exchange = Mapping[
+    int, int
+]  # number of an element of the target's parameters -> of the one whose value it may have as well
+
+
+def with_exchanged_terms(tensors: Sequence[Tensor], target: Program) -> tuple[Tensor, ...]:
+    """Return the tensors with the exchange of terms of one form as other ways to make them; fresh draws say which hold.
+
+    Args:
+        tensors: those of a way to the outputs.
+        target: the record, as it ran.
+    """
+    found = {tensor.name: tensor for tensor in tensors}
+    first = target.first_element
+    way = max(numbers_of_ways(tensors), default=-1)
+    for exchange in _exchanges(target):
+        made = _exchanged(found, first, exchange)
+        if made and any(found[name].grade is Grade.DERIVED for name in made):
+            way += 1
+            for name, parts in made.items():
+                alternatives = {**found[name].alternatives, way: parts}
+                found[name] = replace(found[name], grade=Grade.INTERCHANGEABLE, alternatives=alternatives)
+    return tuple(found[tensor.name] for tensor in tensors)
+
+
+def _exchanged(
+    tensors: Mapping[str, Tensor], first: Mapping[str, int], exchange: Exchange
+) -> dict[str, tuple[Part, ...]] | None:
+    """Return the other parts of each tensor that an exchange changes; None where it needs parts that are not known, or not for sure."""
+    made: dict[str, tuple[Part, ...]] = {}
+    names, starts = list(first), np.array(list(first.values()))
+    moved = np.array(sorted(exchange))
+    before = np.array([exchange[int(k)] for k in moved])
+    owners, owners_before = (np.searchsorted(starts, x, "right") - 1 for x in (moved, before))
+    for owner in np.unique(owners):
+        parts: list[Part] = []
+        for other in np.unique(owners_before[owners == owner]):
+            here = (owners == owner) & (owners_before == other)
+            tensor, like = tensors.get(names[owner]), tensors.get(names[other])
+            if tensor is None or like is None or not (_is_sure(tensor) and _is_sure(like)):
+                return None
+            taken = _renumbered(like.parts, before[here] - starts[other], moved[here] - starts[owner])
+            if taken is None:
+                return None
+            parts += taken
+        made[names[owner]] = tuple(parts)
+    return made
+
+
+def _is_sure(tensor: Tensor) -> bool:
+    of_leaves = all(part.leaf or part.leaves for part in tensor.parts)
+    return tensor.grade in (Grade.DERIVED, Grade.INTERCHANGEABLE) and of_leaves and not tensor.unseen
+
+
+def _renumbered(parts: Sequence[Part], elements: Array, numbers: Array) -> list[Part] | None:
+    """Return what makes some elements of a tensor, for elements of other numbers; None where it makes several of one, as a scale's.
+
+    Of parts that make the same element the last one counts, as in `proof.weights`.
+    """
+    found: list[Part] = []
+    left = np.ones(len(elements), bool)
+    for part in reversed(parts):
+        if len(np.unique(part.elements)) < len(part.elements):
+            return None
+        place = np.full(1 + max(part.elements.max(initial=0), elements.max(initial=0)), -1)
+        place[part.elements] = np.arange(len(part.elements))
+        chosen = np.flatnonzero((place[elements] >= 0) & left)
+        if len(chosen):
+            left[chosen] = False
+            order = chosen[np.argsort(numbers[chosen])]
+            found.append(replace(some_of(part, place[elements[order]]), elements=numbers[order]))
+    return None if left.any() else found
+
+
+def _exchanges(target: Program) -> Iterator[Exchange]:
+    """Yield what may take each other's places: of terms of one form, each may have the parameters of the next one, and the last those of the first."""
+    forms = _Forms(producers_of(target.operations))
+    for terms in _chains(target):
+        groups: dict[Hashable, list[Value]] = {}
+        for kind, value in terms:
+            if not value.constant:
+                groups.setdefault((kind, forms.form(value)), []).append(value)
+        for group in groups.values():
+            each = list(dict.fromkeys(group))
+            exchange = forms.exchange(list(zip(each, [*each[1:], each[0]], strict=True)))
+            if exchange:
+                yield exchange
+    yield from _transposed(target)
+
+
+def _transposed(target: Program) -> Iterator[Exchange]:
+    """Yield the elements of matrices beside those of their transposes, where a value meets itself: ``x_i w_ij x_j`` is ``x_j w_ji x_i`` with the transpose."""
+    made_by, users = producers_of(target.operations), users_of(target.operations)
+    for operation in target.operations:
+        weights = [x for x in operation.operands if _is_moved(x)]
+        if role_of(operation) is not Role.PRODUCT or len(weights) != 1 or len(operation.data) != 1:
+            continue
+        numbers, whole = _reduced(weights[0]), root(operation.data[0], made_by)
+        behind = [x for user in behind_moves(operation.results[0], users) for x in user.operands]
+        meets_itself = any(root(x, made_by) is whole for x in behind if x.data)
+        if meets_itself and numbers.ndim == 2 and numbers.shape[0] == numbers.shape[1] and (numbers >= 0).all():
+            pairs = zip(numbers.ravel().tolist(), numbers.T.ravel().tolist(), strict=True)
+            yield {number: other for number, other in pairs if number != other}
+
+
+def _chains(target: Program) -> Iterator[list[tuple[Hashable, Value]]]:
+    """Yield the terms of each sum, product, maximum and minimum, and of each stack that is summed up, with the kind of each."""
+    made_by, uses, users = producers_of(target.operations), times_used(target), users_of(target.operations)
+    seen: set[Operation] = set()
+    for operation in reversed(target.operations):
+        if operation not in seen and _chain(operation) is not None:
+            yield list(_terms(operation, 0, made_by, uses, seen))
+        if operation.name in STACKS and len(operation.operands) > 1:
+            behind = {user.name for user in behind_moves(operation.results[0], users)}
+            if behind and behind <= REDUCED:
+                yield [(0, operand) for operand in operation.operands]
+
+
+def _chain(operation: Operation) -> tuple[str, bool] | None:
+    return CHAINS.get(operation.name.removesuffix("_")) if len(operation.operands) == 2 else None
+
+
+def _terms(
+    operation: Operation,
+    kind: int,
+    made_by: Mapping[Value, Operation],
+    uses: Mapping[Value, int],
+    seen: set[Operation],
+) -> Iterator[tuple[Hashable, Value]]:
+    """Yield the terms; chains of the same kind that are used for nothing else belong to it, also where their elements are moved."""
+    seen.add(operation)
+    found = _chain(operation)
+    assert found is not None
+    name, turns = found
+    for place, operand in enumerate(operation.operands):
+        own = kind ^ (turns and place == 1)
+        value, before, moves = before_moves(operand, made_by)
+        once = all(uses[x] == 1 for x in (value, *(result for move in moves for result in move.results)))
+        chain = None if before is None else _chain(before)
+        if before is not None and chain is not None and once and chain[0] == name:
+            yield from _terms(before, own, made_by, uses, seen)
+        else:
+            yield own, operand
+
+
+@dataclass(frozen=True, eq=False)
+class _Forms:
+    """Compares how values are computed, but for the parameters that they are computed from."""
+
+    made_by: Mapping[Value, Operation]
+    known: dict[Value, bytes] = field(default_factory=dict)
+
+    def form(self, value: Value) -> bytes:
+        """Return the same for values that the same operations compute from the same data, with parameters of the same shapes."""
+        todo = [value]
+        while todo:
+            one = todo[-1]
+            if one in self.known:
+                todo.pop()
+            elif left := [x for x in self._operands(one) if x not in self.known]:
+                todo += left
+            else:
+                self.known[one] = self._form(one)
+                todo.pop()
+        return self.known[value]
+
+    def _operands(self, value: Value) -> tuple[Value, ...]:
+        operation = self.made_by.get(value)
+        return () if operation is None or value.constant or _is_moved(value) else operation.operands
+
+    def _form(self, value: Value) -> bytes:
+        operation = self.made_by.get(value)
+        if _is_moved(value):
+            return _hashed("parameter", _reduced(value).shape)
+        if value.constant:
+            return _hashed("constant", value.array.shape, str(value.array.dtype), value.array.tobytes())
+        if operation is None:
+            return _hashed("given", id(value))
+        of = [self.known[x] for x in operation.operands]
+        if _chain(operation) is not None and not CHAINS[operation.name.removesuffix("_")][1]:
+            of = sorted(of)
+        place = operation.results.index(value)
+        return _hashed("computed", operation.name, place, value.array.shape, *of)
+
+    def exchange(self, pairs: Sequence[tuple[Value, Value]]) -> Exchange | None:
+        """Return which element of a parameter each has in the place of which, so that each value becomes the one beside it; None where there is no such exchange."""
+        found: dict[int, int] = {}
+        todo, seen = list(pairs), set[tuple[Value, Value]]()
+        while todo:
+            one, two = todo.pop()
+            if one is two or (one, two) in seen:
+                continue
+            seen.add((one, two))
+            if _is_moved(one):
+                numbers, others = _reduced(one).ravel(), _reduced(two).ravel()
+                for number, other in zip(numbers.tolist(), others.tolist(), strict=True):
+                    if (number < 0) is not (other < 0) or found.setdefault(number, other) != other:
+                        return None
+                continue
+            todo += self._beside(one, two)
+        found = {number: other for number, other in found.items() if number != other}
+        return found if found and set(found) == set(found.values()) else None
+
+    def _beside(self, one: Value, two: Value) -> list[tuple[Value, Value]]:
+        """Return the operands of two values of one form, each beside that of its form; where two have it, one that both values have is beside itself."""
+        operands, others = self._operands(one), list(self._operands(two))
+        found: list[tuple[Value, Value]] = []
+        for operand in sorted(operands, key=lambda x: x not in others):
+            other = operand if operand in others else next(x for x in others if self.form(x) == self.form(operand))
+            others.remove(other)
+            found.append((operand, other))
+        return found
+
+
+def _is_moved(value: Value) -> bool:
+    """Whether a value has elements of parameters as they are, in any layout."""
+    return value.of_parameters and len(value.elements) == 1
+
+
+def _reduced(value: Value) -> Array:
+    """Return the numbers of the elements that a value has, without the axes along which they are repeated."""
+    (numbers,) = value.elements
+    for axis in reversed(range(numbers.ndim)):
+        once = numbers.take([0], axis) if numbers.shape[axis] else numbers
+        if (numbers == once).all():
+            numbers = once.reshape((*numbers.shape[:axis], *numbers.shape[axis + 1 :]))
+    return numbers
+
+
+def _hashed(*of: Any) -> bytes:
+    made = hashlib.blake2b(digest_size=16)
+    for x in of:
+        made.update(x if isinstance(x, bytes) else repr(x).encode())
+        made.update(b"|")
+    return made.digest()
