@@ -38,7 +38,7 @@ from convert.inference.grading.zeros import made_as_in_other_layers, without_tie
 from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Runs
 from convert.inference.records import Records
-from convert.inference.requirements import require_same_inputs
+from convert.inference.requirements import require_own_state, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
 from convert.inference.search import Search
 from convert.inference.segment.segments import Solution
@@ -91,6 +91,7 @@ def infer(
     from convert.programs.record_torch import few_threads
 
     require_same_inputs(inputs, seed)
+    require_own_state(module)
     own_sizes = shapes_by_name(shapes)
     sizes = {name: (*shape, 2) if name in complex_leaves else shape for name, shape in own_sizes.items()}
 

@@ -92,6 +92,36 @@ def require_outputs_of_both(source: Program, target: Program) -> None:
     _refuse("the outputs", expected, got, fix)
 
 
+def require_own_state(module: torch.nn.Module) -> None:
+    """Check that the module loads the state_dict that it gives, and that this has the names of its parameters.
+
+    Raises:
+        ConvertError: it does not (``module-not-runnable``), as where a hook adds an entry, or a parameter is expanded.
+    """
+    import torch
+
+    from convert.programs.torch_module_state import copy_of
+
+    state = module.state_dict()
+    own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    problem = "the state_dict of the PyTorch module"
+    if own and own.isdisjoint(state):
+        expected, got = f"the names of its parameters ({', '.join(sorted(own)[:4])})", ", ".join([*state][:4]) or "none"
+        _not_runnable(problem, expected, got, "give the module without the hook that renames or drops them")
+    for name, x in state.items():
+        if isinstance(x, torch.Tensor) and any(
+            step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)
+        ):
+            got = "one that is expanded, whose elements share memory"
+            _not_runnable(f"the tensor {name} of the PyTorch module", "one with elements of its own", got, "clone it")
+    try:
+        copy_of(module).load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        fix = "give the module without the hook that adds or changes entries"
+        _not_runnable(problem, "one that load_state_dict(..., strict=True) takes back", reason, fix)
+
+
 def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> None:
     """Check that the module gives the same outputs when it is called again, with the weights and inputs of its record.
 
@@ -103,6 +133,10 @@ def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> 
 
     with with_weights(module, {name: value.array for name, value in recorded.parameters.items()}):
         require_same_when_called_again(module, run, {name: value.given for name, value in recorded.inputs.items()})
+
+
+def _not_runnable(problem: str, expected: str, got: str, fix: str) -> NoReturn:
+    raise ConvertError(Finding("module-not-runnable", problem, expected=expected, got=got, fix=fix))
 
 
 def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:
