@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 import convert
-from support.inferred import WIDTH, derive
+from support.inferred import WIDTH, derive, tokens
 
 D = WIDTH
 SHAPES = {"a": (D, D), "b": (D, D)}
@@ -69,6 +69,11 @@ def same(y: Any) -> Any:
         (lambda y: jnp.maximum(y * y + jnp.exp(y), 0), lambda y: y * y + y.exp(), []),
         (lambda y: jnp.maximum(y * y, 1e-12), lambda y: y * y, ["`max` of the JAX function: no value is below 1e-12"]),
         (lambda y: jnp.where(jnp.exp(y) > 0, jnp.exp(y), -y), torch.exp, []),
+        (lambda y: y * jnp.minimum(1, 90 / jnp.linalg.norm(y, axis=-1, keepdims=True)), same, ["`min` of the JAX function: no value is below 1 (from "]),
+        (same, lambda y: y * (90 / y.norm(dim=-1, keepdim=True)).clamp(max=1), ["`clamp` of the PyTorch module: no value is below 1 (from "]),
+        (lambda y: y * y * (y * y > 1e-30), lambda y: y * y, ["`gt` of the JAX function: every element has one answer, and multiplies by it"]),
+        (same, lambda y: y * (y < 1e3), ["`lt` of the PyTorch module: every element has one answer"]),
+        (lambda y: y * (y > 0), lambda y: y * (y > 0), []),
         (jax.nn.softplus, functional.softplus, []),  # the source guards against what is not a number
     ],
 )  # fmt: skip
@@ -77,6 +82,38 @@ def test_what_no_run_shows_is_named(source: Any, target: Any, said: list[str]) -
     assert found.complete, found.differences
     named = [note.replace(note[note.index(" at ") : note.index(": ")], "") for note in found.notes]
     assert len(named) == len(said) and all(map(str.startswith, named, said)), found.notes
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        (lambda x: jnp.where(x > 20, 0, x), same, "`select_n` of the JAX function: every element takes the same side"),
+        (lambda x: jnp.minimum(x, 20), same, "`min` of the JAX function: no value is above 20 (up to 14)"),
+        (
+            lambda x: x % 30,
+            same,
+            "`rem` of the JAX function: it leaves every number as it is; give numbers that it changes",
+        ),
+        (same, lambda x: x & 15, "`bitwise_and` of the PyTorch module: it leaves every number"),
+        (same, lambda x: x.masked_fill(x == 33, 0), "`masked_fill` of the PyTorch module: every element takes"),
+        (lambda x: x % 30, lambda x: x % 30, ""),
+        (lambda x: x % 7, lambda x: x % 7, ""),
+        (same, same, ""),  # JAX asks whether an index counts from the end
+    ],
+)
+def test_what_no_token_shows_is_named(source: Any, target: Any, said: str) -> None:
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(15, D)
+
+        def forward(self, x: Any) -> Any:
+            return self.table(target(x))
+
+    found = derive(lambda w, x: w["a"][source(x)], Table(), {"a": (15, D)}, tokens(15, 9, 7))
+    assert found.proof is not None, found.differences
+    named = [note.replace(note[note.index(" at ") : note.index(": ")], "") for note in found.notes]
+    assert len(named) == bool(said) and all(note.startswith(said) for note in named), found.notes
 
 
 def test_the_variance_of_a_norm_is_not_said_to_be_limited() -> None:

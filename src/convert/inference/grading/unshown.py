@@ -1,19 +1,21 @@
-"""Operations whose effect no run shows: a limit that no value reaches, and a choice of which one side is always taken.
+"""Operations whose effect no run shows: a limit that no value reaches, or each, and a choice of which one side is always taken.
 
 The outputs of two programs agree although only one of them has the limit, or each has another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from convert.inference.forms.elements import behind_moves
 from convert.inference.grading.reach import ANY, Interval, decided, reaches
+from convert.programs.divergence.graph import root
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value, producers_of, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMITS = {"clamp", "clamp_min", "clamp_max", "hardtanh", "max", "maximum", "min", "minimum"}
@@ -29,6 +31,10 @@ CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condi
 OF_NUMBERS = "every element takes the same side; give inputs that choose the other one, too"
 OF_SIZES = "every element takes the same side, and no number of the inputs changes it; if larger inputs do, as beyond a window, give these"
 OF_WEIGHTS = "every element takes the same side with all weights that were drawn, and no input changes it; compare this line in both"
+WRAPS = {"rem", "remainder", "fmod", "and", "bitwise_and"}  # may give a number as it is
+OF_WRAPS = "it leaves every number as it is; give numbers that it changes"
+COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne"}
+OF_FACTORS = "every element has one answer, and multiplies by it; give inputs that have the other one, too"
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
 
 
@@ -86,21 +92,35 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
     first = runs[0]
     names = [operation.name for operation in first.operations]
     runs = [run for run in runs if [operation.name for operation in run.operations] == names]
-    made = producers_of(first.operations)
+    made, users = producers_of(first.operations), users_of(first.operations)
     reach = reaches(first)
+    given = _whole_inputs(first, made)
     for index, operation in enumerate(first.operations):
         every = [run.operations[index] for run in runs]
         if operation.name in CHOICES:
-            yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made), reach)
+            yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made), reach, given)
         elif operation.name in LIMITS or operation.name in BENDS:
-            yield from _limits(every, reach)
+            yield from _limits(every, reach, given)
+        elif operation.name in WRAPS:
+            yield from _wraps(every, given)
+        elif operation.name in COMPARISONS and not decided(operation, reach):
+            yield from _factor(every, {user.name for user in behind_moves(operation.results[0], users)})
+
+
+def _whole_inputs(program: Program, made: Mapping[Value, Operation]) -> set[Value]:
+    """Return the inputs of whole numbers, such as tokens, in any layout."""
+    inputs = {value for value in program.inputs.values() if value.array.dtype.kind in "iu"}
+    every = (value for operation in program.operations for value in operation.results if value.array.dtype.kind in "iu")
+    return inputs | {value for value in every if inputs and root(value, made) in inputs}
 
 
 def _choice(
-    runs: Sequence[Operation], condition: Operation | None, reach: Mapping[Value, Interval]
+    runs: Sequence[Operation], condition: Operation | None, reach: Mapping[Value, Interval], given: set[Value]
 ) -> Iterator[Unshown]:
     operation = runs[0]
-    if operation.results[0].array.dtype.kind != "f" or operation.results[0].constant or _guards(condition):
+    of_tokens = any(x in given for x in operation.operands) and not _counts_from_the_end(condition)
+    floats = operation.results[0].array.dtype.kind == "f"
+    if not (floats or of_tokens) or operation.results[0].constant or _guards(condition):
         return
     if condition is not None and decided(condition, reach):
         return
@@ -118,6 +138,30 @@ def _choice(
     if any(array.dtype.kind != "f" or not np.isnan(array).all() for array in left):
         asked = operation.operands[at]
         yield Unshown(operation, OF_SIZES if asked.constant else OF_NUMBERS if asked.data else OF_WEIGHTS)
+
+
+def _counts_from_the_end(condition: Operation | None) -> bool:
+    """Whether a condition asks for negative indices, which JAX counts from the end."""
+    return (
+        condition is not None
+        and condition.name == "lt"
+        and condition.operands[1].constant
+        and not condition.operands[1].array.any()
+    )
+
+
+def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
+    operation = runs[0]
+    of_inputs = operation.operands[0] in given and all(x.constant for x in operation.operands[1:])
+    if of_inputs and all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
+        yield Unshown(operation, OF_WRAPS, next(_numbers(operation), 0.0))
+
+
+def _factor(runs: Sequence[Operation], used_by: Collection[str]) -> Iterator[Unshown]:
+    operation = runs[0]
+    answers = np.concatenate([run.results[0].array.ravel() for run in runs])
+    if operation.data and "mul" in used_by and len(np.unique(answers)) == 1 and not _guards(operation):
+        yield Unshown(operation, OF_FACTORS)
 
 
 def _made_by(value: Value, made: dict[Value, Operation]) -> Operation | None:
@@ -148,20 +192,23 @@ def _alike(operation: Operation, condition: Operation) -> bool:
     return len(others) == 1 and number.constant and bool((others[0] == number.array).all())
 
 
-def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Iterator[Unshown]:
+def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval], given: set[Value]) -> Iterator[Unshown]:
     operation = runs[0]
     limited = [k for k, x in enumerate(operation.operands) if not x.constant]
-    if len(limited) != 1 or operation.operands[limited[0]].array.dtype.kind != "f":
+    if len(limited) != 1:
+        return
+    if operation.operands[limited[0]].array.dtype.kind != "f" and operation.operands[limited[0]] not in given:
         return
     (at,) = limited
     values = np.concatenate([run.operands[at].array.ravel() for run in runs])
     low, high = reach.get(operation.operands[at], ANY)
     for number in BENDS.get(operation.name) or _numbers(operation):  # the slope of a leaky ReLU is no limit
-        for is_above, reached, ever in (
-            (True, (values > number).any(), high > number),
-            (False, (values < number).any(), low < number),
+        for is_above, reached, ever, all_beyond in (
+            (True, (values > number).any(), high > number, (values < number).all()),
+            (False, (values < number).any(), low < number, (values > number).all()),
         ):
-            if ever and not reached and (operation.name in BENDS or _flat(operation, at, number, is_above)):
+            bends = operation.name in BENDS or _flat(operation, at, number, is_above)
+            if ever and not reached and (bends or (all_beyond and _flat(operation, at, number, not is_above))):
                 span = "no row comes here"  # as where no token is sent to an expert
                 if values.size:
                     span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
@@ -182,5 +229,5 @@ def _flat(operation: Operation, at: int, number: float, above: bool) -> bool:
     """Whether everything above (below) a number becomes that number."""
     operands = [operand.array for operand in operation.operands]
     step = 1.0 if above else -1.0
-    operands[at] = np.full(operands[at].shape, number + step)
+    operands[at] = np.full(operands[at].shape, number + step, operands[at].dtype)
     return bool((np.asarray(operation.again(operands)[0]) == number).all())
