@@ -138,6 +138,17 @@ def test_a_line_that_runs_again_has_one_note() -> None:
     assert found.complete and len(found.notes) == 1 and ", 3 times: no value is above 5000" in found.notes[0]
 
 
+def test_choices_of_several_lines_are_one_note() -> None:
+    def chosen(y: Any) -> Any:
+        y = jnp.where(y > -100, y, -y)
+        return jnp.where(y < 100, y, -y)
+
+    found = derive(lambda w, x: chosen(x @ w["a"]) @ w["b"], Model(same), SHAPES)
+    (note,) = found.notes
+    places = note.split(" at ")[1].split(": ")[0].split(", ")
+    assert found.complete and len({*places}) == 2 and all(place.startswith("test_unshown.py:") for place in places)
+
+
 def test_a_mask_that_the_search_takes_apart_is_seen_whole() -> None:
     """No query may see a later token, and each sees all of the memory in front: the part of the mask that lies over the memory hides nothing."""
     tokens, remembered = 4, 5

@@ -62,21 +62,26 @@ def notes(source: Sequence[Program], target: Sequence[Program], tolerance: float
         source, target: runs of one program with different weights and inputs; those with other operations than the first do not count.
     """
     sides = {"JAX function": list(_unshown(source)), "PyTorch module": list(_unshown(target))}
-    said: dict[str, list[str]] = {}
+    said: dict[tuple[str, str], list[Unshown]] = {}
     for (side, own), other in zip(sides.items(), reversed(sides.values()), strict=True):
         for one in own:
             if one.number is None or not any(_same(one, two, tolerance) for two in other):
-                at = one.operation.where or one.operation.module
-                place = f" at {at}" if at else ""
-                limit = "" if one.number is None else f"{one.number} {one.above}"
-                said.setdefault(f"`{one.operation.name}` of the {side}{place}\n{limit}", []).append(one.problem)
-    return tuple(_in_words(key.partition("\n")[0], problems) for key, problems in said.items())
+                what = f"`{one.operation.name}` of the {side}"
+                limit = f"{_place(one)} {one.number} {one.above}"
+                said.setdefault((what, one.problem if one.number is None else limit), []).append(one)
+    return tuple(_in_words(what, found) for (what, _), found in said.items())
 
 
-def _in_words(what: str, problems: Sequence[str]) -> str:
-    """Return one note for the same line, which a loop or a further layer runs again."""
-    times = f", {len(problems)} times" if len(problems) > 1 else ""
-    return f"{what}{times}: {problems[0]}"
+def _in_words(what: str, found: Sequence[Unshown]) -> str:
+    """Return one note for what is the same in several lines, or where a loop or a further layer runs one line again."""
+    places = [place for place in dict.fromkeys(map(_place, found)) if place]
+    at = f" at {', '.join(places)}" if places else ""
+    times = f", {len(found)} times" if len(found) > len(places) == 1 else ""
+    return f"{what}{at}{times}: {found[0].problem}"
+
+
+def _place(one: Unshown) -> str:
+    return one.operation.where or one.operation.module
 
 
 def _same(one: Unshown, two: Unshown, tolerance: float) -> bool:
