@@ -9,12 +9,14 @@ from typing import Any
 from convert.drafting.like.target import TargetModel, TargetModule, join
 from convert.inference.derivation import Derivation, Fact, Grade, Role, Tensor
 from convert.inference.rule_file.layers.cells import KINDS, layers_of, name_cell, of_stack
+from convert.inference.rule_file.layers.described import Facts
 from convert.inference.rule_file.layers.fused import alternating, in_columns, side_by_side
+from convert.inference.rule_file.layers.keys import evidence_of
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.opened import as_stored, with_opened_axes
 from convert.inference.rule_file.layers.parametrized import is_norm_of_rows, with_parametrizations
 from convert.inference.rule_file.layers.rule import ATTENTION, NORMS, PARAMETERS, LayerRule, NoWordsError, Source
-from convert.inference.rule_file.layers.tensors import NO_CONSTANT, Facts, describe_tensors, evidence_of
+from convert.inference.rule_file.layers.tensors import NO_CONSTANT, describe_tensors
 from convert.inference.rule_file.layers.ways import ROLES
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
