@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.system.recursion import deep_calls
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
@@ -105,7 +106,7 @@ def infer(
     refuted: Callable[[Sequence[Tensor]], float] | None = None
     allowance = Allowance()
     for attempt, size in enumerate(SIZES):
-        with jax_on_the_cpu(), few_threads(module):
+        with jax_on_the_cpu(), few_threads(module), deep_calls():
             runs = Runs(side, Draws(own_sizes, complex_leaves, size))
             models = Models(runs, module, run_by_name, inputs, masks, allowance)
             found, again, refuting = _derived(models, sizes, complex_leaves, seed + attempt * (DRAWS + 1))

@@ -116,3 +116,30 @@ def test_a_parameter_that_multiplies_a_sum_or_each_of_its_terms(apart: bool, sha
 def test_a_parameter_that_multiplies_one_term_alone_is_a_difference():
     found = derive(scaled(True, wrong=True), Scaled(False, (D,)), {"a": (D, D), "b": (D, D), "t": (D,), "out": (D, D)})
     assert not found.complete and found.differences
+
+
+@pytest.mark.slow  # half a minute
+def test_a_sum_that_a_long_loop_adds_up() -> None:
+    """Its terms nest once for each step, deeper than Python lets calls nest."""
+
+    def function(w: Any, x: Any) -> Any:
+        total = jnp.zeros_like(x)
+        for _ in range(1100):
+            x = jnp.tanh(x @ w["a"])
+            total = total + x
+        return total @ w["b"]
+
+    class Loop(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(5, 5, bias=False) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            total = torch.zeros_like(x)
+            for _ in range(1100):
+                x = torch.tanh(self.a(x))
+                total = x + total
+            return self.b(total)
+
+    found = derive(function, Loop(), {"a": (5, 5), "b": (5, 5)}, floats(3, 5))
+    assert found.complete and sources(found) == {"a.weight": "a", "b.weight": "b"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,20 +21,36 @@ from convert.programs.divergence.graph import root
 from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# Operation -> the chain that it belongs to, and whether its second operand is another kind of term.
+
+
+class Chain(NamedTuple):
+    """What an operation belongs to whose operands may stand in any order, and whether its second one is taken away, or divides."""
+
+    name: str
+    turns: bool = False
+
+
 CHAINS = {
-    "add": ("sum", False), "add_any": ("sum", False), "sub": ("sum", True),
-    "mul": ("product", False), "div": ("product", True),
-    "max": ("maximum", False), "maximum": ("maximum", False), "min": ("minimum", False), "minimum": ("minimum", False),
-    "logaddexp": ("logaddexp", False),
-}  # fmt: skip
+    **dict.fromkeys(("add", "add_any"), Chain("sum")),
+    **dict.fromkeys(("max", "maximum"), Chain("maximum")),
+    **dict.fromkeys(("min", "minimum"), Chain("minimum")),
+    "sub": Chain("sum", turns=True),
+    "mul": Chain("product"),
+    "div": Chain("product", turns=True),
+    "logaddexp": Chain("logaddexp"),
+}
+NO_CHAIN = Chain("")
 REDUCED = frozenset(
     ("sum", "mean", "prod", "amax", "amin", "logsumexp", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 )
 STACKS = frozenset((*JOINS, "stack"))
-Exchange = Mapping[
-    int, int
-]  # number of an element of the target's parameters -> of the one whose value it may have as well
+
+
+class Exchange(NamedTuple):
+    """Elements of the target's parameters by their numbers, in order, and the elements whose values they may have as well."""
+
+    numbers: Array
+    others: Array
 
 
 def with_exchanged_terms(tensors: Sequence[Tensor], target: Program) -> tuple[Tensor, ...]:
@@ -63,9 +79,8 @@ def _exchanged(
     """Return the other parts of each tensor that an exchange changes; None where it needs parts that are not known, or not for sure."""
     made: dict[str, tuple[Part, ...]] = {}
     names, starts = list(first), np.array(list(first.values()))
-    moved = np.array(sorted(exchange))
-    before = np.array([exchange[int(k)] for k in moved])
-    owners, owners_before = (np.searchsorted(starts, x, "right") - 1 for x in (moved, before))
+    moved, before = exchange
+    owners, owners_before = (np.searchsorted(starts, x, "right") - 1 for x in exchange)
     for owner in np.unique(owners):
         parts: list[Part] = []
         for other in np.unique(owners_before[owners == owner]):
@@ -111,9 +126,9 @@ def _exchanges(target: Program) -> Iterator[Exchange]:
     forms = _Forms(producers_of(target.operations))
     for terms in _chains(target):
         groups: dict[Hashable, list[Value]] = {}
-        for kind, value in terms:
+        for away, value in terms:
             if not value.constant:
-                groups.setdefault((kind, forms.form(value)), []).append(value)
+                groups.setdefault((away, forms.form(value)), []).append(value)
         for group in groups.values():
             each = list(dict.fromkeys(group))
             exchange = forms.exchange(list(zip(each, [*each[1:], each[0]], strict=True)))
@@ -132,49 +147,60 @@ def _transposed(target: Program) -> Iterator[Exchange]:
         numbers, whole = _reduced(weights[0]), root(operation.data[0], made_by)
         behind = [x for user in behind_moves(operation.results[0], users) for x in user.operands]
         meets_itself = any(root(x, made_by) is whole for x in behind if x.data)
-        if meets_itself and numbers.ndim == 2 and numbers.shape[0] == numbers.shape[1] and (numbers >= 0).all():
-            pairs = zip(numbers.ravel().tolist(), numbers.T.ravel().tolist(), strict=True)
-            yield {number: other for number, other in pairs if number != other}
+        square = numbers.ndim == 2 and numbers.shape[0] == numbers.shape[1]
+        if meets_itself and square and (exchange := _joined([(numbers, numbers.T)])) is not None:
+            yield exchange
 
 
-def _chains(target: Program) -> Iterator[list[tuple[Hashable, Value]]]:
-    """Yield the terms of each sum, product, maximum and minimum, and of each stack that is summed up, with the kind of each."""
+def _joined(pairs: Sequence[tuple[Array, Array]]) -> Exchange | None:
+    """Return pairs of numbers as one exchange; None where an element would have two others, or the elements are not those that are taken."""
+    numbers, others = (
+        np.concatenate([np.zeros(0, int), *(of.ravel() for of in side)]) for side in zip(*pairs, strict=True)
+    )
+    if ((numbers < 0) != (others < 0)).any():  # a constant is no element
+        return None
+    numbers, others = (x[numbers >= 0] for x in (numbers, others))
+    numbers, first, back = np.unique(numbers, return_index=True, return_inverse=True)
+    if (others[first][back] != others).any() or not np.array_equal(np.sort(others[first]), numbers):
+        return None
+    changed = numbers != others[first]
+    return Exchange(numbers[changed], others[first][changed]) if changed.any() else None
+
+
+def _chains(target: Program) -> Iterator[list[tuple[bool, Value]]]:
+    """Yield the terms of each sum, product, maximum and minimum, and of each stack that is summed up, each with whether it is taken away."""
     made_by, uses, users = producers_of(target.operations), times_used(target), users_of(target.operations)
     seen: set[Operation] = set()
     for operation in reversed(target.operations):
-        if operation not in seen and _chain(operation) is not None:
-            yield list(_terms(operation, 0, made_by, uses, seen))
+        if operation not in seen and _chain(operation).name:
+            yield list(_terms(operation, made_by, uses, seen))
         if operation.name in STACKS and len(operation.operands) > 1:
             behind = {user.name for user in behind_moves(operation.results[0], users)}
             if behind and behind <= REDUCED:
-                yield [(0, operand) for operand in operation.operands]
+                yield [(False, operand) for operand in operation.operands]
 
 
-def _chain(operation: Operation) -> tuple[str, bool] | None:
-    return CHAINS.get(operation.name.removesuffix("_")) if len(operation.operands) == 2 else None
+def _chain(operation: Operation) -> Chain:
+    two = len(operation.operands) == 2  # a maximum of one operand is that of its elements
+    return CHAINS.get(operation.name.removesuffix("_"), NO_CHAIN) if two else NO_CHAIN
 
 
 def _terms(
-    operation: Operation,
-    kind: int,
-    made_by: Mapping[Value, Operation],
-    uses: Mapping[Value, int],
-    seen: set[Operation],
-) -> Iterator[tuple[Hashable, Value]]:
-    """Yield the terms; chains of the same kind that are used for nothing else belong to it, also where their elements are moved."""
-    seen.add(operation)
-    found = _chain(operation)
-    assert found is not None
-    name, turns = found
-    for place, operand in enumerate(operation.operands):
-        own = kind ^ (turns and place == 1)
-        value, before, moves = before_moves(operand, made_by)
-        once = all(uses[x] == 1 for x in (value, *(result for move in moves for result in move.results)))
-        chain = None if before is None else _chain(before)
-        if before is not None and chain is not None and once and chain[0] == name:
-            yield from _terms(before, own, made_by, uses, seen)
-        else:
-            yield own, operand
+    operation: Operation, made_by: Mapping[Value, Operation], uses: Mapping[Value, int], seen: set[Operation]
+) -> Iterator[tuple[bool, Value]]:
+    """Yield the terms, each with whether it is taken away; chains that are used for nothing else belong to it, also where their elements are moved."""
+    todo = [(operation, False)]
+    while todo:
+        one, away = todo.pop()
+        seen.add(one)
+        for place, operand in enumerate(one.operands):
+            own = away != (_chain(one).turns and place == 1)
+            value, before, moves = before_moves(operand, made_by)
+            once = all(uses[x] == 1 for x in (value, *(result for move in moves for result in move.results)))
+            if before is not None and once and _chain(before).name == _chain(operation).name:
+                todo.append((before, own))
+            else:
+                yield own, operand
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,29 +237,25 @@ class _Forms:
         if operation is None:
             return _hashed("given", id(value))
         of = [self.known[x] for x in operation.operands]
-        if _chain(operation) is not None and not CHAINS[operation.name.removesuffix("_")][1]:
+        if _chain(operation).name and not _chain(operation).turns:
             of = sorted(of)
         place = operation.results.index(value)
         return _hashed("computed", operation.name, place, value.array.shape, *of)
 
     def exchange(self, pairs: Sequence[tuple[Value, Value]]) -> Exchange | None:
         """Return which element of a parameter each has in the place of which, so that each value becomes the one beside it; None where there is no such exchange."""
-        found: dict[int, int] = {}
+        found: list[tuple[Array, Array]] = []
         todo, seen = list(pairs), set[tuple[Value, Value]]()
         while todo:
             one, two = todo.pop()
-            if one is two or (one, two) in seen:
+            if (one, two) in seen or (one is two and not _is_moved(one)):
                 continue
             seen.add((one, two))
             if _is_moved(one):
-                numbers, others = _reduced(one).ravel(), _reduced(two).ravel()
-                for number, other in zip(numbers.tolist(), others.tolist(), strict=True):
-                    if (number < 0) is not (other < 0) or found.setdefault(number, other) != other:
-                        return None
-                continue
-            todo += self._beside(one, two)
-        found = {number: other for number, other in found.items() if number != other}
-        return found if found and set(found) == set(found.values()) else None
+                found.append((_reduced(one), _reduced(two)))
+            else:
+                todo += self._beside(one, two)
+        return _joined(found) if found else None
 
     def _beside(self, one: Value, two: Value) -> list[tuple[Value, Value]]:
         """Return the operands of two values of one form, each beside that of its form; where two have it, one that both values have is beside itself."""
