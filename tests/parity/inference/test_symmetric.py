@@ -231,6 +231,31 @@ def test_nearly_symmetric_tensors_are_derived(name: str) -> None:
     }
 
 
+@pytest.mark.slow
+def test_branches_that_the_outputs_alone_show() -> None:
+    """The source multiplies two leaves before data meets them, and shares no value with the target behind the first one."""
+    rank, names = 8, ("a", "b", "c")
+
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = (torch.nn.ModuleList() for _ in range(2))
+            for _ in names:
+                self.down.append(torch.nn.Linear(D, rank, bias=False))
+                self.up.append(torch.nn.Linear(rank, D, bias=False))
+
+        def forward(self, x: Any) -> Any:
+            return sum(torch.tanh(up(down(x))) for down, up in zip(self.down, self.up, strict=True))
+
+    def function(w: Any, x: Any) -> Any:
+        return sum(jnp.tanh(x @ (w[f"{name}/down"] @ w[f"{name}/up"])) for name in names)
+
+    shapes = {f"{name}/{side}": of for name in names for side, of in (("down", (D, rank)), ("up", (rank, D)))}
+    found = derive(function, Branches(), shapes)
+    assert found.complete, found.differences
+    assert {(tensor.grade, bool(tensor.alternatives)) for tensor in found.tensors} == {(Grade.INTERCHANGEABLE, True)}
+
+
 def test_branches_that_one_draw_makes_symmetric() -> None:
     """The share of two branches is a half in the first draw: with it they may change places, and with the others they may not."""
 
