@@ -232,6 +232,23 @@ def test_nearly_symmetric_tensors_are_derived(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_branches_of_one_leaf_are_derived() -> None:
+    """Both tensors are the same leaf: to exchange them changes nothing, and there is no other way."""
+
+    class Branches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = torch.nn.ModuleList(torch.nn.Linear(D, D, bias=False) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            return torch.tanh(self.m[0](x)) + torch.tanh(self.m[1](x)) + torch.sin(self.m[2](x))
+
+    found = derive(lambda w, x: 2 * jnp.tanh(x @ w["a"]) + jnp.sin(x @ w["b"]), Branches(), {"a": (D, D), "b": (D, D)})
+    assert {t.name: t.parts[0].leaf for t in found.tensors} == {"m.0.weight": "a", "m.1.weight": "a", "m.2.weight": "b"}
+    assert found.complete and {tensor.grade for tensor in found.tensors} == {Grade.DERIVED}
+
+
+@pytest.mark.slow
 def test_branches_that_the_outputs_alone_show() -> None:
     """The source multiplies two leaves before data meets them, and shares no value with the target behind the first one."""
     rank, names = 8, ("a", "b", "c")

@@ -76,8 +76,9 @@ def with_exchanged_terms(tensors: Sequence[Tensor], target: Program) -> tuple[Te
 def _exchanged(
     tensors: Mapping[str, Tensor], first: Mapping[str, int], exchange: Exchange
 ) -> dict[str, tuple[Part, ...]] | None:
-    """Return the other parts of each tensor that an exchange changes; None where it needs parts that are not known, or not for sure."""
+    """Return the other parts of each tensor that an exchange changes; None where it needs parts that are not known, or not for sure, or changes none."""
     made: dict[str, tuple[Part, ...]] = {}
+    changes = False
     names, starts = list(first), np.array(list(first.values()))
     moved, before = exchange
     owners, owners_before = (np.searchsorted(starts, x, "right") - 1 for x in exchange)
@@ -88,12 +89,21 @@ def _exchanged(
             tensor, like = tensors.get(names[owner]), tensors.get(names[other])
             if tensor is None or like is None or not (_is_sure(tensor) and _is_sure(like)):
                 return None
-            taken = _renumbered(like.parts, before[here] - starts[other], moved[here] - starts[owner])
-            if taken is None:
+            elements = moved[here] - starts[owner]
+            taken = _renumbered(like.parts, before[here] - starts[other], elements)
+            own = _renumbered(tensor.parts, elements, elements)
+            if taken is None or own is None:
                 return None
+            changes = changes or len(taken) != len(own) or not all(map(_are_equal, taken, own))
             parts += taken
         made[names[owner]] = tuple(parts)
-    return made
+    return made if changes else None
+
+
+def _are_equal(one: Part, two: Part) -> bool:
+    """Whether two parts make the same elements of the same leaves, as where one leaf is the source of several layers."""
+    same = (one.leaf, one.leaves, one.arithmetic, one.factor) == (two.leaf, two.leaves, two.arithmetic, two.factor)
+    return same and np.array_equal(one.elements, two.elements) and np.array_equal(one.positions, two.positions)
 
 
 def _is_sure(tensor: Tensor) -> bool:
