@@ -78,7 +78,7 @@ def lost_digits(
     lost: dict[tuple[str, str], float] = {}  # (output, side) -> the largest movement that explains a difference
     for run in runs:
         try:
-            moved = _movements(models, learned, tensors, run)
+            moved = movements(models, learned, tensors, run)
         except ConvertError:  # an output is not a number then
             return None
         for name, one in moved.items():
@@ -103,8 +103,15 @@ def _in_words(output: str, side: str, moves: float) -> str:
     )
 
 
-def _movements(models: Models, learned: Sequence[str], tensors: Sequence[Tensor], run: Program) -> dict[str, Movement]:
+def movements(
+    models: Models, learned: Sequence[str], tensors: Sequence[Tensor], run: Program, changes: int = CHANGES
+) -> dict[str, Movement]:
     """Return the movement of each output.
+
+    Args:
+        models, learned, tensors: as in `lost_digits`.
+        run: of the source.
+        changes: draws of the direction in which each number changes.
 
     Raises:
         ConvertError: an output is not a number then.
@@ -115,7 +122,7 @@ def _movements(models: Models, learned: Sequence[str], tensors: Sequence[Tensor]
     records = {"JAX function": run, "PyTorch module": recorded(models.module, models.run, given, state)}
     by = {}
     for side, record in records.items():
-        others = [proof.counted(models.masks, run, _changed(record, seed)) for seed in range(CHANGES)]
+        others = [proof.counted(models.masks, run, _changed(record, seed)) for seed in range(changes)]
         own = proof.counted(models.masks, run, _arrays(record))
         by[side] = {name: np.max([np.abs(other[name] - x) for other in others], 0) for name, x in own.items()}
     source = proof.counted(models.masks, run, _arrays(run))

@@ -16,6 +16,7 @@ from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.exchanged_terms import with_exchanged_terms
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
+from convert.inference.grading.small_differences import small_difference
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.grading.zeros import without_hidden_elements
 from convert.inference.last_digits import lost_digits
@@ -101,6 +102,13 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         last = len(target.operations) - 1
         ended = Difference(site_of("target", last, target.operations[last]), problem, evidence.error)
         return Tested(None, found, fresh[errors.index(evidence.error)], ended, again=again)
+    small = None
+    if lost is None and allowed < EXACT:
+        small = small_difference(models, both.learned, found, dict(zip(further(seed), plain, strict=True)), allowed)
+    if small is not None and small.problem:
+        last = len(target.operations) - 1
+        ended = Difference(site_of("target", last, target.operations[last]), small.problem, small.error)
+        return Tested(None, found, parameters_as_data(small.run, both.learned), ended, again=again)
     as_derived = _target_run(target, found, source)
     hides = hidden_by_choice(source, as_derived, allowed)
     if hides is not None:
@@ -109,8 +117,9 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     unseen = _unseen(both.as_run, found, [source, *fresh], allowed)
     losses = () if lost is None else lost.notes
     fast = fast_path.notes(module, run, masks, proof.weights(found, fresh[0]), fresh[0], allowed)
-    small = small_weights.notes(source, as_derived)
-    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *small)
+    hidden_by_masks = small_weights.notes(source, as_derived)
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *hidden_by_masks)
+    notes = notes if small is None else (*notes, small.note)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)

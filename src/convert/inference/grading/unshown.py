@@ -27,6 +27,16 @@ BENDS = {
     "hardsigmoid": (-3.0, 3.0),
     "hardswish": (-3.0, 3.0),
 }
+FLAT = {
+    "erf": 6.0,
+    "tanh": 20.0,
+    "gelu": 9.0,
+    "sigmoid": 40.0,
+    "logistic": 40.0,
+    "silu": 40.0,
+    "softplus": 40.0,
+}  # beyond which float64 has lines
+OF_CURVES = "every value is beyond {size:g} on either side (from {least:.3g}), where the function is a line; give smaller inputs"
 CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
 OF_NUMBERS = "every element takes the same side; give inputs that choose the other one, too"
 OF_SIZES = "every element takes the same side, and no number of the inputs changes it; if larger inputs do, as beyond a window, give these"
@@ -106,6 +116,8 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
             yield from _choice(every, _made_by(operation.operands[CHOICES[operation.name]], made), reach, given)
         elif operation.name in LIMITS or operation.name in BENDS:
             yield from _limits(every, reach, given)
+        elif operation.name in FLAT:
+            yield from _curve(every)
         elif operation.name in WRAPS:
             yield from _wraps(every, given)
         elif operation.name in COMPARISONS and not decided(operation, reach):
@@ -160,6 +172,13 @@ def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
     of_inputs = operation.operands[0] in given and all(x.constant for x in operation.operands[1:])
     if of_inputs and all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
         yield Unshown(operation, OF_WRAPS, next(_numbers(operation), 0.0))
+
+
+def _curve(runs: Sequence[Operation]) -> Iterator[Unshown]:
+    operation, size = runs[0], FLAT[runs[0].name]
+    least = min((float(np.abs(run.operands[0].array).min(initial=np.inf)) for run in runs), default=np.inf)
+    if operation.data and size < least < np.inf:
+        yield Unshown(operation, OF_CURVES.format(size=size, least=least), size)
 
 
 def _factor(runs: Sequence[Operation], used_by: Collection[str]) -> Iterator[Unshown]:
