@@ -124,7 +124,11 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
         found = told_apart(found, target, fresh, outputs, slopes)
     found = with_exchanged_terms(found, both.as_run)
-    found = with_ways_that_hold(found, lambda made: max(errors_of(made)) <= evidence.allowed)
+
+    def holds(made: Sequence[Tensor]) -> bool:
+        return all(proof.error(module, run, masks, made, program) <= evidence.allowed for program in fresh)
+
+    found = with_ways_that_hold(found, holds)
     found = without_hidden_elements(found, _target_runs(both.as_run, found, [source, *fresh]))
     leaves = {name: value.array for name, value in plain[0].parameters.items()}
     evidence = replace(evidence, leaves=leaves, tensors=proof.weights(found, fresh[0]))

@@ -133,7 +133,7 @@ def _renumbered(parts: Sequence[Part], elements: Array, numbers: Array) -> list[
 
 def _exchanges(target: Program) -> Iterator[Exchange]:
     """Yield what may take each other's places: of terms of one form, each may have the parameters of the next one, and the last those of the first."""
-    forms = _Forms(producers_of(target.operations))
+    forms = _Forms.of(target)
     for terms in _chains(target):
         groups: dict[Hashable, list[Value]] = {}
         for away, value in terms:
@@ -144,14 +144,14 @@ def _exchanges(target: Program) -> Iterator[Exchange]:
             exchange = forms.exchange(list(zip(each, [*each[1:], each[0]], strict=True)))
             if exchange:
                 yield exchange
-    yield from _transposed(target)
+    yield from _transposed(target, forms)
 
 
-def _transposed(target: Program) -> Iterator[Exchange]:
+def _transposed(target: Program, forms: _Forms) -> Iterator[Exchange]:
     """Yield the elements of matrices beside those of their transposes, where a value meets itself: ``x_i w_ij x_j`` is ``x_j w_ji x_i`` with the transpose."""
-    made_by, users = producers_of(target.operations), users_of(target.operations)
+    made_by, users = forms.made_by, users_of(target.operations)
     for operation in target.operations:
-        weights = [x for x in operation.operands if _is_moved(x)]
+        weights = [x for x in operation.operands if forms.is_moved(x)]
         if role_of(operation) is not Role.PRODUCT or len(weights) != 1 or len(operation.data) != 1:
             continue
         numbers, whole = _reduced(weights[0]), root(operation.data[0], made_by)
@@ -218,7 +218,25 @@ class _Forms:
     """Compares how values are computed, but for the parameters that they are computed from."""
 
     made_by: Mapping[Value, Operation]
+    weights: Array  # every element of the parameters, by its number
     known: dict[Value, bytes] = field(default_factory=dict)
+    moved: dict[Value, bool] = field(default_factory=dict)
+
+    @staticmethod
+    def of(target: Program) -> _Forms:
+        """Return those of a program."""
+        flat = [np.zeros(0), *(value.array.ravel() for value in target.parameters.values())]
+        return _Forms(producers_of(target.operations), np.concatenate(flat))
+
+    def is_moved(self, value: Value) -> bool:
+        """Whether a value has elements of parameters as they are, in any layout."""
+        if value not in self.moved:
+            one = value.of_parameters and len(value.elements) == 1
+            same = one and np.array_equal(
+                np.where(value.elements[0] < 0, value.array, self.weights[value.elements[0]]), value.array
+            )
+            self.moved[value] = bool(same)
+        return self.moved[value]
 
     def form(self, value: Value) -> bytes:
         """Return the same for values that the same operations compute from the same data, with parameters of the same shapes."""
@@ -236,11 +254,11 @@ class _Forms:
 
     def _operands(self, value: Value) -> tuple[Value, ...]:
         operation = self.made_by.get(value)
-        return () if operation is None or value.constant or _is_moved(value) else operation.operands
+        return () if operation is None or value.constant or self.is_moved(value) else operation.operands
 
     def _form(self, value: Value) -> bytes:
         operation = self.made_by.get(value)
-        if _is_moved(value):
+        if self.is_moved(value):
             return _hashed("parameter", _reduced(value).shape)
         if value.constant:
             return _hashed("constant", value.array.shape, str(value.array.dtype), value.array.tobytes())
@@ -258,10 +276,10 @@ class _Forms:
         todo, seen = list(pairs), set[tuple[Value, Value]]()
         while todo:
             one, two = todo.pop()
-            if (one, two) in seen or (one is two and not _is_moved(one)):
+            if (one, two) in seen or (one is two and not self.is_moved(one)):
                 continue
             seen.add((one, two))
-            if _is_moved(one):
+            if self.is_moved(one):
                 found.append((_reduced(one), _reduced(two)))
             else:
                 todo += self._beside(one, two)
@@ -276,11 +294,6 @@ class _Forms:
             others.remove(other)
             found.append((operand, other))
         return found
-
-
-def _is_moved(value: Value) -> bool:
-    """Whether a value has elements of parameters as they are, in any layout."""
-    return value.of_parameters and len(value.elements) == 1
 
 
 def _reduced(value: Value) -> Array:
