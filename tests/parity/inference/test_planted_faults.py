@@ -54,6 +54,7 @@ UNDECIDED = {  # leaves and layouts are left that the search does not try: what 
     ("vision", "stride"),
     ("vision", "gate of one more"),  # a bias may hold the 1
     ("encoder", "no type"),  # the table of positions may hold the vector
+    ("net", "no norm"),  # the layer in front may hold a BatchNorm
     ("vision", "no shift"),  # the bias of the layer behind may hold it
     ("block", "scale"),  # a layer in front makes up for a factor; so below
     ("block", "width"),

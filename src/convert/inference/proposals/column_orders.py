@@ -42,7 +42,7 @@ def orders(
                 yield from ((way, columns, rope if turns else "") for way, columns, rope in pairs)
     if len(axes) > 1:  # axes that are spread over several tensors: [2, D, F], experts
         for cut in (*((axis,) for axis in axes), *itertools.combinations(axes, 2)):
-            yield from _cut(places, sorted(cut, key=lambda axis: -shape[axis]), out, number)
+            yield from _cut(places, sorted(cut, key=lambda axis: -shape[axis]), out, number, turns=turns and level > 0)
     if gates and level > 0 and places.size == out and len(axes) == 1:  # gates in another order
         for count in GATES:
             width = out // count
@@ -52,8 +52,12 @@ def orders(
         yield from _blocks(places.ravel(), out, level, number)
 
 
-def _cut(places: Array, axes: Sequence[int], out: int, number: int) -> Iterator[Order]:
-    """Yield the columns at each place along some axes, at first those at the number along the first of them."""
+def _cut(places: Array, axes: Sequence[int], out: int, number: int, *, turns: bool) -> Iterator[Order]:
+    """Yield the columns at each place along some axes, at first those at the number along the first of them.
+
+    Args:
+        turns: whether RoPE follows, so that pairs may have the other order, as in the keys of a leaf that has keys and values.
+    """
     sizes = [places.shape[axis] for axis in axes]
     columns = places.size // math.prod(sizes)
     if max(sizes) > MAX_INDEX or columns > out or (len(axes) > 1 and columns < out):
@@ -63,7 +67,10 @@ def _cut(places: Array, axes: Sequence[int], out: int, number: int) -> Iterator[
         rest = [axis for axis, size in enumerate(at[index].shape) if size > 1]
         for order in itertools.permutations(rest):
             one = [axis for axis in range(at[index].ndim) if axis not in order]
-            yield ("index", tuple(axes), index, *order), at[index].transpose(*one, *order).ravel(), ""
+            part = at[index].transpose(*one, *order)
+            yield ("index", tuple(axes), index, *order), part.ravel(), ""
+            if turns and order and part.shape[-1] % 2 == 0:
+                yield from _pairs(("index", tuple(axes), index, *order), part, part.shape[-1])
 
 
 def numbered(number: int, count: int, shape: Sequence[int], out: int) -> int:

@@ -178,6 +178,8 @@ def turned(atoms: Sequence[Atom], out: int, heads: Collection[int]) -> Iterator[
     """
     for count in IN_TURNS:
         of_width = [atom for atom in atoms if len(atom.columns) * count == out]
+        if not of_width:
+            continue  # as where `count` does not divide the rows
         plain = [atom for atom in of_width if _is_plain(atom)]
         ways = [atom.order for atom in of_width if atom.rope]
         lies: list[list[Any]] = [

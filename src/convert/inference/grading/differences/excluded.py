@@ -19,6 +19,7 @@ from convert.core.errors import ConvertError
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES
+from convert.inference.grading.differences.folded import is_folded
 from convert.inference.grading.differences.other_orders import are_of_a_layer, runs_in_other_orders
 from convert.inference.grading.differences.split_columns import are_split_in_another_order
 from convert.inference.meetings.columns import FEW
@@ -60,6 +61,8 @@ def is_only_explanation(
     if not found.proven or found.error > EXACT:
         return False
     if _are_columns_of_a_layer(found.repairs[0], target) or _takes_other_columns(found.repairs[0], target):
+        return False
+    if is_folded(found.repairs[0], target):
         return False
     if _is_in_a_layer(found.repairs[0], target) or all(_is_behind(repair, target) for repair in found.repairs):
         return False

@@ -34,7 +34,13 @@ from convert.inference.rule_file.layers.rule import (
     NoWordsError,
 )
 from convert.inference.rule_file.printing.convolutions import convolution_keys
-from convert.inference.rule_file.printing.equation import added_equation, equation_of, in_turns, product_equation
+from convert.inference.rule_file.printing.equation import (
+    Equation,
+    added_equation,
+    equation_of,
+    in_turns,
+    product_equation,
+)
 from convert.inference.rule_file.printing.letters import CONCATENATED, ZEROS_BEFORE, Named, target_axes, with_keys
 from convert.inference.rule_file.printing.stored import flattened_features, stored_axes
 from convert.layers.draft import DraftEntry, flow, plain
@@ -221,11 +227,24 @@ def _linear(rule: PatternRule, named: Named, names: Keys) -> _Words:
         for key, value in said
     ]
     said += [("flattened", found.flattened)] if found.flattened else []
-    said += [("rope", f"{{{', '.join(f'{x}: {order}' for x, order in found.rope.items())}}}")] if found.rope else []
+    said += [("rope", _rope(found, [len(one.sizes) for one in rule.taken]))] if found.rope else []
     text = json.dumps(found.text) if re.search(r"[(){}]", found.text) else found.text
     target = [("axes", found.axes)] if found.axes else []
     target += [("rope", INTERLEAVED)] if HALF_SPLIT in found.rope.values() else []  # half-split is the target's default
     return _Words([("einsum", text)], said, [*names, *target], found.head, found.text, found.split)
+
+
+def _rope(found: Equation, counts: Sequence[int]) -> str:
+    """Return the pairs that RoPE turns; of a rule that makes one of equal parts, all are named: the rules of the others say what they turn.
+
+    Args:
+        counts: of the parts of each axis of which the rule makes one.
+    """
+    words = [f"{letter}: {order}" for letter, order in found.rope.items()]
+    terms = [group.split(" + ") for group in re.findall(r"\(([^()]+ \+ [^()]+)\)", found.text)]
+    if counts and any(len(set(each)) == 1 for each in terms):
+        words.append(f"parts: [{', '.join(str(k) for k in range(1, 1 + counts[0]))}]")
+    return f"{{{', '.join(words)}}}"
 
 
 def _with_letter(module: str, letter: str) -> str:

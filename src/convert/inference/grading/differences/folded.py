@@ -1,0 +1,60 @@
+"""Leaves of the source that a layer of the target may hold: a scale, or the scale and bias of a norm, that were multiplied into its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.forms.elements import MOVES, behind_moves
+from convert.inference.meetings.sites import role_of
+from convert.programs.divergence.repair import Repair
+from convert.programs.fingerprint import EXACT
+from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
+
+STEPS = (Role.SCALE, Role.SHIFT)
+
+
+def is_folded(repair: Repair, target: Program) -> bool:
+    """Whether the source multiplies a value by leaves, or adds them, that the weights of a layer in front of the value, or behind it, may hold."""
+    leaves = any(x.of_parameters for step in repair.source for x in step.operands)
+    steps = [step for step in repair.source if step.name not in MOVES and any(x.data for x in step.operands)]
+    value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
+    if not leaves or value is None or not value.data or not all(role_of(step) in STEPS for step in steps):
+        return False
+    if repair.got.size != repair.want.size or not np.isfinite(repair.want).all():
+        return False
+    got, want = repair.got.reshape(value.array.shape), repair.want.reshape(value.array.shape)
+    return any(_is_by_column(got, want, axis) for axis in _axes_of_layers(value, target))
+
+
+def _axes_of_layers(value: Value, target: Program) -> Iterator[int]:
+    """Yield the axes of a value along which a layer in front of it gives its results, and those over which each layer behind it sums."""
+    made = producers_of(target.operations).get(value)
+    for _ in range(2):  # a bias behind the product
+        if made is not None and role_of(made) is Role.SHIFT and len(made.data) == 1:
+            made = producers_of(target.operations).get(made.data[0])
+    if made is not None and _is_layer(made):
+        yield value.array.ndim - 1 if role_of(made) is Role.PRODUCT else 1
+    behind = list(behind_moves(value, users_of(target.operations)))
+    if behind and value not in {*target.outputs.values()} and all(map(_is_layer, behind)):
+        yield value.array.ndim - 1 if role_of(behind[0]) is Role.PRODUCT else 1
+
+
+def _is_layer(operation: Operation) -> bool:
+    own = [x for x in operation.operands if x.of_parameters]
+    return role_of(operation) in (Role.PRODUCT, Role.CONVOLUTION) and bool(own) and len(operation.data) == 1
+
+
+def _is_by_column(got: Array, want: Array, axis: int) -> bool:
+    """Whether each column is the other one with a factor and a number added."""
+    if axis >= got.ndim:
+        return False
+    one, two = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (got, want))
+    slack = EXACT * np.abs(want).max(initial=0)
+    centred = one - one.mean(1, keepdims=True)
+    sizes = (centred**2).sum(1, keepdims=True)
+    factors = (centred * two).sum(1, keepdims=True) / np.where(sizes == 0, 1.0, sizes)
+    left = two - factors * one
+    return one.shape[1] > 2 and bool((np.abs(left - left.mean(1, keepdims=True)) <= slack).all())
