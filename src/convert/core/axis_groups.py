@@ -147,8 +147,12 @@ def _closing(text: str, at: int) -> int:
     return -1
 
 
-def take_groups(text: str) -> tuple[str, dict[str, AxisGroup]]:
+def take_groups(text: str, *, apart: bool = False) -> tuple[str, dict[str, AxisGroup]]:
     """Replace each group in a text by one letter that the text does not have; the same group by the same letter.
+
+    Args:
+        text: of an equation, in which a group is one axis wherever it stands; or of the axes of one array.
+        apart: whether each group is an axis of its own, as in `(1 + 1)(1 + 1)` of one array.
 
     >>> take_groups("...D,D(C F)->...(C F)")
     ('...D,Dz->...z', {'z': AxisGroup(before='', parts=('CF',), after='', chosen=None)})
@@ -171,7 +175,7 @@ def take_groups(text: str) -> tuple[str, dict[str, AxisGroup]]:
         if end < 0:
             raise ValueError(f"{text!r} has a '(' without ')'")
         group = parse_group(text[at : end + 1])
-        if group not in named:
+        if apart or group not in named:
             named[group] = next(free)
             groups[named[group]] = group
         flat += named[group]
@@ -219,7 +223,7 @@ def parse_leaf_axes(text: str) -> AxisNames:
     Raises:
         ValueError: no letters, one twice, or something else; the message is the reason.
     """
-    flat, groups = take_groups(text)
+    flat, groups = take_groups(text, apart=True)
     letters = "".join(flat.split())
     for each in each_part(letters, groups):
         used = open_letters(letters, each).replace(".", "")

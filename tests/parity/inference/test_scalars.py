@@ -100,3 +100,34 @@ def test_a_kernel_that_is_a_vector_and_its_bias(shape: tuple[int, ...]) -> None:
 
     written = "\n".join(rules(derive(function, Logit(), {"s": (D,), "w": (D,), "b": shape}), Logit()))
     assert ("parameter: layer.bias" in written) == bool(shape) and "linear: layer" in written
+
+
+class Gated(nn.Module):
+    """Every second layer has two gates, each a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(nn.Linear(D, D, bias=False) for _ in range(4))
+        for layer in self.layer[1::2]:
+            layer.first, layer.second = nn.Parameter(torch.tensor(0.0)), nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, x: Any) -> Any:
+        for plain, gated in zip(self.layer[::2], self.layer[1::2], strict=True):
+            x = torch.tanh(plain(x))
+            x = x + torch.tanh(gated.first) * torch.sin(gated(x)) + torch.tanh(gated.second)
+        return x
+
+
+def test_numbers_of_a_square_leaf_have_a_rule_each() -> None:
+    """Both axes of the leaf are `(1 + 1)`: a rule took the same part of both, and wrote the other number."""
+
+    def function(w: Any, x: Any) -> Any:
+        for k in range(2):
+            x = jnp.tanh(x @ w["u"][k])
+            x = x + jnp.tanh(w["g"][k, 0]) * jnp.sin(x @ w["v"][k]) + jnp.tanh(w["g"][k, 1])
+        return x
+
+    module = Gated()
+    found = derive(function, module, {"g": (2, 2), "u": (2, D, D), "v": (2, D, D)})
+    of_gates = [rule for rule in rules(found, module) if "from: g" in rule]
+    assert len(of_gates) == 4 and all("axes: (1 + 1)(1 + 1)" in rule for rule in of_gates)
