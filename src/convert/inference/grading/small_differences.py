@@ -128,7 +128,9 @@ def _with_smaller_inputs(models: Models, seed: int, *, of_any_sign: bool) -> Ite
         of_any_sign: whether to take those of mean 0, too; a model may be for positive numbers alone.
     """
     given = models.all_given(seed)
-    large = {name: x for name, x in given.items() if x.dtype.kind == "f" and np.abs(x).max(initial=0.0) > LARGE}
+    large = {
+        name: x for name, x in given.items() if x.dtype.kind == "f" and LARGE < np.abs(x).max(initial=0.0) < np.inf
+    }
     ways = {"with inputs up to 1": {name: x / np.abs(x).max() for name, x in large.items()}}
     if of_any_sign:
         ways["with inputs of mean 0 and deviation 1"] = {n: (x - x.mean()) / (x.std() or 1.0) for n, x in large.items()}

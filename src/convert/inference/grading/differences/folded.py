@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import MOVES, behind_moves
+from convert.inference.forms.elements import MOVES, before_moves, behind_moves
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.fingerprint import EXACT
@@ -18,23 +18,39 @@ STEPS = (Role.SCALE, Role.SHIFT)
 
 def is_folded(repair: Repair, target: Program) -> bool:
     """Whether the source multiplies a value by leaves, or adds them, that the weights of a layer in front of the value, or behind it, may hold."""
-    leaves = any(x.of_parameters for step in repair.source for x in step.operands)
-    steps = [step for step in repair.source if step.name not in MOVES and any(x.data for x in step.operands)]
-    value = repair.target[-1].results[0] if repair.target else next(iter(repair.operands), None)
-    if not leaves or value is None or not value.data or not all(role_of(step) in STEPS for step in steps):
+    found = _before_what_both_do(repair)
+    if found is None:
         return False
-    if repair.got.size != repair.want.size or not np.isfinite(repair.want).all():
+    value, want, source = found
+    leaves = any(x.of_parameters for step in source for x in step.operands)
+    steps = [step for step in source if step.name not in MOVES and any(x.data for x in step.operands)]
+    if not leaves or not all(role_of(step) in STEPS for step in steps):
         return False
-    got, want = repair.got.reshape(value.array.shape), repair.want.reshape(value.array.shape)
-    return any(_is_by_column(got, want, axis) for axis in _axes_of_layers(value, target))
+    if value.array.size != want.size or not np.isfinite(want).all():
+        return False
+    want = want.reshape(value.array.shape)
+    return any(_is_by_column(value.array, want, axis) for axis in _axes_of_layers(value, target))
+
+
+def _before_what_both_do(repair: Repair) -> tuple[Value, Array, Sequence[Operation]] | None:
+    """Return the value of the target and the source's array in its place, in front of operations that both run at last, and what the source runs up to there."""
+    target, source = list(repair.target), list(repair.source)
+    value = target[-1].results[0] if target else next(iter(repair.operands), None)
+    want = repair.want
+    while (
+        target and source and target[-1].name == source[-1].name and len(source[-1].data) == len(target[-1].data) == 1
+    ):
+        (value,), (theirs,) = target.pop().data, source.pop().data
+        want = theirs.array
+    return None if value is None or not value.data else (value, want, source)
 
 
 def _axes_of_layers(value: Value, target: Program) -> Iterator[int]:
     """Yield the axes of a value along which a layer in front of it gives its results, and those over which each layer behind it sums."""
-    made = producers_of(target.operations).get(value)
-    for _ in range(2):  # a bias behind the product
-        if made is not None and role_of(made) is Role.SHIFT and len(made.data) == 1:
-            made = producers_of(target.operations).get(made.data[0])
+    made_by = producers_of(target.operations)
+    _, made, _ = before_moves(value, made_by)
+    if made is not None and role_of(made) is Role.SHIFT and len(made.data) == 1:  # a bias behind the product
+        _, made, _ = before_moves(made.data[0], made_by)
     if made is not None and _is_layer(made):
         yield value.array.ndim - 1 if role_of(made) is Role.PRODUCT else 1
     behind = list(behind_moves(value, users_of(target.operations)))
