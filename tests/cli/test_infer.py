@@ -264,6 +264,14 @@ def numbered(seed):
     return {0: inputs(seed)["x"]}
 
 
+def negative():
+    return {"w": (D, -1)}
+
+
+def other_input(seed):
+    return {"z": inputs(seed)["x"]}
+
+
 def words(seed):
     return {"x": np.array(["a", "b"])}
 
@@ -512,9 +520,9 @@ def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> Non
     assert "Traceback" not in said
 
 
-def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
+def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs", shapes: str = "shapes") -> tuple[str, ...]:
     m = "small_models"
-    return ("--shapes", f"{m}:shapes", "--jax", f"{m}:{jax}", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
+    return ("--shapes", f"{m}:{shapes}", "--jax", f"{m}:{jax}", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
 
 
 def small_reference(factory: str) -> tuple[str, ...]:
@@ -530,6 +538,8 @@ INPUTS = f"{VALUES}--inputs small_models:"
     [
         (small("named"), f"{VALUES}the outputs: expected those of the JAX function (y), got those of the PyTorch module (output); return the same from both"),
         (small(torch="Tuple"), "expected those of the JAX function (output), got those of the PyTorch module (output.0); return"),
+        (small(shapes="negative"), "error[reference-invalid]: --shapes small_models:negative: expected sizes of 0 or more for 'w', got [6, -1]"),
+        (small(inputs="other_input"), "expected the name of a leaf that the code is given (w) or of an input (z), got 'x'"),
         (small("number"), "error[reference-invalid]: --jax small_models:number: expected arrays, alone or in tuples, lists and dicts, got float as output.1.0"),
         (small("one_name"), "expected arrays, alone or in tuples, lists and dicts, got two outputs of the name a.b"),
         (small("nested"), "got those of the PyTorch module (output); return"),

@@ -21,6 +21,7 @@ from convert.inference.pair import Arrays, Pair
 from convert.inference.requirements import packages_named
 from convert.inference.rule_file.proof import compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
+from convert.references.user_reference import require_inputs
 from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -97,7 +98,9 @@ def infer_rules(
     def function(weights: Arrays, inputs: Arrays) -> Arrays:
         return pair.function({**weights, **numbers}, inputs)
 
-    with user_code_errors(pair.code, option, leaves):
+    with user_code_errors(pair.code, option):
+        inputs = require_inputs(pair.inputs(seed))
+    with user_code_errors(pair.code, option, leaves, inputs):
         found = infer(
             function if numbers else pair.function,
             pair.module,
