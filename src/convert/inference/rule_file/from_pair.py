@@ -18,7 +18,7 @@ from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
-from convert.inference.requirements import packages_named
+from convert.inference.requirements import packages_named, require_no_indices
 from convert.inference.rule_file.proof import compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
 from convert.references.user_reference import require_inputs
@@ -101,6 +101,7 @@ def infer_rules(
     with user_code_errors(pair.code, option):
         inputs = require_inputs(pair.inputs(seed))
     with user_code_errors(pair.code, option, leaves, inputs):
+        require_no_indices(function, leaves, inputs)
         found = infer(
             function if numbers else pair.function,
             pair.module,
