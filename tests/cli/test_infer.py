@@ -119,6 +119,7 @@ def inputs(seed):
 """
 
 SMALL = """
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -278,6 +279,11 @@ def truth_values():
 
 def of_truth_values(p, inputs):
     return jnp.tanh(jnp.where(p["kept"], inputs["x"], 0) @ p["w"])
+
+
+@jax.jit
+def of_whole_weights(p, inputs):
+    return forward(p, inputs)
 
 
 def whole_weights():
@@ -602,7 +608,7 @@ def test_models_and_inputs_that_cannot_be_compared_are_one_error(
 
 
 def test_whole_numbers_that_are_weights_are_drawn_as_those(run: Run, folder: Path) -> None:
-    run("infer", "mine.yaml", *small(shapes="whole_weights"))
+    run("infer", "mine.yaml", *small("of_whole_weights", shapes="whole_weights"))
     assert "linear: first" in Path("mine.yaml").read_text(encoding="utf-8")
 
 

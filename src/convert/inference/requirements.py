@@ -123,20 +123,17 @@ def require_no_indices(function: JaxFunction, leaves: Mapping[str, TensorSpec], 
 
 def _used(
     function: JaxFunction, leaves: Mapping[str, TensorSpec], dtypes: Mapping[str, str], inputs: Mapping[str, Array]
-) -> set[str] | None:
+) -> list[str] | None:
     """Return the leaves of these dtypes that the function computes with; None if it does not run."""
     import jax
 
-    from convert.numerics.lift_jax import traced
+    from convert.numerics.used_leaves import used_leaves
 
     given = {name: jax.ShapeDtypeStruct(leaves[name].shape, dtype) for name, dtype in dtypes.items()}
     try:
-        made = traced(lambda: jax.make_jaxpr(function)(given, dict(inputs))).jaxpr
+        return used_leaves(lambda own: function(own, dict(inputs)), given)
     except Exception:  # noqa: BLE001 - the user's code may raise any
         return None
-    read = {id(x) for equation in made.eqns for x in equation.invars} | {id(x) for x in made.outvars}
-    names = jax.tree.leaves(dict(zip(given, given, strict=True)))  # in the order of JAX's trees
-    return {name for name, x in zip(names, made.invars, strict=False) if id(x) in read}
 
 
 def require_own_state(module: torch.nn.Module) -> None:
