@@ -119,6 +119,7 @@ def inputs(seed):
 """
 
 SMALL = """
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -262,6 +263,39 @@ def listed(seed):
 
 def numbered(seed):
     return {0: inputs(seed)["x"]}
+
+
+def indices():
+    return {**shapes(), "order": np.zeros(D, np.int32)}
+
+
+def of_indices(p, inputs):
+    return jnp.tanh(jnp.take(inputs["x"], p["order"], axis=1) @ p["w"])
+
+
+def truth_values():
+    return {**shapes(), "kept": np.zeros(D, bool)}
+
+
+def of_truth_values(p, inputs):
+    return jnp.tanh(jnp.where(p["kept"], inputs["x"], 0) @ p["w"])
+
+
+@jax.jit
+def of_whole_weights(p, inputs):
+    return forward(p, inputs)
+
+
+def whole_weights():
+    return {"w": np.zeros((D, D), np.int8), "unused": np.zeros(D, bool)}
+
+
+def negative():
+    return {"w": (D, -1)}
+
+
+def other_input(seed):
+    return {"z": inputs(seed)["x"]}
 
 
 def words(seed):
@@ -512,9 +546,9 @@ def test_inputs_that_are_no_numbers_are_one_error(run: Run, folder: Path) -> Non
     assert "Traceback" not in said
 
 
-def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs") -> tuple[str, ...]:
+def small(jax: str = "forward", torch: str = "Net", inputs: str = "inputs", shapes: str = "shapes") -> tuple[str, ...]:
     m = "small_models"
-    return ("--shapes", f"{m}:shapes", "--jax", f"{m}:{jax}", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
+    return ("--shapes", f"{m}:{shapes}", "--jax", f"{m}:{jax}", "--torch", f"{m}:{torch}", "--inputs", f"{m}:{inputs}")
 
 
 def small_reference(factory: str) -> tuple[str, ...]:
@@ -530,6 +564,10 @@ INPUTS = f"{VALUES}--inputs small_models:"
     [
         (small("named"), f"{VALUES}the outputs: expected those of the JAX function (y), got those of the PyTorch module (output); return the same from both"),
         (small(torch="Tuple"), "expected those of the JAX function (output), got those of the PyTorch module (output.0); return"),
+        (small(shapes="negative"), "error[reference-invalid]: --shapes small_models:negative: expected sizes of 0 or more for 'w', got [6, -1]"),
+        (small(inputs="other_input"), "expected the name of a leaf that the code is given (w) or of an input (z), got 'x'"),
+        (small("of_indices", shapes="indices"), "error[reference-invalid]: order: expected weights, as infer gives every leaf random numbers, got int32[6], which the JAX function takes as whole numbers, such as indices; give --shapes without it"),
+        (small("of_truth_values", shapes="truth_values"), "error[reference-invalid]: kept: expected weights, as infer gives every leaf random numbers, got bool[6], which the JAX function takes as truth values; give --shapes"),
         (small("number"), "error[reference-invalid]: --jax small_models:number: expected arrays, alone or in tuples, lists and dicts, got float as output.1.0"),
         (small("one_name"), "expected arrays, alone or in tuples, lists and dicts, got two outputs of the name a.b"),
         (small("nested"), "got those of the PyTorch module (output); return"),
@@ -567,6 +605,11 @@ def test_models_and_inputs_that_cannot_be_compared_are_one_error(
     _, said = run("infer", "mine.yaml", *models, code=2)
     assert text in said and said.count("error[") == 1 and "Traceback" not in said
     assert not Path("mine.yaml").exists()
+
+
+def test_whole_numbers_that_are_weights_are_drawn_as_those(run: Run, folder: Path) -> None:
+    run("infer", "mine.yaml", *small("of_whole_weights", shapes="whole_weights"))
+    assert "linear: first" in Path("mine.yaml").read_text(encoding="utf-8")
 
 
 def test_outputs_inside_tuples_and_dicts_are_compared(run: Run, folder: Path) -> None:

@@ -82,7 +82,9 @@ def signature_error(function: Callable[..., Any], arguments: Sequence[str] = ())
 
 
 @contextmanager
-def user_code_errors(factory: str | None, option: str = "", leaves: Collection[str] = ()) -> Iterator[None]:
+def user_code_errors(
+    factory: str | None, option: str = "", leaves: Collection[str] = (), inputs: Collection[str] = ()
+) -> Iterator[None]:
     """Report errors that the user's code raises as `UserCodeError`, with file and line.
 
     Not changed are errors of this package, a package that is not installed (which may be a reason to skip), and errors
@@ -92,6 +94,7 @@ def user_code_errors(factory: str | None, option: str = "", leaves: Collection[s
         factory: ``module:function`` of the user; None if the code is part of this package: then nothing is changed.
         option: the option that named it, with a space at its end; the path of the finding begins with it.
         leaves: names by which the code is given leaves; an error about another name lists the nearest.
+        inputs: names by which it is given inputs beside them, for the same error.
 
     Raises:
         UserCodeError: the user's code raised an error or tried to exit the program (any other `BaseException`).
@@ -109,7 +112,7 @@ def user_code_errors(factory: str | None, option: str = "", leaves: Collection[s
         frames = _frames(error, factory) if factory is not None else []
         if factory is None or (not frames and isinstance(error, Exception)):
             raise
-        raise _failed(error, frames, f"{option}{factory}", leaves) from error
+        raise _failed(error, frames, f"{option}{factory}", leaves, inputs) from error
 
 
 def exit_of_user_code(error: BaseException) -> UserCodeError | None:
@@ -125,7 +128,11 @@ def is_of_user_code(error: BaseException) -> bool:
 
 
 def _failed(
-    error: BaseException, frames: Sequence[traceback.FrameSummary], path: str, leaves: Collection[str] = ()
+    error: BaseException,
+    frames: Sequence[traceback.FrameSummary],
+    path: str,
+    leaves: Collection[str] = (),
+    inputs: Collection[str] = (),
 ) -> UserCodeError:
     text = " ".join(str(error.msg if isinstance(error, SyntaxError) else error).split())
     text = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
@@ -135,7 +142,9 @@ def _failed(
     expected = got = ""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) and leaves:
         name = error.args[0]
-        expected, got = f"the name of a leaf that the code is given ({_nearest(name, leaves)})", repr(name)
+        of_inputs = f" or of an input ({', '.join(inputs)})" if inputs else ""
+        expected = f"the name of a leaf that the code is given ({_nearest(name, leaves)}){of_inputs}"
+        got = repr(name)
     return UserCodeError(
         Finding("user-code-failed", problem, path=path, expected=expected, got=got, fix=fix),
         tuple(f"{_place(frame)}{f': {frame.line}' if frame.line else ''}" for frame in frames),
@@ -143,11 +152,11 @@ def _failed(
 
 
 def _nearest(name: str, leaves: Collection[str]) -> str:
-    """Return the names of leaves that are nearest to a name, the nearest first."""
+    """Return some names of leaves, the nearest to a name first; those that are nothing like it come last."""
     left, near = list(leaves), list[str]()
-    while len(near) < NEAREST and (found := closest_match(name, left, ANY)) is not None:
-        left.remove(found)
-        near.append(found)
+    while left and len(near) < NEAREST:
+        near.append(closest_match(name, left, ANY) or left[0])
+        left.remove(near[-1])
     more = f" and {len(left)} more" if left else ""
     return f"{', '.join(near)}{more}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.checkpoints.formats.skeleton import path_keys
@@ -82,13 +82,25 @@ def shapes_by_name(shapes: Any) -> dict[str, tuple[int, ...]]:
         ConvertError: they are neither.
     """
     if are_sizes(shapes):
-        return {name: tuple(shape) for name, shape in shapes.items()}
+        return sizes_by_name(shapes, "shapes")
     return {name: tuple(leaf.shape) for name, leaf in leaves_by_name(shapes, "shapes").items()}
 
 
 def are_sizes(shapes: Any) -> bool:
     """Whether shapes are tuples of sizes by name, and no tree of arrays."""
     return isinstance(shapes, Mapping) and bool(shapes) and all(_is_shape(shape) for shape in shapes.values())
+
+
+def sizes_by_name(sizes: Mapping[str, Sequence[int]], path: str) -> dict[str, tuple[int, ...]]:
+    """Return tuples of sizes by name.
+
+    Raises:
+        ConvertError: a size is below 0.
+    """
+    for name, shape in sizes.items():
+        if min(shape, default=0) < 0:
+            raise _invalid(path, f"sizes of 0 or more for {name!r}", str(list(shape)))
+    return {name: tuple(shape) for name, shape in sizes.items()}
 
 
 def _is_shape(value: Any) -> bool:

@@ -16,7 +16,13 @@ from convert.core.findings import Finding
 from convert.core.nnx_names import without_value
 from convert.core.tensor_spec import TensorSpec, numpy_dtype
 from convert.core.user_code import REFERENCE_OPTION, find_factory, signature_error, user_code_errors
-from convert.inference.by_name import are_sizes, leaves_by_name, outputs_by_name, require_outputs_by_name
+from convert.inference.by_name import (
+    are_sizes,
+    leaves_by_name,
+    outputs_by_name,
+    require_outputs_by_name,
+    sizes_by_name,
+)
 from convert.inference.requirements import packages_named
 from convert.planning.options import ConversionOptions
 from convert.planning.plan import Plan
@@ -234,7 +240,8 @@ def specs_of_function(factory: str) -> dict[str, TensorSpec]:
     with user_code_errors(factory, SHAPES_OPTION):
         tree = make()
     if are_sizes(tree):
-        return {name: TensorSpec(tuple(sizes), "float32") for name, sizes in tree.items()}
+        sizes = sizes_by_name(tree, SHAPES_OPTION + factory)
+        return {name: TensorSpec(shape, "float32") for name, shape in sizes.items()}
     leaves = leaves_by_name(tree, SHAPES_OPTION + factory)
     return {name: TensorSpec(tuple(leaf.shape), str(leaf.dtype)) for name, leaf in leaves.items()}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.core.errors import ConvertError
 from convert.core.findings import Finding
+from convert.core.tensor_spec import TensorSpec
 from convert.programs.program import Program
 from convert.references.user_reference import require_inputs
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+WHOLE = ("int", "uint", "bool")  # beginnings of the names of dtypes
 _KINDS = {False: "real numbers", True: "complex numbers"}
+JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -90,6 +93,47 @@ def require_outputs_of_both(source: Program, target: Program) -> None:
     got = f"those of the PyTorch module ({', '.join(target.outputs) or 'none'})" if missing else "none"
     fix = "return the same from both: an array is named output, those of a tuple output.0, output.1, and a dict has its own names"
     _refuse("the outputs", expected, got, fix)
+
+
+def require_no_indices(function: JaxFunction, leaves: Mapping[str, TensorSpec], inputs: Mapping[str, Array]) -> None:
+    """Check that the JAX function takes no leaf as indices or truth values. Quantised weights are no such leaves: they are multiplied.
+
+    Raises:
+        ConvertError: it does.
+    """
+    dtypes = {name: spec.dtype for name, spec in leaves.items()}
+    whole = [name for name, dtype in dtypes.items() if dtype.startswith(WHOLE)]
+    if not whole:
+        return
+    used = _used(function, leaves, dtypes, inputs)
+    if used is None:  # the search says why it does not run
+        return
+    whole = [name for name in whole if name in used]
+    truth_values = [name for name in whole if dtypes[name] == "bool"]
+    if not truth_values and _used(function, leaves, dtypes | dict.fromkeys(whole, "float32"), inputs) is not None:
+        return
+    for name in truth_values or whole:
+        if name in truth_values or _used(function, leaves, dtypes | {name: "float32"}, inputs) is None:
+            fix = "give --shapes without it, let both models have the same numbers there, and write its rule by hand"
+            expected = "weights, as infer gives every leaf random numbers"
+            taken = "truth values" if name in truth_values else "whole numbers, such as indices"
+            got = f"{leaves[name]}, which the JAX function takes as {taken}"
+            raise ConvertError(Finding("reference-invalid", path=name, expected=expected, got=got, fix=fix))
+
+
+def _used(
+    function: JaxFunction, leaves: Mapping[str, TensorSpec], dtypes: Mapping[str, str], inputs: Mapping[str, Array]
+) -> list[str] | None:
+    """Return the leaves of these dtypes that the function computes with; None if it does not run."""
+    import jax
+
+    from convert.numerics.used_leaves import used_leaves
+
+    given = {name: jax.ShapeDtypeStruct(leaves[name].shape, dtype) for name, dtype in dtypes.items()}
+    try:
+        return used_leaves(lambda own: function(own, dict(inputs)), given)
+    except Exception:  # noqa: BLE001 - the user's code may raise any
+        return None
 
 
 def require_own_state(module: torch.nn.Module) -> None:

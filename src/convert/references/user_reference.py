@@ -96,9 +96,16 @@ def require_inputs(made: Any) -> Mapping[str, Array]:
             arrays[name] = np.array(None)
         if arrays[name].dtype.kind not in "biufc" and arrays[name].dtype.name != "bfloat16":
             _wrong_value("inputs", f"a NumPy array of numbers for {name!r}", _kind(value))
-        if arrays[name].dtype.name == "bfloat16":  # PyTorch reads none from NumPy
-            arrays[name] = arrays[name].astype(np.float32)
+        arrays[name] = _of_known_type(arrays[name])
     return arrays
+
+
+def _of_known_type(array: Array) -> Array:
+    """Return an array of a type that both frameworks take from NumPy: PyTorch takes no bfloat16, and none has wider numbers than float64."""
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    widest = {"f": np.float64, "c": np.complex128}.get(array.dtype.kind, array.dtype)
+    return array.astype(widest) if array.dtype.itemsize > np.dtype(widest).itemsize else array
 
 
 def require_outputs(outputs: Sequence[str], function: str, made: Any) -> None:

@@ -156,3 +156,45 @@ def test_gates_that_depend_on_time(first: float) -> None:
         leaves |= {f"w{k}": (WIDTH, WIDTH), **dict.fromkeys((f"b{k}", f"g{k}", f"gb{k}", f"s{k}"), (WIDTH,))}
     found = derive(function, Flow(), leaves, floats(5, WIDTH))
     assert grades(found) == {Grade.DERIVED} and found.tried < 60
+
+
+class Decomposed(torch.nn.Module):
+    """A matrix, and what a decomposition of it gives; no part of it is known before the whole is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.w, self.what = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH)), what
+
+    def forward(self, x: Any) -> Any:
+        if self.what == "spectral norm":
+            return torch.nn.functional.linear(x, self.w / torch.linalg.matrix_norm(self.w, 2))
+        if self.what == "nuclear norm":
+            return torch.nn.functional.linear(x, self.w / torch.linalg.matrix_norm(self.w, "nuc"))
+        if self.what == "eigenvalues":
+            return x * torch.linalg.eigvalsh(self.w + self.w.T)
+        return x * torch.linalg.svdvals(self.w)
+
+
+DECOMPOSED = {
+    "spectral norm": lambda w, x: x @ (w["w"] / jnp.linalg.norm(w["w"], ord=2)),
+    "nuclear norm": lambda w, x: x @ (w["w"] / jnp.linalg.norm(w["w"], ord="nuc")),
+    "eigenvalues": lambda w, x: x * jnp.linalg.eigvalsh(w["w"] + w["w"].T),
+    "singular values": lambda w, x: x * jnp.linalg.svd(w["w"], compute_uv=False),
+}
+
+
+@pytest.mark.parametrize("what", DECOMPOSED)
+def test_what_a_decomposition_of_a_parameter_gives(what: str) -> None:
+    """It does not run on numbers that are not known yet: infer ended with an internal error."""
+    found = derive(DECOMPOSED[what], Decomposed(what), {"w": (WIDTH, WIDTH)}, floats(3, 5, WIDTH))
+    alike = what in ("eigenvalues", "singular values")  # those of the transpose are the same
+    assert found.complete and grades(found) == {Grade.INTERCHANGEABLE if alike else Grade.DERIVED}
+
+
+def test_another_norm_of_a_decomposition_is_a_difference() -> None:
+    """The planted fault."""
+    module, of_source = Decomposed("spectral norm"), DECOMPOSED["nuclear norm"]
+    found = derive(of_source, module, {"w": (WIDTH, WIDTH)}, floats(3, 5, WIDTH))
+    assert not found.complete and [x.brief for x in found.differences] == [
+        "the target computes largest, the JAX model sum"
+    ]

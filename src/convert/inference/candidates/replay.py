@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOVES = (LAYOUT, "part")
@@ -60,11 +60,19 @@ class Replay:
         version = tuple(self._versions[name] for name in sorted(value.leaves))
         known = self._weights.get(value)
         if known is None or known[0] != version:
-            operation, k = self._made_by[value]
-            with np.errstate(all="ignore"):
-                out = operation.again([self.value(operand) for operand in operation.operands])
-            self._weights[value] = known = version, np.asarray(out[k])
+            self._weights[value] = known = version, self._made(*self._made_by[value])
         return known[1]
+
+    def _made(self, operation: Operation, k: int) -> Array:
+        """Return a result of parameters; NaN where the operation, such as an SVD, does not run as not all that it is given is known."""
+        operands = [self.value(operand) for operand in operation.operands]
+        try:
+            with np.errstate(all="ignore"):
+                return np.asarray(operation.again(operands)[k])
+        except REFUSALS:
+            if all(self.known(operand) for operand in operation.operands):
+                raise
+            return np.full(operation.results[k].array.shape, np.nan)
 
     def known_parameters(self) -> dict[str, Array]:
         """Return the real parameters of which something is known, by name; elements that are not known have the record's numbers."""

@@ -118,6 +118,8 @@ def _instead(operation: Operation, zeros: Sequence[Array], kind: str) -> list[Ar
 def _beside_numbers(operation: Operation, side: int, program: Program, zeros: Zeros) -> Iterator[Array]:
     """Yield the numbers of the elements of an operand that an operation uses with anything but zeros."""
     operand = operation.operands[side]
+    if not operand.elements:
+        return  # data, a constant, or a value in which elements are mixed
     others = [_zeros(x, program, zeros) for k, x in enumerate(operation.operands) if k != side]
     if role_of(operation) in WEIGHTED and any(x.size and x.all() for x in others):
         return

@@ -18,9 +18,10 @@ from convert.drafting.like.target import TargetModel, join
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
-from convert.inference.requirements import packages_named
+from convert.inference.requirements import packages_named, require_no_indices
 from convert.inference.rule_file.proof import compare_rules, is_open
 from convert.inference.rule_file.write import WrittenRules, write_rules
+from convert.references.user_reference import require_inputs
 from convert.rules.parse import parse_rules
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -97,7 +98,10 @@ def infer_rules(
     def function(weights: Arrays, inputs: Arrays) -> Arrays:
         return pair.function({**weights, **numbers}, inputs)
 
-    with user_code_errors(pair.code, option, leaves):
+    with user_code_errors(pair.code, option):
+        inputs = require_inputs(pair.inputs(seed))
+    with user_code_errors(pair.code, option, leaves, inputs):
+        require_no_indices(function, leaves, inputs)
         found = infer(
             function if numbers else pair.function,
             pair.module,

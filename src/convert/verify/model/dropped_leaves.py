@@ -12,6 +12,7 @@ from convert.core.findings import Finding
 from convert.numerics.compare import difference
 from convert.numerics.precision import jax_precision
 from convert.numerics.real_numbers import in_float64
+from convert.numerics.used_leaves import used_leaves
 from convert.planning.plan import Dropped, Plan
 from convert.references.protocol import JaxSide, Reference
 from convert.verify.report.facts import JudgedFact, Status
@@ -78,7 +79,7 @@ def read_by_the_model(plan: Plan, reference: Reference, seed: int, evidence: Evi
     try:
         side = reference.jax_side()
         inputs = dict(reference.inputs(seed) if evidence is None else evidence.inputs)
-        used = _used(side, jax_specs(whole), inputs)
+        used = used_leaves(lambda given: side(given, inputs), jax_specs(whole))
     except Exception:  # noqa: BLE001 - the user's code does not take more leaves than the rules convert
         return ()
     called = leaf_names(plan)
@@ -96,18 +97,6 @@ def with_read_leaves(level: LevelReport, leaves: Iterable[ReadLeaf]) -> LevelRep
     if not findings:
         return level
     return replace(level, verdict=Verdict.FAILED, reason="", findings=(*findings, *level.findings))
-
-
-def _used(side: JaxSide, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
-    """Return the names of the weights that an output is computed from."""
-    import jax
-    from jax.interpreters import partial_eval
-
-    from convert.numerics.lift_jax import traced
-
-    made = traced(lambda: jax.make_jaxpr(lambda given: side(given, inputs))(dict(weights)))
-    _, used = partial_eval.dce_jaxpr(made.jaxpr, [True] * len(made.jaxpr.outvars))
-    return [name for name, is_used in zip(sorted(weights), used, strict=True) if is_used]
 
 
 def _changes(side: JaxSide, plan: Plan, inputs: Mapping[str, Array], evidence: Evidence | None) -> float | None:

@@ -42,6 +42,12 @@ def test_several_outputs() -> None:
     assert found.complete
 
 
+def test_a_size_below_zero_is_an_error() -> None:
+    """It was blamed on the function."""
+    with pytest.raises(ConvertError, match="shapes: expected sizes of 0 or more for 'a/kernel', got \\[4, -1\\]"):
+        infer(_array, torch.nn.Linear(4, 3), lambda module, given: module(given["x"]), _inputs, {"a/kernel": (4, -1)})
+
+
 @pytest.mark.parametrize(
     ("shapes", "got"), [({"a/kernel": "4x3"}, "got str"), ({"a/kernel": (4, 3), "b": 7}, "got int")]
 )

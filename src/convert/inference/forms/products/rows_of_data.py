@@ -138,7 +138,7 @@ def _of_parts(product: Operation, parts: list[_Part]) -> Iterator[Operation]:
         term = Value(_product(product, side, rows.array, own.array), True, rows.leaves | own.leaves)
         of_part = replace(product, operands=(rows, own) if side else (own, rows), results=(term,))
         found = rows_of(of_part, 1 - side, part.value, part.places)
-        if found is None:
+        if found is None or found.summed not in found.axes:  # columns are taken, not whole rows
             return
         steps += taken_behind(found)
         if not equal(steps[-1].again([steps[-1].operands[0].array])[0], term.array):
