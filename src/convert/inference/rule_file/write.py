@@ -216,7 +216,10 @@ def _in_words(one: Difference, derivation: Derivation) -> str:
     """Return a difference as a note of the plan."""
     place = one.site.where or one.site.module or one.site.operation
     said = one.brief or one.problem
-    if one.is_certain:
+    if one.made_up_by:
+        others = ", ".join(map(str, one.made_up_by))
+        return f"the code of the two programs differs at {place}: {said}; with {others} they compute the same; write that place in one way in both, and derive the rules again"
+    if one.shown:
         return f"the two programs differ at {place}: {said}; correct that and derive the rules again"
     doubt = f"`convert infer` does not know whether the two programs differ at {place}: {said}"
     widths = ", or give the layers different widths," if equal_widths(derivation) else ""

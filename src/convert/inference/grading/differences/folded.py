@@ -22,14 +22,18 @@ def is_folded(repair: Repair, target: Program) -> bool:
     if found is None:
         return False
     value, want, source = found
-    leaves = any(x.of_parameters for step in source for x in step.operands)
     steps = [step for step in source if step.name not in MOVES and any(x.data for x in step.operands)]
-    if not leaves or not all(role_of(step) in STEPS for step in steps):
+    scales = any(role_of(step) is Role.SCALE and any(x.of_parameters for x in step.operands) for step in steps)
+    if not scales or not all(role_of(step) in STEPS for step in steps):
         return False
     if value.array.size != want.size or not np.isfinite(want).all():
         return False
     want = want.reshape(value.array.shape)
-    return any(_is_by_column(value.array, want, axis) for axis in _axes_of_layers(value, target))
+    adds = any(role_of(step) is Role.SHIFT for step in steps)
+    return any(
+        _is_by_column(value.array, want, axis) and (has_bias or not adds)
+        for axis, has_bias in _axes_of_layers(value, target)
+    )
 
 
 def _before_what_both_do(repair: Repair) -> tuple[Value, Array, Sequence[Operation]] | None:
@@ -45,17 +49,28 @@ def _before_what_both_do(repair: Repair) -> tuple[Value, Array, Sequence[Operati
     return None if value is None or not value.data else (value, want, source)
 
 
-def _axes_of_layers(value: Value, target: Program) -> Iterator[int]:
-    """Yield the axes of a value along which a layer in front of it gives its results, and those over which each layer behind it sums."""
-    made_by = producers_of(target.operations)
+def _axes_of_layers(value: Value, target: Program) -> Iterator[tuple[int, bool]]:
+    """Yield the axes of a value along which a layer in front of it gives its results, and those over which each layer behind it sums; and whether they have biases."""
+    made_by, users = producers_of(target.operations), users_of(target.operations)
     _, made, _ = before_moves(value, made_by)
-    if made is not None and role_of(made) is Role.SHIFT and len(made.data) == 1:  # a bias behind the product
+    has_bias = made is not None and _adds_parameter(made)
+    if made is not None and has_bias:
         _, made, _ = before_moves(made.data[0], made_by)
-    if made is not None and _is_layer(made):
-        yield value.array.ndim - 1 if role_of(made) is Role.PRODUCT else 1
-    behind = list(behind_moves(value, users_of(target.operations)))
+    if made is not None and _is_layer(made) and len(users.get(value, ())) == 1:
+        yield _axis(value, made), has_bias
+    behind = list(behind_moves(value, users))
     if behind and value not in {*target.outputs.values()} and all(map(_is_layer, behind)):
-        yield value.array.ndim - 1 if role_of(behind[0]) is Role.PRODUCT else 1
+        sums = [next(behind_moves(layer.results[0], users), None) for layer in behind]
+        yield _axis(value, behind[0]), all(one is not None and _adds_parameter(one) for one in sums)
+
+
+def _axis(value: Value, layer: Operation) -> int:
+    return value.array.ndim - 1 if role_of(layer) is Role.PRODUCT else 1
+
+
+def _adds_parameter(operation: Operation) -> bool:
+    own = any(x.of_parameters for x in operation.operands)
+    return role_of(operation) is Role.SHIFT and own and len(operation.data) == 1
 
 
 def _is_layer(operation: Operation) -> bool:
