@@ -11,7 +11,7 @@ from convert.inference.forms.elements import MOVES, before_moves, behind_moves
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used, users_of
 
 STEPS = (Role.SCALE, Role.SHIFT)
 
@@ -56,7 +56,7 @@ def _axes_of_layers(value: Value, target: Program) -> Iterator[tuple[int, bool]]
     has_bias = made is not None and _adds_parameter(made)
     if made is not None and has_bias:
         _, made, _ = before_moves(made.data[0], made_by)
-    if made is not None and _is_layer(made) and len(users.get(value, ())) == 1:
+    if made is not None and _is_layer(made) and times_used(target)[value] == 1:
         yield _axis(value, made), has_bias
     behind = list(behind_moves(value, users))
     if behind and value not in {*target.outputs.values()} and all(map(_is_layer, behind)):
