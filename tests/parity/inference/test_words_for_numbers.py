@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import derive
 
 IN, OUT, COLUMNS = 16, 5, 4
@@ -30,6 +32,58 @@ def test_a_number_for_a_parameter_is_said(size: tuple[int, ...]) -> None:
     found = derive(lambda w, x: x @ w["w"] * w["n"], Times(), {"w": (IN, OUT), "n": size})
     (difference,) = found.differences
     assert difference.brief == "behind l: the target multiplies by 3, the JAX model multiplies by n"
+
+
+class Between(torch.nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.l, self.o = torch.nn.Linear(IN, IN, bias=False), torch.nn.Linear(IN, OUT, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.o(self.function(self.l(x)))
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_target", "words"),
+    [
+        (
+            lambda x: jnp.sin(x * 3.1415927),
+            lambda x: torch.sin(x * np.pi),
+            "behind l: the target computes with 3.141592653589793, and the JAX model with 3.1415927",
+        ),
+        (
+            lambda x: jnp.clip(x, -3, 3),
+            lambda x: torch.nn.functional.hardtanh(x, -3, 2.9),
+            "behind l: the target runs hardtanh (-3 to 2.9), the JAX model limits the values to -3 to 3",
+        ),
+    ],
+    ids=["digits", "limits"],
+)
+def test_numbers_that_differ_are_said(of_source: Callable[[Any], Any], of_target: Any, words: str) -> None:
+    shapes = {"w": (IN, IN), "v": (IN, OUT)}
+    (difference,) = derive(lambda w, x: of_source(x @ w["w"]) @ w["v"], Between(of_target), shapes).differences
+    assert difference.brief == words
+
+
+class Masked(torch.nn.Module):
+    """Mixes tokens with those before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(7, 7))
+
+    def forward(self, x: Any) -> Any:
+        return torch.tril(self.w) @ x
+
+
+def test_a_weight_that_is_computed_from_one_leaf_names_it() -> None:
+    found = derive(lambda w, x: jnp.tril(w["w"]) @ x, Masked(), {"w": (7, 7)})
+    assert found.complete
+    why = write_rules(found, model_of_module(Masked(), "Model")).open["w"]
+    assert why == "it is computed from w in a way that the rule language has no words for"
 
 
 class Centred(torch.nn.Module):
