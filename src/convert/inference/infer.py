@@ -15,7 +15,7 @@ from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Gra
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts, facts_by_outputs
 from convert.inference.forms.batches_apart import batches_apart
-from convert.inference.grading import proof
+from convert.inference.grading import proof, whole_numbers
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
 from convert.inference.grading.differences.explained import (
@@ -389,4 +389,4 @@ def _notes(source: Program, target: Program) -> tuple[str, ...]:
             notes.append(
                 f"numbers of the {side} at {where} were rounded to float32 before it ran; a difference below 1e-6 is not seen"
             )
-    return tuple(notes)
+    return (*notes, *whole_numbers.notes(source))

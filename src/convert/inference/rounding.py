@@ -15,6 +15,7 @@ ROUNDING = 1e-10  # relative; models of 26 layers leave 1e-12, an epsilon of 1e-
 MASK = 1e9  # a number of at least this size hides what it is added to, and its rounding shows in no output
 WHOLE = 2.0**24  # float32 holds all whole numbers below it
 SHORT = 2.0**16  # a number of at most so many steps below its power of two was written as it is, such as 0.375
+DIGITS = 5  # a larger whole number of at most so many digits in front of its zeros was written as it is, such as 1e8
 
 
 def tolerance(*programs: Program) -> float:
@@ -49,4 +50,11 @@ def _is_rounded(array: Array) -> bool:
     fractions, _ = np.frexp(x)
     with np.errstate(all="ignore"):
         single = x.astype(np.float32) == x
-    return bool((single & (fractions * SHORT % 1 != 0)).any())
+    return bool((single & (fractions * SHORT % 1 != 0) & ~_is_decimal(x)).any())
+
+
+def _is_decimal(x: Array) -> Array:
+    """Whether each number is a whole one with few digits in front of its zeros."""
+    powers = 10.0 ** np.maximum(np.floor(np.log10(np.maximum(np.abs(x), 1))) + 1 - DIGITS, 0)
+    found: Array = x % powers == 0
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Fact, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
-from convert.inference.grading import fast_path, proof, small_weights, unshown, weak_proof
+from convert.inference.grading import fast_path, proof, small_weights, unread_rows, unshown, weak_proof
 from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.exchanged_terms import with_exchanged_terms
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
@@ -117,8 +117,9 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     unseen = _unseen(both.as_run, found, [source, *fresh], allowed)
     losses = () if lost is None else lost.notes
     fast = fast_path.notes(module, run, masks, proof.weights(found, fresh[0]), fresh[0], allowed)
-    hidden_by_masks = small_weights.notes(source, as_derived)
-    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *hidden_by_masks)
+    masked = small_weights.notes(source, as_derived)
+    rows = unread_rows.notes(found, source, _target_runs(both.as_run, found, [source, *fresh]))
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *masked, *rows)
     notes = notes if small is None else (*notes, small.note)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)

@@ -387,6 +387,16 @@ def test_numbers_of_families_of_other_sizes_do_not_decide(target: Any) -> None:
     assert {path for key, path in asked(text) if key == "linear"} == {f"Dense_{k}/kernel" for k in range(3)}
 
 
+def test_a_free_tensor_with_its_axes_in_another_order_is_named(target: Any) -> None:
+    """A leaf whose name does not say what it is, beside others."""
+    source = tree(**dense("Dense_0", "Dense_1", sizes=(6, 9)), o=(5, 3), s=(4,))
+    parts = {"first": nn.Linear(6, 9), "second": nn.Linear(6, 9), "head": nn.Linear(5, 3, bias=False)}
+    text = drafted(source, module_of(**parts), target)
+    assert text.count("No free module of the target has these shapes") == 2
+    moved = "these shapes as they are stored; with its axes in another order it may be head.weight"
+    assert f"{moved}\n  # parameter: o" in text
+
+
 def test_names_decide_where_shapes_do_not(target: Any) -> None:
     source = tree(
         **dense("query", "key", "value", "out"), **dense("mlp_in", sizes=(6, 9)), **dense("spare", sizes=(4, 5))

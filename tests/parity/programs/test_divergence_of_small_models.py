@@ -207,7 +207,11 @@ OF_RELU: tuple[tuple[Any, str, str], ...] = (  # the function, its name, and wha
     (torch.nn.functional.elu, "elu for relu", "the target computes elu"),
     (lambda y: torch.nn.functional.celu(y, 2.0), "celu with alpha 2 for relu", "the target computes celu"),
     (lambda y: y.clamp(min=-0.5), "another constant", "the target limits the values"),
-    (lambda y: torch.nn.functional.hardtanh(y, -0.5, 50.0), "another computation", "the target runs hardtanh"),
+    (
+        lambda y: torch.nn.functional.hardtanh(y, -0.5, 50.0),
+        "another computation",
+        "the target runs hardtanh (-0.5 to 50)",
+    ),
     (lambda y: torch.nn.functional.threshold(y, -0.5, 0.0), "another computation", "the target runs threshold"),
     (torch.abs, "the absolute value for relu", "the target takes the absolute value"),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.grading.always_zero import always_zero, met_by_parameters
+from convert.inference.forms.hidden.always_zero import always_zero, met_by_parameters
 from convert.programs.program import Array, Operation, Program, Value, parameter_values
 
 

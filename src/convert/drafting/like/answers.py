@@ -39,6 +39,8 @@ def answer(entries: Sequence[DraftEntry], planner: Planner, model: TargetModel, 
     entries, units = _units(entries, planner, assignment)
     assignment.solve([unit for unit in units if unit is not None])
     habits = Habits(entries, units)
+    tied = {name for others in model.tied.values() for name, _ in others}
+    missing = tuple(leftover(model, assignment.taken, tied))
     rules: list[DraftEntry] = []
     lost = []
     for entry, unit in zip(entries, units, strict=True):
@@ -47,14 +49,13 @@ def answer(entries: Sequence[DraftEntry], planner: Planner, model: TargetModel, 
             rules.append(entry)
         elif unit is None:
             lost.append(entry)
-            rules.append(_without_module(entry, line))
+            rules.append(_without_module(entry, line, _in_another_order(planner.readings(entry), missing, model)))
         elif len(unit.matches) < len(unit.columns):
             lost += [entry] if line.key == ATTENTION else []
             rules.append(_undecided(entry, line, unit, assignment))
         else:
             rules += RuleWriter(entry, line, unit, habits, model).entries()
-    tied = {name for others in model.tied.values() for name, _ in others}
-    return Answered(tuple(rules), tuple(leftover(model, assignment.taken, tied)), tuple(lost))
+    return Answered(tuple(rules), missing, tuple(lost))
 
 
 def _units(
@@ -105,9 +106,22 @@ def _split(entry: DraftEntry, reading: Reading, names: Sequence[str]) -> Iterato
         yield DraftEntry(entry.first, lines)
 
 
-def _without_module(entry: DraftEntry, line: DraftLine) -> DraftEntry:
-    asked = replace(line, remark=f"{line.remark} No free module of the target has these shapes")
+def _without_module(entry: DraftEntry, line: DraftLine, others: Sequence[str]) -> DraftEntry:
+    """Say that nothing of the target is left for a rule.
+
+    Args:
+        others: free tensors of the same sizes in another order.
+    """
+    moved = f" as they are stored; with its axes in another order it may be {' or '.join(others)}" if others else ""
+    asked = replace(line, remark=f"{line.remark} No free module of the target has these shapes{moved}")
     return replace(entry, lines=[asked if one is line else one for one in entry.lines])
+
+
+def _in_another_order(readings: Sequence[Reading], free: Sequence[str], model: TargetModel) -> list[str]:
+    """Return the first of the free tensors that have the sizes of what a rule makes, where that is one tensor."""
+    made = {tuple(sorted(shape)) for reading in readings for c in reading.columns[:1] for shape in c.shapes.values()}
+    tensors = model.tensors
+    return [name for name in free if len(made) == 1 and tuple(sorted(tensors[name])) in made][:LISTED]
 
 
 def _undecided(entry: DraftEntry, line: DraftLine, unit: Unit, assignment: Assignment) -> DraftEntry:

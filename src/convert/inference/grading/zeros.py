@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Grade, Part, Tensor
+from convert.inference.forms.hidden.always_zero import always_zero, met_by_parameters, zeros_of
 from convert.inference.forms.hidden.shown import hidden_parameters
-from convert.inference.grading.always_zero import always_zero, met_by_parameters, zeros_of
 from convert.inference.grading.ties import elements_of
 from convert.programs.program import Program
 

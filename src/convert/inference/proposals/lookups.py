@@ -18,6 +18,7 @@ import numpy as np
 from convert.inference.candidates.candidate import Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic, Role
+from convert.inference.forms.hidden.always_zero import met_by_parameters
 from convert.inference.meetings.sites import Meeting, Product
 from convert.inference.proposals import products
 from convert.inference.proposals.others import any_leaf
@@ -56,10 +57,9 @@ def look_up(context: Context, operation: Operation, side: int) -> Iterator[Candi
             )
             if found is not None:
                 any_fits = True
-                pieces = found + _padding(context, elements[0][rows:])
-                yield Candidate(pieces, BY, ("rows", rows))
+                yield Candidate(_with_more_rows(context, found, elements[0], rows), BY, ("rows", rows))
     for rows, candidate in _of_columns(context, operation, weight, elements):
-        yield replace(candidate, pieces=candidate.pieces + _padding(context, elements[0][rows:]))
+        yield replace(candidate, pieces=_with_more_rows(context, candidate.pieces, elements[0], rows))
     if not any_fits:  # a product with rows of zeros and a one, or several indices, of which another table has the first
         yield from any_leaf(context, operation, side)
 
@@ -74,10 +74,32 @@ def _ways(table: Array, row: tuple[int, ...]) -> Iterator[Callable[[Array], Arra
             yield partial(np.transpose, axes=(0, *order))
 
 
-def _padding(context: Context, rest: Array) -> tuple[Piece, ...]:
-    """Return the pieces of the rows that the source has not got."""
-    nothing = np.full(rest.shape, -1)
-    return context.pieces(rest, nothing, np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
+def _with_more_rows(context: Context, pieces: tuple[Piece, ...], table: Array, rows: int) -> tuple[Piece, ...]:
+    """Return the pieces of a table with those of the rows that are not in them: the rest of the leaf, which the source has never read, or zeros.
+
+    Args:
+        pieces: of the first rows.
+        table: the numbers of the target's elements.
+        rows: how many the source's table has.
+    """
+    rest = table[rows:]
+    if rest.size and len(pieces) == 1 and (numbers := _rest_of_leaf(context, pieces[0], table)) is not None:
+        return context.pieces(table, numbers, context.source.theta[numbers], Arithmetic.SAME, pieces[0].meeting)
+    return pieces + context.pieces(rest, np.full(rest.shape, -1), np.zeros(rest.shape), Arithmetic.CONSTANT, None, 0.0)
+
+
+def _rest_of_leaf(context: Context, piece: Piece, table: Array) -> Array | None:
+    """Return the numbers of the elements of a leaf in the order of its axes in which the first are those of a piece; None if there is none."""
+    known, source = piece.numbers[np.argsort(piece.elements)], context.source
+    if piece.arithmetic is not Arithmetic.SAME or piece.factor != 1 or (np.diff(table.ravel()) < 0).any():
+        return None
+    (numbers,) = source.program.parameters[source.leaf(int(known[0]))].elements
+    for order in permutations(range(numbers.ndim)) if numbers.size == table.size else ():
+        flat = numbers.transpose(order).ravel()
+        if np.array_equal(flat[: len(known)], known):
+            read = met_by_parameters(source.program, {}).at_all
+            return None if read[flat[len(known) :]].any() else flat
+    return None
 
 
 def _of_columns(

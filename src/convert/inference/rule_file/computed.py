@@ -22,20 +22,20 @@ from convert.inference.rule_file.joining.joined import join_layers
 from convert.inference.rule_file.joining.patterns import structure
 from convert.inference.rule_file.layers.layout import Axis, Layout
 from convert.inference.rule_file.layers.rule import (
-    COMPUTED,
     LOW_RANK,
     SCALE,
     TRANSPOSED,
     LayerRule,
     NoWordsError,
     Source,
+    computed_from,
 )
 from convert.inference.rule_file.printing.entry import entry_of
 from convert.layers.step_tensor import expected
 from convert.planning.planner import make_plan
 from convert.rules.parse import parse_rules
 
-NO_WORDS = f"{COMPUTED} in a way that the rule language has no words for"
+NO_WORDS = "in a way that the rule language has no words for"
 SAME = 1e-9  # relative: a power iteration in another order of its sums
 EPSILONS = ("1e-5", "1e-6", "1e-8", "1e-10", "1e-12", "1e-3", "1e-4")
 STEPS = (2, 3, 4, 5)
@@ -62,8 +62,13 @@ def settle(
     for members in groups.values():
         said = _settled(members, derivation, target)
         known |= dict(zip(members, said, strict=True)) if said else {}
-        lost |= {} if said else {layer.module: NO_WORDS for layer in members}
+        lost |= {} if said else {layer.module: _no_words(layer) for layer in members}
     return [known.get(layer, layer) for layer in layers if layer.module not in lost], lost  # nor any part of a tensor
+
+
+def _no_words(layer: LayerRule) -> str:
+    leaves = {*(source.leaf for source in layer.main), *(layer.computed_from or ())}
+    return f"{computed_from(leaves)} {NO_WORDS}"
 
 
 def _settled(members: Sequence[LayerRule], derivation: Derivation, target: TargetModel) -> list[LayerRule] | None:

@@ -68,8 +68,17 @@ def same_numbers(one: Array, two: Array) -> bool:
     if min(a.size, b.size) == 0 or max(a.size, b.size) % min(a.size, b.size):
         return False
     a, b = (x[:: x.size // min(a.size, b.size)] for x in (a, b))
-    largest = float(np.abs(a).max(initial=0.0, where=np.isfinite(a)))  # a mask may be infinite
-    return bool(np.allclose(a, b, rtol=1e-6, atol=1e-9 * largest))
+    return _are_near(a, b)
+
+
+def near(one: Array, two: Array) -> bool:
+    """Whether two arrays hold the same numbers in the same order, as near to each other as `same_numbers` takes them."""
+    return one.shape == two.shape and _are_near(one, two)
+
+
+def _are_near(one: Array, two: Array) -> bool:
+    largest = float(np.abs(one).max(initial=0.0, where=np.isfinite(one)))  # a mask may be infinite
+    return bool(np.allclose(one, two, rtol=1e-6, atol=1e-9 * largest))
 
 
 def one_of(one: Array, two: Array) -> bool:

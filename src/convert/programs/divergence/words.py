@@ -192,6 +192,9 @@ class Words:
             return f"limits the values {in_words(bounds(operation))}"
         if kind == "gelu":
             return "applies gelu_tanh" if operation.settings.get("approximate") == "tanh" else "applies gelu_erf"
+        if operation.name.strip("_") == "hardtanh":
+            low, high = (float(v.array) for v in operation.operands[1:])
+            return f"runs hardtanh ({low:.7g} to {high:.7g})"
         if kind in ("product", "convolution"):
             other = self.other(operation)
             verb = "takes the matrix product" if kind == "product" else "convolves"

@@ -17,10 +17,7 @@ from convert.inference.rule_file.layers.fused import (
     side_by_side,
 )
 from convert.inference.rule_file.layers.parametrized import LowRankWords, low_rank_words, main_leaf
-from convert.inference.rule_file.layers.rule import (
-    COMPUTED,
-    NoWordsError,
-)
+from convert.inference.rule_file.layers.rule import NoWordsError, computed_from
 from convert.inference.rule_file.layers.sources import (
     Shapes,
 )
@@ -107,7 +104,7 @@ def as_described(known: Mapping[str, Tensor], leaves: Shapes) -> DescribedLayer:
     if any(part.arithmetic is Arithmetic.COMPUTED for part in first.parts):
         main = main_leaf(first, leaves)
         if main is None or "weight" not in tensors:
-            raise NoWordsError(COMPUTED)
+            raise NoWordsError(computed_from(first.nearest))
         tensors["weight"], others = main
         return DescribedLayer(tensors, first, None, others)
     turns = in_turns(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from convert.inference.derivation import Grade
@@ -31,7 +32,12 @@ TERM_AXES = "axes of terms"  # no key: which axes of a sum each of its leaves ha
 LOW_RANK = "low_rank"  # no key: how the two matrices of the equation are stored
 
 
-COMPUTED = "it is computed from several leaves"  # why a tensor has no rule
+COMPUTED = "it is computed from"  # why a tensor has no rule
+
+
+def computed_from(leaves: Collection[str]) -> str:
+    """Say of what leaves the source computes a tensor."""
+    return f"{COMPUTED} {next(iter(leaves)) if len(set(leaves)) == 1 else 'several leaves'}"
 
 
 class NoWordsError(Exception):

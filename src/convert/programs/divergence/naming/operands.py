@@ -29,7 +29,7 @@ from convert.programs.divergence.naming.details import (
     other_indices,
     other_parameters,
 )
-from convert.programs.divergence.naming.operations import CONSTANT, Described
+from convert.programs.divergence.naming.operations import CONSTANT, OTHER, Described
 from convert.programs.divergence.naming.selections import MOVES, other_selection, selection
 from convert.programs.divergence.naming.tables import (
     numbers_of_tables,
@@ -38,7 +38,7 @@ from convert.programs.divergence.naming.tables import (
     shifted_tables,
 )
 from convert.programs.divergence.repair import Repair
-from convert.programs.divergence.shared_values import same_numbers
+from convert.programs.divergence.shared_values import near, same_numbers
 from convert.programs.divergence.words import JOINS, Words, arithmetic, places, product_of, scalar
 from convert.programs.program import Operation, Value
 
@@ -87,7 +87,7 @@ def input_of_layer(both: Both) -> Described | None:
     layer = repair.layer
     if layer is None:
         return None
-    moved = same_numbers(repair.got, repair.want)
+    moved = same_numbers(repair.got, repair.want) and not near(repair.got, repair.want)
     if repair.source and not moved:
         return None
     name = layer.module or ours.other(layer)
@@ -130,7 +130,7 @@ def choice(both: Both) -> Described | None:
 
 def other_value(both: Both) -> Described | None:
     repair, ours, theirs = both.repair, both.ours, both.theirs
-    if repair.source or same_numbers(repair.got, repair.want):
+    if repair.source or (same_numbers(repair.got, repair.want) and not near(repair.got, repair.want)):
         return None
     used, meant = repair.operands[0], repair.source_operands[0]
     which = selection((used, repair.got), (meant, repair.want), ours, theirs)
@@ -154,7 +154,7 @@ def missing_layout(both: Both) -> Described | None:
     repair, ours = both.repair, both.ours
     if any(kind_of(one) != LAYOUT for one in repair.source):
         return None
-    if repair.got.shape == repair.want.shape and same(repair.got, repair.want):
+    if near(repair.got, repair.want):
         return None  # they differ by rounding, or by less than a part in a million
     ends = [ours.producer[x] for x in repair.operands if x in ours.producer]
     moved = moved_indices(repair.got, repair.want)
@@ -298,6 +298,8 @@ def _same_operations(repair: Repair, ours: Words, theirs: Words, sentence: str) 
     others = [x.array for x in repair.source_operands]
     if len(repair.given) > 1 and all(any(x.shape == y.shape and same(x, y) for y in others) for x in repair.given):
         return EXCHANGED, f"{sentence}; the same values, put together in another way"
+    if sorted(map(str, steps(repair.target))) != sorted(map(str, steps(repair.source))):
+        return OTHER, sentence  # as a parameter in the place of a number
     return ORDER, f"{sentence}; the elements are in another order"
 
 

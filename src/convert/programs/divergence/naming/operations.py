@@ -139,7 +139,12 @@ def constants(both: Both) -> Described | None:
     if not numbers:
         return None
     narrow = rounded(*numbers[0]) if len(numbers) == 1 else ""
-    return (ROUNDED, f"{both.sentence}; {narrow}") if narrow else (CONSTANT, both.sentence)
+    if narrow:
+        return ROUNDED, f"{both.sentence}; {narrow}"
+    mine, other = numbers[0]
+    if both.does == both.instead:  # to the digits that are printed
+        return CONSTANT, f"{both.sentence}; the target computes with {mine!r}, and the JAX model with {other!r}"
+    return CONSTANT, both.sentence
 
 
 def other_limits(both: Both) -> Described | None:
