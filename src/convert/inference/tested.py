@@ -104,7 +104,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         return Tested(None, found, fresh[errors.index(evidence.error)], ended, again=again)
     small = None
     if lost is None and allowed < EXACT:
-        small = small_difference(models, both.learned, found, dict(zip(further(seed), plain, strict=True)), allowed)
+        small = small_difference(models, both.learned, found, (further(seed)[0], plain[0]), allowed)
     if small is not None and small.problem:
         last = len(target.operations) - 1
         ended = Difference(site_of("target", last, target.operations[last]), small.problem, small.error)

@@ -7,7 +7,7 @@ stays small has a note: a constant that is written with fewer digits looks like 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class SmallDifference:
 
 
 def small_difference(
-    models: Models, learned: Sequence[str], tensors: Sequence[Tensor], runs: Mapping[int, Program], allowed: float
+    models: Models, learned: Sequence[str], tensors: Sequence[Tensor], drawn: tuple[int, Program], allowed: float
 ) -> SmallDifference | None:
     """Return a difference that rounding does not explain; None: there is none.
 
@@ -52,21 +52,21 @@ def small_difference(
         models: both programs.
         learned: leaves that are data, as in `Records`.
         tensors: every tensor, with which the outputs are equal up to the bound.
-        runs: seed -> run of the source with the weights and inputs of it.
+        drawn: a seed, and the run of the source with its weights and inputs.
         allowed: the bound, relative to the largest value of an output.
     """
-    found = [(run, *worst) for run in runs.values() if (worst := _worst(models, learned, tensors, run)) is not None]
-    if found and (most := max(found, key=lambda of: of[1]))[1] > allowed:
-        problem = f"in a column of an output the values differ by {most[1]:.1e} of its largest one"
-        return SmallDifference(most[0], most[1], problem)
-    for seed in runs if found else [*runs][:1]:
-        for words, other in _with_smaller_inputs(models, seed, of_any_sign=bool(found)):
-            worst = _worst(models, learned, tensors, other)
-            if worst is not None and worst[0] > allowed:
-                return SmallDifference(other, worst[0], f"{words} the outputs differ by {worst[0]:.1e}")
-    if not found:
+    seed, run = drawn
+    found = _worst(models, learned, tensors, run)
+    if found is not None and found[0] > allowed:
+        problem = f"in a column of an output the values differ by {found[0]:.1e} of its largest one"
+        return SmallDifference(run, found[0], problem)
+    for words, other in _with_smaller_inputs(models, seed, of_any_sign=found is not None):
+        worst = _worst(models, learned, tensors, other)
+        if worst is not None and worst[0] > allowed:
+            return SmallDifference(other, worst[0], f"{words} the outputs differ by {worst[0]:.1e}")
+    if found is None:
         return None
-    run, error, times = max(found, key=lambda of: of[1])
+    error, times = found
     note = (
         f"the outputs differ by {error:.1e} of the largest value of a column, {times:,.0f} times what rounding makes; a constant with fewer digits "
         "does that, and so does a function or an epsilon that these inputs hardly show"
