@@ -302,7 +302,8 @@ class OfParts(torch.nn.Module):
         return torch.cat([self.outer(torch.nn.functional.silu(self.inner(y))) for y in own], 1)
 
 
-@pytest.mark.parametrize("second", [pytest.param(lambda x: x, marks=pytest.mark.slow), jnp.sin])
+@pytest.mark.slow
+@pytest.mark.parametrize("second", [lambda x: x, jnp.sin])
 def test_a_layer_beside_a_value_that_was_given_is_in_front(second: Function) -> None:
     """The head differs; behind its first use the second layer meets its own tokens, and nothing that was given."""
 
