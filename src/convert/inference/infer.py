@@ -15,7 +15,7 @@ from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Gra
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts, facts_by_outputs
 from convert.inference.forms.batches_apart import batches_apart
-from convert.inference.grading import proof, whole_numbers
+from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
 from convert.inference.grading.differences.explained import (
@@ -32,6 +32,7 @@ from convert.inference.grading.differences.other_weights import are_the_same, wi
 from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.lost import require_followed
+from convert.inference.grading.notes import whole_numbers
 from convert.inference.grading.proof import Masks
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+NOT_RUNNABLE = "module-not-runnable"
 WHOLE = ("int", "uint", "bool")  # beginnings of the names of dtypes
 _KINDS = {False: "real numbers", True: "complex numbers"}
 JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
@@ -151,19 +152,25 @@ def require_own_state(module: torch.nn.Module) -> None:
     problem = "the state_dict of the PyTorch module"
     if own and own.isdisjoint(state):
         expected, got = f"the names of its parameters ({', '.join(sorted(own)[:4])})", ", ".join([*state][:4]) or "none"
-        _not_runnable(problem, expected, got, "give the module without the hook that renames or drops them")
+        _refuse(problem, expected, got, "give the module without the hook that renames or drops them", NOT_RUNNABLE)
     for name, x in state.items():
         if isinstance(x, torch.Tensor) and any(
             step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True)
         ):
             got = "one that is expanded, whose elements share memory"
-            _not_runnable(f"the tensor {name} of the PyTorch module", "one with elements of its own", got, "clone it")
+            _refuse(
+                f"the tensor {name} of the PyTorch module",
+                "one with elements of its own",
+                got,
+                "clone it",
+                NOT_RUNNABLE,
+            )
     try:
         copy_of(module).load_state_dict(state, strict=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         fix = "give the module without the hook that adds or changes entries"
-        _not_runnable(problem, "one that load_state_dict(..., strict=True) takes back", reason, fix)
+        _refuse(problem, "one that load_state_dict(..., strict=True) takes back", reason, fix, NOT_RUNNABLE)
 
 
 def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> None:
@@ -179,9 +186,5 @@ def require_same_again(module: torch.nn.Module, run: Run, recorded: Program) -> 
         require_same_when_called_again(module, run, {name: value.given for name, value in recorded.inputs.items()})
 
 
-def _not_runnable(problem: str, expected: str, got: str, fix: str) -> NoReturn:
-    raise ConvertError(Finding("module-not-runnable", problem, expected=expected, got=got, fix=fix))
-
-
-def _refuse(problem: str, expected: str, got: str, fix: str) -> NoReturn:
-    raise ConvertError(Finding("reference-values-invalid", problem, expected=expected, got=got, fix=fix))
+def _refuse(problem: str, expected: str, got: str, fix: str, code: str = "reference-values-invalid") -> NoReturn:
+    raise ConvertError(Finding(code, problem, expected=expected, got=got, fix=fix))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,12 @@ import numpy as np
 
 from convert.inference.derivation import Difference, Fact, Proof, Tensor
 from convert.inference.forms.as_data import parameters_as_data
-from convert.inference.grading import fast_path, proof, small_weights, unread_rows, unshown, weak_proof
+from convert.inference.grading import proof
 from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.exchanged_terms import with_exchanged_terms
+from convert.inference.grading.notes import fast_path, small_weights, unread_rows, unshown, weak_proof
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
-from convert.inference.grading.small_differences import small_difference
 from convert.inference.grading.ties import told_apart, told_by_some
 from convert.inference.grading.zeros import without_hidden_elements
 from convert.inference.last_digits import lost_digits
@@ -24,6 +25,7 @@ from convert.inference.meetings.sites import site_of
 from convert.inference.models import Models
 from convert.inference.records import Records
 from convert.inference.rounding import tolerance
+from convert.inference.small_differences import small_difference
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 from convert.programs.rerun import can_rerun, rerun
@@ -99,26 +101,28 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         evidence = replace(evidence, allowed=max(lost.allowed, evidence.error))
     elif evidence.error > allowed:
         problem = f"with fresh weights and inputs the outputs differ by {evidence.error:.1e}"
-        last = len(target.operations) - 1
-        ended = Difference(site_of("target", last, target.operations[last]), problem, evidence.error)
+        ended = _of_outputs(target, problem, evidence.error)
         return Tested(None, found, fresh[errors.index(evidence.error)], ended, again=again)
     small = None
     if lost is None and allowed < EXACT:
         small = small_difference(models, both.learned, found, (further(seed)[0], plain[0]), allowed)
     if small is not None and small.problem:
-        last = len(target.operations) - 1
-        ended = Difference(site_of("target", last, target.operations[last]), small.problem, small.error)
+        ended = _of_outputs(target, small.problem, small.error)
         return Tested(None, found, parameters_as_data(small.run, both.learned), ended, again=again)
     as_derived = _target_run(target, found, source)
     hides = hidden_by_choice(source, as_derived, allowed)
     if hides is not None:
         ended = Difference(site_of("target", as_derived.operations.index(hides), hides), HIDDEN, shown=False)
         return Tested(None, found, source, ended, again=again, hidden=True)
-    unseen = _unseen(both.as_run, found, [source, *fresh], allowed)
+    every = [source, *fresh]
+    ran, of_rows, of_hidden = itertools.tee(
+        _target_runs(both.as_run, found, every), 3
+    )  # each is run once, if it is asked for
+    unseen = _unseen(every, ran, allowed)
     losses = () if lost is None else lost.notes
     fast = fast_path.notes(module, run, masks, proof.weights(found, fresh[0]), fresh[0], allowed)
     masked = small_weights.notes(source, as_derived)
-    rows = unread_rows.notes(found, source, _target_runs(both.as_run, found, [source, *fresh]))
+    rows = unread_rows.notes(found, source, of_rows)
     notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *masked, *rows)
     notes = notes if small is None else (*notes, small.note)
     if any(tensor.ties for tensor in found):
@@ -130,7 +134,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
         return all(proof.error(module, run, masks, made, program) <= evidence.allowed for program in fresh)
 
     found = with_ways_that_hold(found, holds)
-    found = without_hidden_elements(found, _target_runs(both.as_run, found, [source, *fresh]))
+    found = without_hidden_elements(found, of_hidden)
     leaves = {name: value.array for name, value in plain[0].parameters.items()}
     evidence = replace(evidence, leaves=leaves, tensors=proof.weights(found, fresh[0]))
     return Tested(evidence, found, source, None, notes, again)
@@ -150,13 +154,18 @@ def _fresh_runs(
     return plain, [parameters_as_data(program, both.learned) for program in plain]
 
 
-def _unseen(as_run: Program, found: Sequence[Tensor], runs: Sequence[Program], allowed: float) -> tuple[str, ...]:
-    """Return notes on what no run shows, the first of them that of the records.
+def _of_outputs(target: Program, problem: str, error: float) -> Difference:
+    last = len(target.operations) - 1
+    return Difference(site_of("target", last, target.operations[last]), problem, error)
+
+
+def _unseen(runs: Sequence[Program], ran: Iterator[Program], allowed: float) -> tuple[str, ...]:
+    """Return notes on what no run shows.
 
     Args:
-        as_run: the target as it ran: the search takes a mask apart where it takes apart what is masked, and one part may hide nothing.
+        runs: of the source, the first of them that of the records.
+        ran: of the target as it ran: the search takes a mask apart where it takes apart what is masked, and one part may hide nothing.
     """
-    ran = _target_runs(as_run, found, runs)
     first = next(ran)
     unseen = unshown.notes(runs[:1], [first], allowed)
     if not unseen:  # most have nothing to show, and the first run says so

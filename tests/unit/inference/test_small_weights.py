@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.grading.small_weights import notes
+from convert.inference.grading.notes.small_weights import notes
 from convert.programs.program import Operation, Program, Value
 
 

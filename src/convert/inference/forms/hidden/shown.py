@@ -82,15 +82,30 @@ def _with_constant_buffers(program: Program) -> Program:
     every = {*program.parameters.values(), *program.inputs.values(), *_results(program)}
     new = {x: replace(x, leaves=x.leaves - program.buffers) for x in every if x.leaves & program.buffers}
 
+    return _with_values(program, new, lambda operation: operation.again)
+
+
+def _with_values(
+    program: Program,
+    new: Mapping[Value, Value],
+    again: Callable[[Operation], Callable[[Sequence[Array]], Sequence[Array]]],
+) -> Program:
+    """Return the program with other values in place of its own.
+
+    Args:
+        again: operation -> what runs it on other operands.
+    """
+
     def known(values: Mapping[str, Value]) -> dict[str, Value]:
         return {name: new.get(value, value) for name, value in values.items()}
 
     def made(operation: Operation) -> Operation:
         operands, results = (tuple(new.get(x, x) for x in of) for of in (operation.operands, operation.results))
-        return replace(operation, operands=operands, results=results)
+        return replace(operation, operands=operands, results=results, again=again(operation))
 
-    operations = tuple(map(made, program.operations)) if new else program.operations
-    return replace(program, parameters=known(program.parameters), operations=operations, outputs=known(program.outputs))
+    parameters, inputs, outputs = map(known, (program.parameters, program.inputs, program.outputs))
+    operations = tuple(map(made, program.operations))
+    return replace(program, parameters=parameters, inputs=inputs, operations=operations, outputs=outputs)
 
 
 def _levels_of_values(program: Program, certain: Certain | None) -> dict[Value, Array]:
@@ -129,18 +144,11 @@ def shown_alone(program: Program, hidden: Mapping[Value, Array]) -> Program:
     """Return the program with zeros in the elements that no output depends on."""
     new = {value: replace(value, array=np.where(of, 0.0, value.array)) for value, of in hidden.items()}
 
-    def made(operation: Operation) -> Operation:
-        operands, results = (tuple(new.get(x, x) for x in of) for of in (operation.operands, operation.results))
+    def again(operation: Operation) -> Callable[[Sequence[Array]], Sequence[Array]]:
         masks = tuple(hidden.get(x) for x in operation.results)
-        again = operation.again if all(mask is None for mask in masks) else ShownAlone(operation, masks)
-        return replace(operation, operands=operands, results=results, again=again)
+        return operation.again if all(mask is None for mask in masks) else ShownAlone(operation, masks)
 
-    return replace(
-        program,
-        inputs={name: new.get(value, value) for name, value in program.inputs.items()},
-        operations=tuple(map(made, program.operations)),
-        outputs={name: new.get(value, value) for name, value in program.outputs.items()},
-    )
+    return _with_values(program, new, again)
 
 
 def _given(values: Sequence[Value], _: Sequence[Array]) -> list[Array]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.forms.elements import behind_moves
-from convert.inference.grading.reach import ANY, Interval, decided, reaches
+from convert.inference.grading.notes.reach import ANY, Interval, decided, reaches
 from convert.programs.divergence.graph import root
 from convert.programs.fingerprint import ValueTable
 from convert.programs.program import Operation, Program, Value, producers_of, users_of

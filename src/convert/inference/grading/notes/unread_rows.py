@@ -1,7 +1,7 @@
 """Rows of a table that no draw has read, where the table is not its leaf row by row.
 
-The rows of a vocabulary that no text has are written as its others, and that is no choice. Where the rows that were read lie in another
-order, the order of the rest is a guess, and so are zeros in place of elements that the leaf has left.
+A table that is its leaf row by row has no note: its other rows follow. Where the rows that were read lie in another order, the order of the
+other rows is a guess. So are zeros in place of elements that the leaf has left.
 """
 
 from __future__ import annotations
