@@ -126,7 +126,7 @@ def check_facts(
     else:
         notes += [f"only training sees this difference, which --training counts: {finding}" for finding in trained]
     unread = [fact for fact in facts if fact not in comparison.compared]
-    others = _few([f"{fact.name} {fact.where}" for fact in unread])
+    others = ", ".join(dict.fromkeys(fact.name for fact in unread))
     notes.insert(
         0,
         f"{len(facts) - len(unread)} of {len(facts)} declared facts compared with the target's configuration"
