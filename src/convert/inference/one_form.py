@@ -13,6 +13,7 @@ from convert.inference.forms.batches_apart import batches_apart, joined_in_one
 from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_together
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.joined_parts import parts_of_joined
+from convert.inference.forms.learned_rows import learned_rows_apart, scaled_with_learned
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import (
     chosen_rows_as_lookups,
@@ -73,6 +74,7 @@ class Forms:
         chunks: operations that are applied to each chunk of a value are applied to the whole.
         groups: a number for each group of what is added up stands behind the sum.
         batches: rows of several values that are joined are taken apart.
+        learned: learned rows that are scaled with what they are joined to are taken apart.
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
         masked: values of which a mask keeps some in a sum are products with the mask.
@@ -95,6 +97,7 @@ class Forms:
     chunks: bool = False
     groups: bool = False
     batches: bool = False
+    learned: bool = False
     bases: bool = False
     ends: bool = False
     masked: bool = False
@@ -113,6 +116,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "chunks": _unequal(chunks_in_one_way),
     "groups": _unequal(sums_of_scaled_groups),
     "batches": joined_in_one,
+    "learned": _unequal(scaled_with_learned),
     "apart": _unequal(products_of_joined_rows),
     "features": _unequal(features_times_vectors),
     "variables": _unequal(vectors_of_each_feature),
@@ -157,6 +161,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = batches_apart(program, keep=keep) if forms.batches else program
+    program = learned_rows_apart(program) if forms.learned else program
     program = networks_apart(program, forms.networks[not keep], keep=keep)
     program = distances_as_products(program, keep=keep) if forms.distances else program
     program = columns_apart(program, keep=keep) if forms.columns else program

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import JOINS, MOVES, are_same, before_moves, step
+from convert.inference.forms.elements import COPIES, JOINS, MOVES, are_same, before_moves, step
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, computed_by, producers_of
 
@@ -114,18 +114,31 @@ class Rewriting:
         """Take the next operation of the program."""
         operands = tuple(map(self._now, operation.operands))
         now = operation if operands == operation.operands else replace(operation, operands=operands)
-        done = any(x in self._parts for x in operands) and (self._by_part(now) or self._of_one_part(now))
+        in_parts = any(x in self._parts for x in operands) and self.goes_on(now)
+        done = in_parts and (self._by_part(now) or self._of_one_part(now))
         if self._keep:
             self.operations.append(operation)
         if done:
             return
         self._put_together(operands)
-        axis = _joined_axis(now) if self._joined else None
+        axis = self.joined_axis(now) if self._joined else None
         if axis is not None and not self._are_steps(operation.operands):
             rows = one_after_the_other([x.array.shape[axis] for x in operands])
             self._parts[now.results[0]] = Parts(axis, rows, operands, now, frozenset([now]))
         elif not self._keep:
             self.operations.append(now)
+
+    def goes_on(self, operation: Operation) -> bool:
+        """Whether an operation is tried on the parts."""
+        return True
+
+    def joined_axis(self, operation: Operation) -> int | None:
+        """Return the axis along which an operation joins rows that are taken apart; None if it joins none."""
+        return _axis_of_data(operation)
+
+    def is_layer(self, operation: Operation) -> bool:
+        """Whether the joins are counted of the rows that an operation is applied to."""
+        return bool(parameter_operands(operation)) and role_of(operation) in LAYERS
 
     def _are_steps(self, values: Sequence[Value]) -> bool:
         """Whether one of the first two of some values is computed from the other, as those of a loop; one may be rows of an earlier step."""
@@ -172,10 +185,13 @@ class Rewriting:
         steps = []
         for k, trial in enumerate(trials):
             made = zip(trial.results(), operation.results, found, strict=True)
-            results = tuple(part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
+            if any(x.data for x in trial.operands):
+                results = tuple(part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
+            else:
+                results = tuple(_of_parameters(operation, trial, at) for at in range(len(found)))
             steps.append(replace(operation, operands=trial.operands, results=results, again=trial.run))
             self.operations += (*trial.before, steps[-1])
-        if parameter_operands(operation) and role_of(operation) in LAYERS:
+        if self.is_layer(operation):
             self.joins |= joins
         for k, ((axis, rows), result) in enumerate(zip(found, operation.results, strict=True)):
             self._parts[result] = Parts(axis, rows, tuple(one.results[k] for one in steps), operation, joins)
@@ -237,7 +253,7 @@ class Rewriting:
 def joined_in_one(source: Program, target: Program) -> bool:
     """Whether one of two programs joins rows that layers are then applied to, row by row, and the other joins none of their size, and applies layers to each."""
     for one, other in ((source, target), (target, source)):
-        joins = Counter(_size(x.results[0]) for x in other.operations if _joined_axis(x) is not None)
+        joins = Counter(_size(x.results[0]) for x in other.operations if _axis_of_data(x) is not None)
         alone = {_size(x) for operation in other.operations if role_of(operation) in LAYERS for x in operation.data}
         apart = (join for join in Rewriting(one, keep=True).joins if all(_size(x) in alone for x in join.operands))
         if Counter(_size(join.results[0]) for join in apart) - joins:
@@ -255,9 +271,14 @@ def batches_apart(program: Program, *, keep: bool) -> Program:
     return rewriting.result() if rewriting.joins else program
 
 
-def _joined_axis(operation: Operation) -> int | None:
-    """Return the axis along which an operation joins several values of data; None if it is none, or that of the features."""
-    if operation.name not in JOINS or operation.operands != operation.data or len(operation.data) < 2:
+def _axis_of_data(operation: Operation) -> int | None:
+    """Return the axis of rows along which an operation joins several values of data; None if it joins none."""
+    return axis_of_rows(operation) if operation.operands == operation.data else None
+
+
+def axis_of_rows(operation: Operation) -> int | None:
+    """Return the axis along which an operation joins several values; None if it is none, or that of the features."""
+    if operation.name not in JOINS or len(operation.operands) < 2:
         return None
     rank = operation.results[0].array.ndim
     axis = int(operation.settings.get(JOINS[operation.name], 0)) % rank
@@ -347,6 +368,17 @@ def one_after_the_other(sizes: Sequence[int]) -> Rows:
 def part_of(whole: Value, array: Array, at: tuple[slice | Array, ...]) -> Value:
     """Return a part of a value."""
     return Value(array, whole.data, whole.leaves, tuple(numbers[at] for numbers in whole.elements))
+
+
+def _of_parameters(operation: Operation, trial: _Trial, result: int) -> Value:
+    """Return what an operation makes of a part that is of parameters and constants."""
+    value, *others = trial.operands
+    leaves = frozenset[str]().union(*(x.leaves for x in trial.operands))
+    elements: tuple[Array, ...] = ()
+    if operation.name in COPIES and not others:
+        copied = [trial.run([numbers.astype(np.float64)])[result] for numbers in value.elements]
+        elements = tuple(np.asarray(numbers).astype(np.int64) for numbers in copied)
+    return Value(trial.results()[result], leaves=leaves, elements=elements)
 
 
 def _at(axis: int, rows: Array) -> tuple[slice | Array, ...]:
