@@ -13,7 +13,7 @@ from convert.inference.forms.batches_apart import batches_apart, joined_in_one
 from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_together
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.joined_parts import parts_of_joined
-from convert.inference.forms.learned_rows import learned_rows_apart, scaled_with_learned
+from convert.inference.forms.learned_rows import learned_rows_apart, learned_rows_together, scaled_with_learned
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import (
     chosen_rows_as_lookups,
@@ -161,6 +161,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = batches_apart(program, keep=keep) if forms.batches else program
+    program = learned_rows_together(program)
     program = learned_rows_apart(program) if forms.learned else program
     program = networks_apart(program, forms.networks[not keep], keep=keep)
     program = distances_as_products(program, keep=keep) if forms.distances else program

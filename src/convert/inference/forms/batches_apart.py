@@ -185,9 +185,8 @@ class Rewriting:
         steps = []
         for k, trial in enumerate(trials):
             made = zip(trial.results(), operation.results, found, strict=True)
-            if any(x.data for x in trial.operands):
-                results = tuple(part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
-            else:
+            results = tuple(part_of(x, array, _at(axis, rows[k])) for array, x, (axis, rows) in made)
+            if operation.data and not any(x.data for x in trial.operands):
                 results = tuple(_of_parameters(operation, trial, at) for at in range(len(found)))
             steps.append(replace(operation, operands=trial.operands, results=results, again=trial.run))
             self.operations += (*trial.before, steps[-1])

@@ -1,17 +1,23 @@
-"""Take learned rows apart from the data that they are joined to, up to the first layer: a norm of ``[queries, words]`` is that of the queries,
-beside that of the words.
+"""Learned rows that are joined to data, as the queries of a Q-Former, or the tokens of a class and of registers.
 
-One program joins learned queries to the words and normalises both at once; another normalises each, and joins them then.
+One program joins them to the words and normalises both at once; another normalises each, and joins them then: a norm of ``[queries, words]`` is
+that of the queries, beside that of the words. One program has a parameter for each token; another has one for all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.batches_apart import LAYERS, Rewriting, axis_of_rows
 from convert.inference.meetings.sites import parameter_operands, role_of
-from convert.programs.program import Operation, Program
+from convert.programs.program import Array, Operation, Program, Value
 
 
 class _Rows(Rewriting):
@@ -31,6 +37,38 @@ class _Rows(Rewriting):
     def is_layer(self, operation: Operation) -> bool:
         """Whether a parameter scales the rows."""
         return bool(parameter_operands(operation)) and role_of(operation) is Role.SCALE
+
+
+def learned_rows_together(program: Program) -> Program:
+    """Return the program with learned rows that lie side by side in a join as one value, whether one parameter has them or several."""
+    operations: list[Operation] = []
+    for operation in program.operations:
+        axis = axis_of_rows(operation) if operation.data else None
+        joined = list[Value]()
+        for learned, run in groupby(operation.operands, lambda x: x.of_parameters) if axis is not None else ():
+            values = tuple(run)
+            if learned and len(values) > 1:
+                operations.append(_join(operation, values, axis or 0))
+                values = operations[-1].results
+            joined += values
+        if axis is not None and len(joined) < len(operation.operands):
+            run_again = partial(_joined, axis=axis)
+            operation = replace(operation, operands=tuple(joined), again=run_again)
+        operations.append(operation)
+    return replace(program, operations=tuple(operations))
+
+
+def _join(operation: Operation, values: tuple[Value, ...], axis: int) -> Operation:
+    """Return the operation that joins some of the values that an operation joins."""
+    array, leaves = np.concatenate([x.array for x in values], axis), frozenset[str]().union(*(x.leaves for x in values))
+    factors = zip(*(x.elements for x in values), strict=True) if len({len(x.elements) for x in values}) == 1 else ()
+    elements = tuple(np.concatenate(of, axis) for of in factors)
+    result = Value(array, leaves=leaves, elements=elements)
+    return replace(operation, operands=values, results=(result,), again=partial(_joined, axis=axis))
+
+
+def _joined(arrays: Sequence[Array], axis: int) -> list[Array]:
+    return [np.concatenate(arrays, axis)]
 
 
 def scaled_with_learned(program: Program) -> Counter[int]:
