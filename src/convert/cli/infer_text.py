@@ -218,8 +218,11 @@ def _unseen(tensor: Tensor) -> str:
 def _other_ways(tensor: Tensor, same: str) -> str:
     """Say what else a tensor may be made of: other leaves, as either of two biases that are added up, or the same ones in another order."""
     own = {part.leaf for part in tensor.parts if part.leaf}
-    others = {part.leaf for parts in tensor.alternatives.values() for part in parts if part.leaf} - own
+    parts = [part for parts in tensor.alternatives.values() for part in parts if part.leaf and part.leaf not in own]
+    others = {part.leaf for part in parts}
     if own and others:
+        count, size = len(set().union(*(part.elements.tolist() for part in parts))), math.prod(tensor.shape)
+        some = f" for {count:,} of its {size:,} elements" if count < size else ""
         named = ", ".join(sorted(others)[:2]) + (" and others" if len(others) > 2 else "")
-        return f"{named} {OTHER_LEAF} {same}; {', '.join(sorted(own))} is written"
+        return f"{named} {OTHER_LEAF} {same}{some}; {', '.join(sorted(own))} is written"
     return f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"

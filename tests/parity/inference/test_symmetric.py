@@ -17,12 +17,13 @@ from convert.inference.infer import infer
 from support.inferred import WIDTH, derive, floats, rms_norm, tokens
 
 D, V, T = WIDTH, 11, 7
-SQUARE, ROW, TABLE, STACK = (D, D), (D,), (V, D), (2, D, D)
+SQUARE, ROW, TABLE, STACK, PLACES = (D, D), (D,), (V, D), (2, D, D), (T + 1, D)
 SHAPE_OF = (
     dict.fromkeys("abcdfho", SQUARE)
     | dict.fromkeys("stu", ROW)
     | dict.fromkeys("eg", TABLE)
     | dict.fromkeys("kl", STACK)
+    | dict.fromkeys("pq", PLACES)
 )
 Function = Callable[[Mapping[str, Any], Any, Any], Any]
 
@@ -45,7 +46,7 @@ class Net(torch.nn.Module):
 def _turned(names: str) -> str:
     """Pairs of names of one shape change places, so that the first leaf is not the first parameter."""
     found = list(names)
-    for shape in (SQUARE, ROW, TABLE, STACK):
+    for shape in (SQUARE, ROW, TABLE, STACK, PLACES):
         at = [k for k, name in enumerate(names) if SHAPE_OF[name] == shape]
         for k, other in zip(at, reversed(at), strict=True):
             found[k] = names[other]
@@ -72,6 +73,7 @@ class Jax:
         jnp.logaddexp,
         jnp.concatenate,
     )
+    broadcast = jnp.broadcast_to
 
     @staticmethod
     def norm(x: Any, scale: Any, epsilon: float = 1e-6) -> Any:
@@ -95,6 +97,7 @@ class Torch:
         f.relu,
     )
     silu, sigmoid, where, logsumexp, concat = f.silu, torch.sigmoid, torch.where, torch.logaddexp, torch.cat
+    broadcast = torch.broadcast_to
 
     @staticmethod
     def softmax(x: Any) -> Any:
@@ -158,6 +161,9 @@ SYMMETRIC: dict[str, tuple[str, str, Function]] = {  # parameters, those that ar
     "no part of the output": ("ab", "a", lambda w, x, m: 0 * (x @ w["a"]) + x @ w["b"]),
     "masks in front and behind": ("abs", "abs", lambda w, x, m: x + m.tanh((x * HALF[m]) @ w["a"]) @ w["b"] * w["s"] * (1 - HALF[m])),
     "parts of each": ("abo", "ab", lambda w, x, m: m.tanh(m.concat([x @ w["a"], x @ w["b"]], -1))[..., 3 : 3 + D] @ w["o"]),
+    "a class token and its position": ("spo", "sp", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) + w["p"]) @ w["o"]),
+    "a class token and its two positions": ("spqo", "spq", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) + w["p"] + w["q"]) @ w["o"]),
+    "a class token and its scale": ("spo", "sp", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) * w["p"]) @ w["o"]),
     "two stacks of experts": ("klo", "kl", lambda w, x, m: (m.silu(x @ w["k"][0]) @ w["l"][0] + m.silu(x @ w["k"][1]) @ w["l"][1]) @ w["o"]),
 }  # fmt: skip
 
@@ -178,11 +184,18 @@ NEARLY: dict[str, tuple[str, Function]] = {
     "a stack with weights": ("ko", lambda w, x, m: (m.tanh(x @ w["k"][0]) + 0.9 * m.tanh(x @ w["k"][1])) @ w["o"]),
     "a sum of three with another factor": ("abco", lambda w, x, m: (m.tanh(x @ w["a"]) + 1.01 * m.tanh(x @ w["b"]) + 0.99 * m.tanh(x @ w["c"])) @ w["o"]),
     "used again": ("abco", lambda w, x, m: (m.tanh(x @ w["a"]) + m.tanh(x @ w["b"]) + m.tanh(m.sin(x @ w["a"]) @ w["c"])) @ w["o"]),
+    "a class token in front of its positions": ("spo", lambda w, x, m: m.tanh(m.sin(_with_token(w["s"], x, m)) + w["p"]) @ w["o"]),
+    "positions that are used again": ("spo", lambda w, x, m: (m.tanh(_with_token(w["s"], x, m) + w["p"]) + m.sin(w["p"])) @ w["o"]),
+    "positions that are taken away": ("spo", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) - w["p"]) @ w["o"]),
     "the product of two": ("abo", lambda w, x, m: m.tanh((x @ w["a"]) @ w["b"]) @ w["o"]),
     "a bilinear form of two": ("ao", lambda w, x, m: ((x @ w["a"]) * m.tanh(x)).sum(-1, keepdims=True) * (x @ w["o"])),
     "scores of itself": ("ao", lambda w, x, m: m.softmax((x @ w["a"]) @ x.swapaxes(1, 2)) @ (x @ w["o"])),
     "queries and keys": ("abo", lambda w, x, m: m.softmax((x @ w["a"]) @ (x @ w["b"]).swapaxes(1, 2)) @ (x @ w["o"])),
 }  # fmt: skip
+
+
+def _with_token(token: Any, x: Any, m: Any) -> Any:
+    return m.concat([m.broadcast(token, (len(x), 1, D)), x], 1)
 
 
 def _turned_by_three(x: Any, m: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from convert.inference.derivation import Grade, Part, Role, Tensor
-from convert.inference.forms.elements import JOINS, before_moves, behind_moves
+from convert.inference.forms.elements import JOINS, before_moves, behind_moves, in_turn, joined
 from convert.inference.grading.other_ways import numbers_of_ways, some_of
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.graph import root
@@ -108,7 +108,7 @@ def _are_equal(one: Part, two: Part) -> bool:
 
 def _is_sure(tensor: Tensor) -> bool:
     of_leaves = all(part.leaf or part.leaves for part in tensor.parts)
-    return tensor.grade in (Grade.DERIVED, Grade.INTERCHANGEABLE) and of_leaves and not tensor.unseen
+    return tensor.grade in (Grade.DERIVED, Grade.INTERCHANGEABLE) and of_leaves
 
 
 def _renumbered(parts: Sequence[Part], elements: Array, numbers: Array) -> list[Part] | None:
@@ -144,7 +144,26 @@ def _exchanges(target: Program) -> Iterator[Exchange]:
             exchange = forms.exchange(list(zip(each, [*each[1:], each[0]], strict=True)))
             if exchange:
                 yield exchange
+    yield from _beside_joined(target, forms)
     yield from _transposed(target, forms)
+
+
+def _beside_joined(target: Program, forms: _Forms) -> Iterator[Exchange]:
+    """Yield a parameter that is joined to data beside the rows that are added to it: of a class token and the position of a token, each may be the other."""
+    for terms in _chains(target):
+        whole = [(away, value) for away, value in terms if forms.is_moved(value)]
+        for away, value in terms if whole else ():
+            _, join, moves = before_moves(value, forms.made_by)
+            for learned in filter(forms.is_moved, join.operands if join is not None and join.name in JOINS else ()):
+                if join is None or (of := joined(join, learned)) is None:
+                    continue
+                places = of[0].reshape(join.results[0].array.shape).astype(np.float64)
+                at = in_turn(moves, places).astype(int)
+                own = np.where(at < 0, -1, learned.elements[0].ravel()[at])
+                for others in (x.elements[0] for sign, x in whole if sign == away):
+                    one, two = np.broadcast_arrays(own, np.where(at < 0, -1, others))
+                    if (exchange := _joined([(one, two), (two, one)])) is not None:
+                        yield exchange
 
 
 def _transposed(target: Program, forms: _Forms) -> Iterator[Exchange]:

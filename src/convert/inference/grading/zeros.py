@@ -89,7 +89,8 @@ def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) 
         runs: of the target. What meets zeros in each of them, as those of a unit behind a ReLU, may be shown by other inputs.
     """
     first = next(runs)
-    unseen = met_by_parameters(first, always_zero(first)).zeros_alone
+    met = met_by_parameters(first, always_zero(first))
+    unseen, unmet = met.zeros_alone, ~met.at_all
     hidden = hidden_parameters(first)
     if any(of.any() for of in hidden.values()):
         seen = np.any([met_by_parameters(run, zeros_of(run)).numbers for run in (first, *runs)], 0)
@@ -97,7 +98,10 @@ def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) 
     found = []
     for tensor in tensors:
         start = first.first_element[tensor.name]
-        count = int(unseen[start : start + _size(tensor)].sum())
+        of = slice(start, start + _size(tensor))
+        count, most = int(unseen[of].sum()), int((unseen | unmet)[of].sum())
+        if tensor.unseen > most:  # one leaf gave them and others, and a sum of parameters takes them as well
+            tensor = replace(tensor, unseen=most)
         if count and tensor.grade is Grade.DERIVED and not tensor.unseen:
             tensor = replace(tensor, grade=Grade.INTERCHANGEABLE, unseen=count)
         found.append(tensor)
