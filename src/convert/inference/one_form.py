@@ -42,7 +42,7 @@ from convert.inference.forms.products.rows_of_data import products_of_taken_rows
 from convert.inference.forms.products.taken_rows import rows_taken_behind
 from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
-from convert.inference.forms.products.zeroed import zeroed_as_masked
+from convert.inference.forms.products.zeroed import zeroed_as_masked, zeroed_in_both
 from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
@@ -75,6 +75,7 @@ class Forms:
         groups: a number for each group of what is added up stands behind the sum.
         batches: rows of several values that are joined are taken apart.
         learned: learned rows that are scaled with what they are joined to are taken apart.
+        zeroed: weights of the source of which code sets elements to zero are multiplied by a mask, as those of the target are.
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
         masked: values of which a mask keeps some in a sum are products with the mask.
@@ -98,6 +99,7 @@ class Forms:
     groups: bool = False
     batches: bool = False
     learned: bool = False
+    zeroed: bool = False
     bases: bool = False
     ends: bool = False
     masked: bool = False
@@ -117,6 +119,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "groups": _unequal(sums_of_scaled_groups),
     "batches": joined_in_one,
     "learned": _unequal(scaled_with_learned),
+    "zeroed": zeroed_in_both,
     "apart": _unequal(products_of_joined_rows),
     "features": _unequal(features_times_vectors),
     "variables": _unequal(vectors_of_each_feature),
@@ -153,7 +156,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = group_factors_behind(program, keep=keep) if forms.groups else program
     program = chosen_as_products(program) if forms.masked else program
     program = rows_zeroed_behind(scores_masked_first(program))
-    program = program if keep else zeroed_as_masked(program)
+    program = zeroed_as_masked(program) if forms.zeroed or not keep else program
     program = products_by_element(data_once(program), features=forms.variables)
     program = fields_apart(one_hot_as_lookups(program))
     program = chosen_rows_as_lookups(program) if forms.chosen else program

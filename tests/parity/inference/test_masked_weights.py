@@ -228,3 +228,50 @@ def test_the_letters_of_a_mask_are_those_of_its_weight():
     text = found(5)[1]  # the kernel has the same size
     assert "L: {is: a size that only the target has, equals: 5}" in text and "axes: L\n" in text  # of the scale
     assert [mismatch.tensor for mismatch in compare_rules(text, found(6)[0])] == ["scale"]
+
+
+class Mixing(torch.nn.Module):
+    """Mixes tokens with those before them by a learned matrix, as a causal gMLP does."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.w, self.way = torch.nn.Parameter(torch.zeros(7, 7)), way
+        self.register_buffer("hidden", torch.triu(torch.ones(7, 7), 1).bool())
+
+    def forward(self, x: Any) -> Any:
+        if self.way == "tril":
+            return torch.tril(self.w) @ x
+        if self.way == "upper":
+            return torch.triu(self.w) @ x
+        if self.way == "mask":
+            return self.w * ~self.hidden @ x
+        return self.w.masked_fill(self.hidden, -torch.inf).softmax(-1) @ x
+
+
+SEEN = np.tri(7)
+MIXED = {
+    "tril": lambda w, x: jnp.tril(w["w"]) @ x,
+    "where": lambda w, x: jnp.where(SEEN > 0, w["w"], 0) @ x,
+    "mask": lambda w, x: (w["w"] * SEEN) @ x,
+    "softmax": lambda w, x: jax.nn.softmax(jnp.where(SEEN > 0, w["w"], -1e30)) @ x,
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        *((source, target) for source in ("tril", "where", "mask") for target in ("tril", "mask")),
+        ("softmax", "softmax"),
+    ],
+)
+def test_a_matrix_of_which_both_programs_use_a_triangle(source: str, target: str) -> None:
+    module = Mixing(target)
+    found = derive(MIXED[source], module, {"w": (7, 7)}, floats(3, 7, 8))
+    assert found.complete and sources(found)["w"] == "w"
+    assert not write_rules(found, model_of_module(module, "Model")).open
+
+
+@pytest.mark.parametrize("source", ["tril", "mask"])
+def test_the_other_triangle_is_no_such_matrix(source: str) -> None:
+    found = derive(MIXED[source], Mixing("upper"), {"w": (7, 7)}, floats(3, 7, 8))
+    assert not found.complete or write_rules(found, model_of_module(Mixing("upper"), "Model")).open

@@ -33,7 +33,10 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     data, weight = operation.operands[1 - side], operation.operands[side]
     met = replace(data, array=context.replay.value(data))
     target = list(products([_with(operation, side, replace(weight, elements=context.lacking(weight)), met)], side))
-    together = list(_of_experts(context, operation, side, target)) if len(target) > 1 else []
+    several = len(target) > 1 and all(
+        product.numbers for product in target
+    )  # no softmax of them, for each row of a batch
+    together = list(_of_experts(context, operation, side, target)) if several else []
     together = together or list(_of_one_meeting(context, operation, side, target))
     yield from together
     if together and context.strict:

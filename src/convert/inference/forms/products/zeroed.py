@@ -31,6 +31,20 @@ def zeroed_as_masked(program: Program) -> Program:
     return replace(changed, operations=tuple(without_idle(operations, changed)))
 
 
+def zeroed_in_both(source: Program, target: Program) -> bool:
+    """Whether the source sets elements of a weight to zero, and the target multiplies one by zeros and ones."""
+    whole = [value for value in source.parameters.values() if len(value.elements) == 1]
+    return any(map(_is_mask, target.operations)) and any(_masked(operation, whole) for operation in source.operations)
+
+
+def _is_mask(operation: Operation) -> bool:
+    """Whether an operation multiplies parameters by zeros and ones."""
+    masks = [x for x in operation.operands if x.constant and x.array.ndim]
+    weights = [x for x in operation.operands if x.of_parameters]
+    zeros_and_ones = bool(masks) and bool(np.isin(masks[0].array, (0, 1)).all())
+    return operation.name == "mul" and len(weights) == 1 and zeros_and_ones
+
+
 def _masked(operation: Operation, whole: Sequence[Value]) -> Operation | None:
     """Return the product that gives an operation's result: with the first value that has its elements where these are no zeros."""
     result = operation.results[0] if len(operation.results) == 1 else None
