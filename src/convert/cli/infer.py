@@ -176,7 +176,7 @@ def infer(
         made = {"file": str(file), "complete": complete, "open": dict(written.open), "confirmed": confirmed}
         output.data_json({**made, **derivation.to_dict()})
     elif not quiet:
-        output.status(infer_text.written(file, derivation, rules.target, written.text))
+        output.status(infer_text.written(file, derivation, rules.target, written.text, written.open))
         for line in infer_text.summary(derivation, written.open):
             output.status(line)
         if confirmed is not None or problem:

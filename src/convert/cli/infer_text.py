@@ -27,10 +27,14 @@ LINE = re.compile(r"[\w./-]+:[0-9]+")  # of the code
 NUMBER = re.compile("[0-9]+")
 
 
-def written(file: Path, derivation: Derivation, target: TargetModel, rules: str) -> str:
-    """Say what was written, and how many tensors have which grade."""
+def written(file: Path, derivation: Derivation, target: TargetModel, rules: str, unwritten: Mapping[str, str]) -> str:
+    """Say what was written, and how many tensors have which grade; of those that are found, how many have no rule."""
+    from convert.inference.derivation import Grade
+
+    found = {tensor.name for tensor in derivation.tensors if tensor.grade is not Grade.OPEN}
+    without = f", {len(found & unwritten.keys())} without a rule" if found & unwritten.keys() else ""
     return (
-        f"wrote {file}: {counted(derivation)} of {output.count(len(derivation.leaves), 'leaf')}; "
+        f"wrote {file}: {counted(derivation)}{without} of {output.count(len(derivation.leaves), 'leaf')}; "
         f"{output.count(derivation.tried, 'candidate')} tried{beside(derivation, target, rules)}"
     )
 
@@ -111,6 +115,7 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
     lacking = [(name, why) for name, why in unwritten.items() if why not in (NOT_REACHED, NOT_PROVEN, said.get(name))]
     for name, why in lacking[:LISTED]:
         yield f"no rule: {name}: {why}"
+    yield from _without_leaf(derivation)
     for note in derivation.notes:
         yield f"note: {note}"
     if derivation.proof is not None:
@@ -122,6 +127,20 @@ def summary(derivation: Derivation, unwritten: Mapping[str, str]) -> Iterator[st
         )
     if any(not difference.is_certain for difference in derivation.differences):
         yield hint(derivation)
+
+
+def _without_leaf(derivation: Derivation) -> Iterator[str]:
+    """Name the parameters that are one number, as the JAX model has no leaf for them."""
+    from convert.inference.derivation import Arithmetic, Grade
+
+    groups: dict[tuple[str, float], list[str]] = {}
+    for tensor in derivation.tensors:
+        numbers = {part.factor if part.arithmetic is Arithmetic.CONSTANT else None for part in tensor.parts}
+        if tensor.grade is not Grade.OPEN and len(numbers) == 1 and (number := numbers.pop()) is not None:
+            groups.setdefault((NUMBER.sub("#", tensor.name), number), []).append(tensor.name)
+    for (_, number), (first, *more) in list(groups.items())[:LISTED]:
+        name = f"{first} and {len(more)} more like it" if more else first
+        yield f"note: no leaf gives {name}: {number:g} in all elements gives the JAX model's outputs"
 
 
 def _in_full(difference: Difference) -> Iterator[str]:
@@ -196,7 +215,7 @@ def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> I
         yield may_be_made_of(tensor, derivation)
     else:
         if tensor.unseen:
-            yield f"no output shows {_unseen(tensor)}; they are made as the others of this kind"
+            yield f"with inputs of these sizes no output shows {_unseen(tensor)}; they are made as the others of this kind"
         if tensor.alternatives:
             yield _other_ways(tensor, "outputs" if grade == "interchangeable" else "values")
         if grade == "found behind the mismatch":
@@ -225,4 +244,5 @@ def _other_ways(tensor: Tensor, same: str) -> str:
         some = f" for {count:,} of its {size:,} elements" if count < size else ""
         named = ", ".join(sorted(others)[:2]) + (" and others" if len(others) > 2 else "")
         return f"{named} {OTHER_LEAF} {same}{some}; {', '.join(sorted(own))} is written"
-    return f"{output.count(len(tensor.alternatives), 'other way')} to make it give the same {same}; the stored order is written"
+    count = len(tensor.alternatives)
+    return f"{output.count(count, 'other order')} of its elements {'gives' if count == 1 else 'give'} the same {same}; the stored order is written"

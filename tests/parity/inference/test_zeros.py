@@ -79,7 +79,7 @@ def test_a_matrix_that_meets_zeros_is_made_as_in_the_other_layer() -> None:
     first, second = (found.tensor(f"layers.{i}.v.weight") for i in LAYERS)
     assert (first.grade, first.unseen, second.grade, second.unseen) == (Grade.INTERCHANGEABLE, D * D, Grade.DERIVED, 0)
     assert np.array_equal(first.parts[0].positions, second.parts[0].positions)
-    said = f"interchangeable: layers.0.v.weight: no output shows {D * D} of its {D * D} elements; they are made as the others of this kind"
+    said = f"interchangeable: layers.0.v.weight: with inputs of these sizes no output shows {D * D} of its {D * D} elements; they are made as the others of this kind"
     assert said in list(summary(found, {}))
 
 
@@ -184,7 +184,7 @@ def test_columns_behind_a_mask_are_interchangeable(saved: bool) -> None:
     assert {(of.grade, of.unseen) for of in behind} == {(Grade.INTERCHANGEABLE, 24 * D // 2)}
     assert (
         next(iter(summary(found, {})))
-        == f"interchangeable: a.weight: no output shows {24 * D // 2} of its {24 * D} elements; they are made as the others of this kind"
+        == f"interchangeable: a.weight: with inputs of these sizes no output shows {24 * D // 2} of its {24 * D} elements; they are made as the others of this kind"
     )
 
 

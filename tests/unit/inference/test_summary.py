@@ -45,10 +45,10 @@ def test_tensors_share_a_line_only_where_the_number_of_other_ways_is_the_same() 
         tensor(f"{name}.weight", Grade.INTERCHANGEABLE, alternatives=dict.fromkeys(range(n), ()))
         for name, n in ways.items()
     ]
-    end = "to make it give the same outputs; the stored order is written"
+    end = "orders of its elements give the same outputs; the stored order is written"
     assert lines(*same) == [
-        f"interchangeable: g.0.weight and 1 more like it: 3 other ways {end}",
-        f"interchangeable: g.1.weight: 7 other ways {end}",
+        f"interchangeable: g.0.weight and 1 more like it: 3 other {end}",
+        f"interchangeable: g.1.weight: 7 other {end}",
     ]
 
 
@@ -64,8 +64,8 @@ def test_tensors_share_a_line_only_where_as_many_elements_are_unseen() -> None:
     unseen = [tensor(f"t.{k}", Grade.DERIVED, unseen=n) for k, n in enumerate((2, 2, 5))]
     end = "of its 12 elements; they are made as the others of this kind"
     assert lines(*unseen, tensor("t.3", Grade.DERIVED)) == [
-        f"derived: t.0 and 1 more like it: no output shows 2 {end}",
-        f"derived: t.2: no output shows 5 {end}",
+        f"derived: t.0 and 1 more like it: with inputs of these sizes no output shows 2 {end}",
+        f"derived: t.2: with inputs of these sizes no output shows 5 {end}",
     ]
 
 
@@ -74,7 +74,7 @@ def test_of_a_table_the_rows_are_counted_that_no_output_shows() -> None:
     part = Part(np.arange(12), "table", np.arange(12), Arithmetic.SAME, evidence)
     end = "of its 4 rows; they are made as the others of this kind"
     table = tensor("t", Grade.DERIVED, unseen=6, parts=(part,))
-    assert lines(table) == [f"derived: t: no output shows 2 {end}"]
+    assert lines(table) == [f"derived: t: with inputs of these sizes no output shows 2 {end}"]
 
 
 @pytest.mark.parametrize(
@@ -229,16 +229,38 @@ def test_what_convert_writes_beside_the_derived_tensors_is_said() -> None:
     of_norm = (
         f"{rules}{{from: a, bias: b, mean: c, var: d, epsilon: 1e-5, multiplies_by: scale, axes: C, batch_norm: bn}}\n"
     )
-    assert written(Path("r.yaml"), found, target, of_norm) == start + more
+    assert written(Path("r.yaml"), found, target, of_norm, {}) == start + more
     without = more.replace("1 BatchNorm counter and ", "")
     assert (
-        written(Path("r.yaml"), found, target, f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n")
+        written(Path("r.yaml"), found, target, f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n", {})
         == start + without
     )
     counter = '- {value: 0, axes: "", dtype: int64, because: no count, constant: bn.num_batches_tracked}\n'
     of_its_own = f"{rules}{{from: a, axes: C, parameter: bn.weight}}\n{counter}"
-    assert written(Path("r.yaml"), found, target, of_its_own) == start + more
+    assert written(Path("r.yaml"), found, target, of_its_own, {}) == start + more
     alone = TargetModel("Net", (TargetModule("bn", "batch_norm", dict.fromkeys(list(norm)[:4], (4,))),))
-    assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm) == start
+    assert written(Path("r.yaml"), Derivation(found.tensors, LEAVES), alone, of_norm, {}) == start
     behind = dataclasses.replace(found, differences=ended().differences)
-    assert written(Path("r.yaml"), behind, target, of_norm) == start, "the norms behind a mismatch are not known"
+    assert written(Path("r.yaml"), behind, target, of_norm, {}) == start, "the norms behind a mismatch are not known"
+
+
+def test_tensors_without_a_rule_are_counted() -> None:
+    target, rules = (
+        TargetModel("Net", ()),
+        "model: m\ntitle: M\ntargets: {torch: {loads: Net}}\nrules:\n- {from: a, axes: C, parameter: a}\n",
+    )
+    found = Derivation((Tensor("a", (4,), Grade.DERIVED), Tensor("b", (4,), Grade.OPEN)), LEAVES)
+    assert "2 tensors (1 derived, 1 open), 1 without a rule of" in written(
+        Path("r.yaml"), found, target, rules, {"a": "no words", "b": "open"}
+    )
+
+
+def test_tensors_that_no_leaf_gives_are_named() -> None:
+    evidence = Evidence(Role.SHIFT, None, SITE, "", "")
+    zeros = Part(np.arange(12), "", np.zeros(0, int), Arithmetic.CONSTANT, evidence, 0.0)
+    biases = [tensor(f"layers.{k}.bias", Grade.DERIVED, parts=(zeros,)) for k in range(3)]
+    scale = tensor("norm.weight", Grade.DERIVED, parts=(dataclasses.replace(zeros, factor=1.0),))
+    assert lines(*biases, scale) == [
+        "note: no leaf gives layers.0.bias and 2 more like it: 0 in all elements gives the JAX model's outputs",
+        "note: no leaf gives norm.weight: 1 in all elements gives the JAX model's outputs",
+    ]

@@ -76,13 +76,13 @@ def compare_rules(
             if not is_open(name, open_tensors):
                 found.append(Mismatch(name, "no rule makes it"))
         elif (got := computed(step)).dtype != numbers.dtype or not np.array_equal(got, numbers):
-            found.append(Mismatch(name, "the numbers of its rule are others"))
+            found.append(Mismatch(name, "its rule would write other numbers"))
     _add_up(pairs, {name: step.kind_name for name, step in steps.items()})
     for name, (got, want) in pairs.items():
         rounding = BUFFER_ROUNDING if derivation.tensor(name).is_own else ROUNDING
         wrong = int(np.count_nonzero(~np.isclose(got, want, rtol=rounding, atol=rounding)))
         if wrong:
-            found.append(Mismatch(name, f"{wrong} of {want.size} elements are others"))
+            found.append(Mismatch(name, f"its rule would write another number for {wrong} of {want.size} elements"))
     wrong_already = {one.tensor for one in found}
     found += [one for one in _on_fresh_leaves(text, derivation, root) if one.tensor not in wrong_already]
     known = {name for tensor in derivation.tensors for name in (tensor.name, *tensor.also)} | derivation.buffers.keys()
@@ -109,7 +109,9 @@ def _on_fresh_leaves(text: str, derivation: Derivation, root: str) -> Iterator[M
         slack = FRESH * np.abs(want[known]).max(initial=0)
         wrong = int((np.abs(got - want)[known] > slack).sum()) if got.shape == want.shape else want.size
         if wrong:
-            yield Mismatch(step.name, f"of other leaves, {wrong} of {want.size} elements are others")
+            yield Mismatch(
+                step.name, f"of other leaves, its rule would write another number for {wrong} of {want.size} elements"
+            )
 
 
 def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> None:

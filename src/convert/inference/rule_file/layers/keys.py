@@ -109,7 +109,7 @@ def evidence_of(tensor: Tensor) -> str:
     if evidence.source is None:
         return ""
     said = f"{evidence.source.operation} {_place(evidence.source.module, evidence.source.where)}".strip()
-    tried = f"; {refuted} of {evidence.tried} candidates refuted" if refuted else ""
+    tried = f"; {refuted} other {'candidate' if refuted == 1 else 'candidates'} refuted" if refuted else ""
     target = evidence.target
     return f"{said} and {target.operation} {_place(target.module, target.where)}".rstrip() + tried
 

@@ -142,7 +142,7 @@ def _entry_of_source(rule: PatternRule, words: _Words) -> DraftEntry:
     """Return the lines that describe the source; the first has the evidence as its remark."""
     grades = " or ".join(grade.value for grade in Grade if grade in (rule.grades or {rule.grade}))
     remark = ": ".join(filter(None, (grades, rule.layer.evidence)))
-    remark += f"; the same in {rule.layers} layers" if rule.layers > 1 else ""
+    remark += f"; the same in {rule.layers} modules" if rule.layers > 1 else ""
     entry = DraftEntry()
     (key, value), *more = words.head
     entry.say(key, value, remark)
