@@ -625,7 +625,6 @@ def test_what_cannot_be_flattened(axes: str, key: str, said: str) -> None:
     ("rules", "tree", "said"),
     [
         (normalized("weight_norm", "g"), {"params/dense/kernel": (3, 4), "params/dense/bias": (4,), "g": (3,)}, "params/dense/kernel: float64[3,4] -> m.weight: g has 3 numbers, and the weight 4 outputs"),
-        (normalized("spectral_norm", "g", target="{module: m, parametrization: weight_norm}"), {}, "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"),
         (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4,)}, "r.yaml:5: b: expected a bias for C=4 x M=3 = 12 channels, which k: float64[3,2,4,3] makes, got float64[4]; correct one of the two paths"),
         (DEPTHWISE.format(strides=1), {"k": (3, 2, 4, 3), "b": (4, 3)}, "b: float64[4,3] does not fit: a bias has one value for each of the output channels, which are C times M"),
         (DEPTHWISE.format(strides=1).replace("HWCO", "HWICO").replace("PQCM", "PQICM"), {}, "the kernel 'HWICO' in 'NHWC,HWICO->NHWC' has C and I: it has I where the channels of a group are summed, and C where each channel is convolved on its own"),

@@ -1,4 +1,4 @@
-"""Operations that fold a normalization, which the source computes at every call, into the weight. None has an inverse."""
+"""Operations that fold a normalization, which the source computes at every call, into the weight, and one that gives its lengths. None has an inverse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from convert.core.ops import Op, apply
-from convert.core.tensor_spec import TensorSpec
+from convert.core.tensor_spec import TensorSpec, is_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 1 << 18  # elements of a weight that are processed at once, so that they stay in the cache
@@ -252,6 +252,30 @@ class SpectralNorm(_Fold):
         if self.v is not None:
             return f"w / sigma(w), sigma = u w v of {self.u.leaf} and {self.v.leaf}"
         return f"w / sigma(w), sigma by {'one step' if self.steps == 1 else f'{self.steps} steps'} from {self.u.leaf}"
+
+
+@dataclass(frozen=True)
+class RowLengths(Op):
+    """Compute ``sqrt(sum(w ** 2))`` over all axes but the first: the scale with which torch's weight norm gives w."""
+
+    def out_spec(self, spec: TensorSpec) -> TensorSpec:
+        if not is_float(spec.dtype) or len(spec.shape) < 2:
+            raise ValueError(f"'{self}' needs a weight of floats with two axes or more, not {spec}")
+        return replace(spec, shape=(spec.shape[0], *[1] * (len(spec.shape) - 1)))
+
+    def apply(self, x: Array) -> Array:
+        out = np.empty(x.shape[:1], x.dtype)
+        start = 0
+        for wide in Features(x.shape).rows(x):
+            out[start : start + len(wide)] = np.sqrt(np.sum(np.square(wide), 1))
+            start += len(wide)
+        return out.reshape(-1, *[1] * (x.ndim - 1))
+
+    def inverse(self, spec: TensorSpec) -> Op:
+        raise LossyError(f"'{self}' has no inverse")
+
+    def __str__(self) -> str:
+        return "|w| of each row"
 
 
 def _unit(x: Array, epsilon: float) -> Array:

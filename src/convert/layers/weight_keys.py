@@ -261,7 +261,7 @@ NORMALIZED: Mapping[str, Key] = {
 }  # fmt: skip
 PARAMETRIZATION = Key(
     Choice(tuple(PARAMETRIZATIONS)),
-    "Keeps the two tensors of a weight norm in the target: weight_norm (torch.nn.utils.parametrizations: original0, original1) or old_weight_norm (torch.nn.utils.weight_norm: weight_g, weight_v). Default: the norm is folded into one weight.",
+    "The module has a weight norm, with two tensors: weight_norm (torch.nn.utils.parametrizations: original0, original1) or old_weight_norm (torch.nn.utils.weight_norm: weight_g, weight_v). The scale is the leaf of `weight_norm`, if it has one number for each row of the weight in torch; otherwise it is the length of each row. Default: one weight, with the norm folded into it.",
 )
 
 

@@ -19,7 +19,7 @@ from convert.core.ops import Op, Pad, Slice, Take, apply, inverse, out_spec
 from convert.core.similarity import ClosestNames
 from convert.core.tensor_spec import TensorSpec, is_float, numpy_dtype, widens
 from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
-from convert.core.weight_norm_ops import LossyError
+from convert.core.weight_norm_ops import LossyError, RowLengths
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
 from convert.layers.leaf_sums import what_is_lost
@@ -220,7 +220,7 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
             if part.leaf in plan.merges:
                 continue
             if (why := _no_inverse(part.ops, plan.source.leaves[part.leaf].spec, like)) is not None:
-                fix = "" if why == _FOLDED else _OTHER_FACTOR
+                fix = {_FOLDED: "", _OF_ROWS: _WITHOUT_NORM}.get(why, _OTHER_FACTOR)
                 yield Finding("not-reversible", f"from {part.leaf}: {why}", rule=step.rule.line_only, path=step.name, fix=fix)  # fmt: skip
 
 
@@ -245,6 +245,8 @@ def _of_merge(merge: MergedLeaf) -> str:
 
 
 _FOLDED = "the normalisation is folded into the weight, and the tensor does not hold the weight without it"
+_OF_ROWS = "the scale of a weight norm is computed from the leaf, and a training changes the two tensors apart from one another"
+_WITHOUT_NORM = "remove the weight norm from the module (torch.nn.utils.parametrize.remove_parametrizations), and leave `parametrization` out of the rule"
 _OTHER_FACTOR = "give the checkpoint that the tensors come from with --like, or wider leaves with --dtype (float32 for bfloat16 tensors)"
 SPARE_BITS = 3  # of the mantissa of a leaf, with which its tensor is the same although dividing and multiplying round
 
@@ -266,7 +268,7 @@ def _no_inverse(ops: tuple[Op, ...], spec: TensorSpec, like: bool) -> str | None
     try:
         inverse(rest, TensorSpec(box.shape, spec.dtype))
     except LossyError:
-        return _FOLDED
+        return _OF_ROWS if any(isinstance(op, RowLengths) for op in ops) else _FOLDED
     narrow = _mantissa(out_spec(ops, spec).dtype) + SPARE_BITS <= _mantissa(spec.dtype)
     for op in ops:
         if isinstance(op, Multiply) and abs(math.frexp(op.value)[0]) != 0.5 and not like and not narrow:

@@ -38,7 +38,8 @@ from convert.layers.shared_keys import ACTIVATION, BIAS, TARGET_AXES, module_tar
 from convert.layers.stored_axes import with_axes
 from convert.layers.target import TargetLayer
 from convert.layers.transforms.mistakes import normalization_mistakes
-from convert.layers.transforms.probe import normalized_bias, normalized_weight
+from convert.layers.transforms.probe import normalized_bias, normalized_weight, row_lengths
+from convert.layers.transforms.weight_normalization import lengths_role
 from convert.layers.weight_keys import NORMALIZED, PARAMETRIZATION
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -220,6 +221,8 @@ class Convolving(LayerKind):
             return self._probe_kernel(sample, normalized_weight(sample, sample.stored, self.axes))
         if sample.step.role == "bias":
             return probe_of_values(sample.written, normalized_bias(sample))
+        if sample.step.role == lengths_role(sample.rule, sample.layer):
+            return probe_of_values(sample.written, row_lengths(sample, self.axes, self.letter("O")))
         return super().probe(sample)
 
     @abstractmethod
@@ -435,7 +438,8 @@ class Convolution(Convolving):
         return {**super().facts(layer), **baked}
 
     def probe(self, sample: ProbeSample) -> Probe:
-        if sample.step.role == "weight" and self.weight_standardization is not None:
+        of_weight = sample.step.role in ("weight", lengths_role(sample.rule, sample.layer))
+        if of_weight and self.weight_standardization is not None:
             stored = standardized(sample.stored, self.numbers, self.weight_standardization)
             return super().probe(replace(sample, stored=stored))
         return super().probe(sample)

@@ -18,7 +18,7 @@ from convert.layers.linear.mistakes import linear_mistakes
 from convert.layers.linear.probe import probe_linear
 from convert.layers.low_rank import EITHER_EQUATION, ONE, PLUS, PLUS_FIRST, PLUS_SECOND, SECOND, Pair, Plus, Product
 from convert.layers.mistake import Mistake
-from convert.layers.probe import Probe
+from convert.layers.probe import Probe, probe_of_values
 from convert.layers.shared_keys import (
     ACTIVATION,
     BIAS,
@@ -29,6 +29,8 @@ from convert.layers.shared_keys import (
     referenced_fact,
 )
 from convert.layers.target import Constant, TargetLayer
+from convert.layers.transforms.probe import row_lengths
+from convert.layers.transforms.weight_normalization import lengths_role
 from convert.layers.weight_keys import (
     CARRIES_IN_PARTS,
     FLATTENED,
@@ -280,9 +282,12 @@ class Linear(LayerKind):
         return {"activation": self.activation} if self.activation else {}
 
     def probe(self, sample: ProbeSample) -> Probe:
+        equation = self._equation(sample.variant)
+        if sample.step.role == lengths_role(sample.rule, sample.layer):
+            return probe_of_values(sample.written, row_lengths(sample, equation.weight, equation.outputs))
         if sample.step.role not in ("weight", "bias"):  # the scale of a weight norm
             return super().probe(sample)
-        return probe_linear(sample, self._equation(sample.variant))
+        return probe_linear(sample, equation)
 
     def mistakes(self, step: Step, plan: PlanView) -> Iterator[Mistake]:
         return linear_mistakes(step, plan)

@@ -112,6 +112,20 @@ def normalized_weight(sample: ProbeSample, weight: Array, letters: str) -> Array
     return np.asarray(jnp.moveaxis(flat.reshape(moved.shape), range(w.ndim - len(axes), w.ndim), axes))
 
 
+def row_lengths(sample: ProbeSample, letters: str, outputs: str) -> Array:
+    """Return the length of each row that torch's weight norm has of the source's weight, in the order of the target.
+
+    Args:
+        letters: of the weight's axes, as stored.
+        outputs: those of its outputs.
+    """
+    weight = normalized_weight(sample, sample.stored, letters).astype(np.float64)
+    rows = sample.rule.kind.rows_of_torch(outputs)
+    moved = np.moveaxis(weight, [letters.index(x) for x in rows], range(len(rows)))
+    lengths = np.sqrt(np.sum(np.square(moved), tuple(range(len(rows), moved.ndim))))
+    return as_target_gives(lengths, rows, sample).reshape(-1)
+
+
 def normalized_bias(sample: ProbeSample) -> Array:
     """Return the bias that the source adds: a flax SpectralNorm divides one of several axes by a sigma of its own."""
     import jax.numpy as jnp

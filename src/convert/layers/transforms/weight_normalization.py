@@ -16,6 +16,8 @@ from convert.layers.base import Rule
 from convert.layers.target import TargetLayer
 from convert.layers.weight_keys import V
 
+SCALE = "weight_norm"  # role of torch's scale
+
 
 def check_normalized(rule: Rule) -> None:
     """Check that the targets of a rule can hold its weight.
@@ -23,30 +25,21 @@ def check_normalized(rule: Rule) -> None:
     Raises:
         ValueError: they cannot; the message is the reason.
     """
+    norm = rule.normalized
     for _, layer in rule.layers:
-        if layer.parametrization and (rule.normalized is None or rule.normalized.role != "weight_norm"):
-            raise ValueError(
-                "the target stores the scale of a weight norm, and the rule has no `weight_norm:` with its path"
-            )
-    if rule.normalized is None:
-        return
-    role = rule.normalized.role
-    for _, layer in rule.layers:
+        if norm is None and layer.parametrization is None:
+            continue
         if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None or layer.axes is not None:
-            raise ValueError(
-                f"a weight with `{role}` can be neither fused nor split, and not be used by an einsum of the target"
-            )
-    rule.kind.check_normalized(role)
-    for letters, outputs in rule.kind.weight_axes:
-        if strange := [x for x in rule.normalized.axes if x not in letters]:
-            raise ValueError(f"`{role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
-        rows = rule.kind.rows_of_torch(outputs)
-        apart = (rule.normalized.axes or outputs) != rows or len(outputs) != 1
-        if apart and any(layer.parametrization for _, layer in rule.layers):
-            raise ValueError(
-                "torch's weight norm has a scale for each row, g * v / |v|, the norm of the row; the source's are not those of "
-                f"{'one output axis' if rows == outputs else 'the input axis'} ({' '.join(rows)}). Leave `parametrization` out, and the scale is folded into the weight"
-            )
+            word = f"weight with `{norm.role}`" if norm is not None else "module with a `parametrization`"
+            raise ValueError(f"a {word} can be neither fused nor split, and not be used by an einsum of the target")
+        if layer.parametrization and (layer.part or rule.part):
+            raise ValueError("a module with a `parametrization` is made of whole leaves; leave `part` out")
+    if norm is None:
+        return
+    rule.kind.check_normalized(norm.role)
+    for letters, _ in rule.kind.weight_axes:
+        if strange := [x for x in norm.axes if x not in letters]:
+            raise ValueError(f"`{norm.role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
 
 
 def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, ...]) -> str:
@@ -81,8 +74,19 @@ def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, .
 
 
 def kept(rule: Rule, layer: TargetLayer) -> bool:
-    """Return whether the target stores the two tensors of a weight norm."""
-    return rule.normalized is not None and layer.parametrization is not None
+    """Return whether the target stores the two tensors of the source's weight norm as they are: it has a scale for each row, as torch's."""
+    norm = rule.normalized
+    if norm is None or norm.role != "weight_norm" or layer.parametrization is None:
+        return False
+    return all(
+        len(outputs) == 1 and (norm.axes or outputs) == rule.kind.rows_of_torch(outputs)
+        for _, outputs in rule.kind.weight_axes
+    )
+
+
+def lengths_role(rule: Rule, layer: TargetLayer) -> str | None:
+    """Return the role of the scale that no leaf has, as the weight's own rows have its lengths; None where a leaf has it, or the target has no weight norm."""
+    return None if layer.parametrization is None or kept(rule, layer) else SCALE
 
 
 def facts(rule: Rule, layer: TargetLayer) -> dict[str, Any]:

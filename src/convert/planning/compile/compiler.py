@@ -14,6 +14,7 @@ from convert.core.findings import Finding
 from convert.core.ops import Op, Slice, out_spec
 from convert.core.tensor_spec import TensorSpec, is_float
 from convert.core.value_ops import Multiply
+from convert.core.weight_norm_ops import RowLengths
 from convert.layers import Rule, TargetLayer
 from convert.layers.base import Matched, MatchKey, Part, Step
 from convert.layers.casts import computing, losses, target_dtype
@@ -21,6 +22,7 @@ from convert.layers.leaves import MisfitError, not_convertible
 from convert.layers.shared_keys import shown_part
 from convert.layers.target import Constant
 from convert.layers.transforms.weight_normalization import kept as kept_apart
+from convert.layers.transforms.weight_normalization import lengths_role
 from convert.layers.transforms.weight_transforms import add_number, divide_by_prescale
 from convert.layers.weight_keys import BIAS_U
 from convert.planning.compile.arrange import arranged
@@ -118,6 +120,8 @@ class Compiler:
                 if role == rule.lead:
                     constants = rule.kind.constants(layer)
                     yield from (self._constant(rule, layer, one, step) for step in made for one in constants)
+                    if (of := lengths_role(rule, layer)) is not None:
+                        yield from (_lengths(rule, layer, of, step) for step in made)
 
     def _constant(self, rule: Rule, layer: TargetLayer, one: Constant, neighbour: Step) -> Step:
         """Make the step of a tensor that the source lacks, for the module of a tensor that it has."""
@@ -363,6 +367,21 @@ class _Compiled:
     spec: TensorSpec
     note: str
     arithmetic: str
+
+
+def _lengths(rule: Rule, layer: TargetLayer, role: str, weight: Step) -> Step:
+    """Return the step of the scale with which torch's weight norm gives a weight: the lengths of its rows."""
+    module = weight.name.removesuffix(rule.kind.tensor_name("", weight.role, layer))
+    op = RowLengths()
+    (part,) = weight.parts
+    return replace(
+        weight,
+        name=module + rule.kind.tensor_name("", role, layer),
+        spec=op.out_spec(weight.spec),
+        parts=(replace(part, ops=(*part.ops, op)),),
+        arithmetic=", ".join(filter(None, (weight.arithmetic, str(op)))),
+        role=role,
+    )
 
 
 def without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

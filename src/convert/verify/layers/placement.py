@@ -31,7 +31,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         return Finding("layer-misplaced", problem, rule.at.line_only, step.name, expected, got, fix)
 
     layer = rule.layer(plan.target)
-    pattern = rule.sources[step.role]
+    pattern = rule.sources.get(step.role, rule.path)  # the lengths of a weight's rows have no leaf of their own
     merge = plan.merges.get(part.leaf)
     match = _match(pattern, plan.root, part.leaf if merge is None else merge.leaves[0])
     if layer is None or match is None:

@@ -11,6 +11,7 @@ import numpy as np
 from convert.core.ops import apply
 from convert.core.tensor_spec import is_float, numpy_dtype
 from convert.core.value_ops import Add, Cast, Multiply
+from convert.core.weight_norm_ops import RowLengths
 from convert.layers.base import PlanView, Step
 from convert.layers.leaf_reader import LeafReader
 from convert.layers.mistake import OWN_VALUES, Mistake, symmetric
@@ -35,11 +36,12 @@ def known_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     if not step.parts:
         return
     source = plan.source
-    yield from order_mistakes(step, plan)
-    yield from own_mistakes(step, plan)
-    yield from layout_mistakes(step, source)
-    yield from fused_order_mistakes(step, source)
-    yield from stacked_axis_mistakes(step, source)
+    if not any(isinstance(op, RowLengths) for part in step.parts for op in part.ops):  # they have no axes to exchange
+        yield from order_mistakes(step, plan)
+        yield from own_mistakes(step, plan)
+        yield from layout_mistakes(step, source)
+        yield from fused_order_mistakes(step, source)
+        yield from stacked_axis_mistakes(step, source)
     yield from _other_tensors(step, plan)
     yield from _no_bias(step)
     yield from _roundings(step, source)
