@@ -34,6 +34,7 @@ from convert.inference.grading.grades import tensors
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.notes import whole_numbers
 from convert.inference.grading.proof import Masks
+from convert.inference.grading.row_lengths import with_row_lengths
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
 from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
@@ -57,6 +58,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 APART = 1000  # seeds, so that the proof has weights and inputs of its own
 SIZES = (1.0, 0.5, 1.0)  # of the weights of each attempt: large ones may saturate what tells columns apart
 MOST_OTHERS = 4000  # tensors in place of those that the outputs tell apart
+MOST_NORMS = 3  # kinds of layers whose weight norms the source lacks
 MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
 
 
@@ -146,7 +148,7 @@ def _derived(
     if not solved:
         resume(search)
     rivals = others(search)
-    found = tensors(search, _tied_names(both), solved, rivals.same)
+    found = _tensors(both, search, solved, rivals.same)
     if solved:
         found = numbered_as_recorded(found, search.in_record)
         found = made_as_in_other_layers(found, both.as_run, shapes)
@@ -162,7 +164,7 @@ def _derived(
         if ended is not None and not seen.hidden:
             refuting = partial(largest_error, models, both, seed)
         if ended is not None:
-            seen = replace(seen, tensors=tensors(search, _tied_names(both), False, []))
+            seen = replace(seen, tensors=_tensors(both, search, False, []))
     differences: tuple[Difference, ...] = ()
     if ended is not None:
         seen, differences = _with_the_difference(models, both, search, rivals.undecided, seen, ended, seed)
@@ -223,6 +225,17 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         shown = None if solved else both.search_what_shows(search, masks=masks)
         if shown is not None and shown.solve():
             search, solved = shown, True
+    for _ in range(0 if solved else MOST_NORMS):
+        norms = models.runs.plain
+        plain = models.record_without_weight_norms(both, search, seed)
+        of_plain = None if plain is None else plain.search()
+        solved = of_plain is not None and of_plain.solve()
+        if plain is None or of_plain is None or not (solved or of_plain.found > search.found):
+            models.runs.plain = norms
+            break
+        both, search = plain, of_plain
+        if solved:
+            break
     late = None if solved else both.search_used_late(search)
     if late is not None:
         solved = late.solve()
@@ -233,6 +246,11 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         if patient.solve():
             search, solved = patient, True
     return both, search, solved
+
+
+def _tensors(both: Records, search: Search, solved: bool, same: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return the tensors of a search, with the scales of weight norms that the source lacks."""
+    return with_row_lengths(tensors(search, _tied_names(both), solved, same), both.as_run, both.source)
 
 
 def _tied_names(both: Records) -> dict[str, tuple[str, ...]]:
@@ -250,7 +268,7 @@ def _all_derived(models: Models, seed: int, as_run: Program) -> tuple[tuple[Tens
     search = both.search()
     if not search.solve():
         return None
-    found = numbered_as_recorded(tensors(search, _tied_names(both), True, others(search).same), search.in_record)
+    found = numbered_as_recorded(_tensors(both, search, True, others(search).same), search.in_record)
     shapes = {name: value.array.shape for name, value in both.source.parameters.items()}
     found = made_as_in_other_layers(found, both.as_run, shapes)
     found = without_ties_at_zeros(found, both.source, both.target)

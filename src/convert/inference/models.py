@@ -14,6 +14,13 @@ from convert.inference.draws import Draws, whole_rows
 from convert.inference.forms.as_data import learned_inputs, parameters_as_data, tables_as_data
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.networks_apart import stacked_networks
+from convert.inference.forms.weight_norms import (
+    WeightNorm,
+    normalises_parameters,
+    norms_like,
+    weight_norms,
+    with_lengths,
+)
 from convert.inference.grading import proof
 from convert.inference.grading.proof import Masks
 from convert.inference.isolated.found import Allowance
@@ -81,9 +88,29 @@ class Models:
         given = whole_rows(self.all_given(seed), self.masks)
         source = self.runs.program(seed, given)
         require_finite_products(source)
-        as_run = recorded(self.module, self.run, given, known)
+        as_run = self._recorded(source, given, known)
         require_same_again(self.module, self.run, as_run)
         return self._records(source, as_run, seed, given)
+
+    def record_without_weight_norms(self, both: Records, search: Search, seed: int) -> Records | None:
+        """Return the records in which the weight norms of the place where a search ended, and of those like it, give their direction; None where it has none."""
+        at = search.target.operations[min(search.failure.index, len(search.target.operations) - 1)]
+        more = self.runs.plain | norms_like(at, both.as_run)
+        if more == self.runs.plain:
+            return None
+        self.runs.plain = more
+        return self.record(seed)
+
+    def _recorded(
+        self, source: Program, given: Mapping[str, Array], known: Mapping[str, Array] | None = None
+    ) -> Program:
+        """Return the record of the module; where the source normalises no weight, its weight norms give the direction."""
+        as_run = recorded(self.module, self.run, given, known)
+        norms = weight_norms(as_run)
+        if norms and not self.runs.plain and not normalises_parameters(source):
+            self.runs.plain = frozenset(norms)
+        own = with_lengths(as_run, self.runs.plain)
+        return recorded(self.module, self.run, given, {**(known or {}), **own}) if own else as_run
 
     def record_apart(self, both: Records, seed: int) -> Records | None:
         """Return the records in which several networks that a program runs at once are apart; None if both run as many."""
@@ -154,9 +181,7 @@ class Models:
         """Return a search with the weights and inputs of another seed, along the path that the module takes with what is known."""
         given = self.all_given(seed)
         source = self.runs.program(seed, given)
-        target = in_one_form(
-            recorded(self.module, self.run, given, proof.weights(known, source)), self.runs.forms, keep=False
-        )
+        target = in_one_form(self._recorded(source, given, proof.weights(known, source)), self.runs.forms, keep=False)
         return search_of(source, target)
 
 
@@ -165,6 +190,7 @@ class Runs:
 
     Attributes:
         forms: what both programs are given.
+        plain: the module's weight norms that give their direction, as the source has none there, or has others.
     """
 
     def __init__(self, function: JaxFunction, draws: Draws) -> None:
@@ -172,6 +198,7 @@ class Runs:
         self._records: list[Program] = []
         self._infinite = False
         self.forms = Forms()
+        self.plain = frozenset[WeightNorm]()
 
     def program(self, seed: int, given: Mapping[str, Array]) -> Program:
         """Return a run with the weights of a seed, of a size with which the outputs are finite, if there is one; the first is of usual size."""

@@ -52,6 +52,7 @@ from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
 from convert.inference.forms.sums.masked_sums import chosen_as_products, sums_of_chosen
 from convert.inference.forms.sums.means_first import means_first
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
+from convert.inference.forms.weight_norms import without_weight_norms
 from convert.programs.program import Program
 
 
@@ -151,7 +152,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     Args:
         keep: whether the values that it had in its own form stay, as those of the source, where any of them may be the target's.
     """
-    program = program if keep else parts_of_joined(program)
+    program = program if keep else parts_of_joined(without_weight_norms(program))
     program = chunks_together(program, keep=keep) if forms.chunks else program
     program = group_factors_behind(program, keep=keep) if forms.groups else program
     program = chosen_as_products(program) if forms.masked else program

@@ -9,6 +9,7 @@ import numpy as np
 
 from convert.inference.candidates.candidate import COMPUTE
 from convert.inference.derivation import Arithmetic, Tensor
+from convert.inference.forms.weight_norms import lengths
 from convert.numerics.magnitude import relative_error
 from convert.numerics.real_numbers import as_real
 from convert.programs.program import Program
@@ -32,6 +33,8 @@ def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
                 flat[part.elements] = part.factor
             elif part.arithmetic is Arithmetic.OWN:
                 flat[part.elements] = part.values
+            elif part.rows_of:
+                continue  # of what is found now
             elif part.low_rank is not None:
                 leaves = {name: source.parameters[name].array for name in part.leaves}
                 flat[part.elements] = part.low_rank.value(leaves).ravel()[part.positions]
@@ -45,6 +48,11 @@ def weights(tensors: Sequence[Tensor], source: Program) -> dict[str, Array]:
                 flat[part.elements] = part.factor * COMPUTE[part.arithmetic](leaf[part.positions])
         for name in (tensor.name, *tensor.also):
             found[name] = flat.reshape(tensor.shape)
+    for tensor in tensors:
+        for part in tensor.parts:
+            if part.rows_of in found:
+                made = lengths(found[part.rows_of], tensor.shape)
+                found |= dict.fromkeys((tensor.name, *tensor.also), made)
     return found
 
 

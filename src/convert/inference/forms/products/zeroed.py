@@ -21,7 +21,7 @@ def zeroed_as_masked(program: Program) -> Program:
     new: dict[Value, Value] = {}
     operations: list[Operation] = []
     for operation in program.operations:
-        made = _masked(operation, whole) or _with_new(operation, new)
+        made = _masked(operation, whole) or with_new(operation, new)
         new.update({old: x for old, x in zip(operation.results, made.results, strict=True) if x is not old})
         whole += [x for x in made.results if len(x.elements) == 1 and (x.elements[0] >= 0).all()]
         operations.append(made)
@@ -55,7 +55,7 @@ def _masked(operation: Operation, whole: Sequence[Value]) -> Operation | None:
     return step(operation, "mul", (value, Value(np.where(result.elements[0] < 0, 0.0, 1.0))), masked, np.multiply)
 
 
-def _with_new(operation: Operation, new: dict[Value, Value]) -> Operation:
+def with_new(operation: Operation, new: dict[Value, Value]) -> Operation:
     """Return an operation with the new values; one that moves a weight moves the elements that have been set to zero, too."""
     if new.keys().isdisjoint(operation.operands):
         return operation

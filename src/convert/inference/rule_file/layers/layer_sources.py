@@ -41,6 +41,8 @@ def _sources(kind: str, layer: DescribedLayer, facts: Facts, leaves: Shapes) -> 
     product = layer.product
     found: list[tuple[str, tuple[Source, ...]]] = []
     for role, tensor in layer.tensors.items():
+        if tensor.parts[0].rows_of:  # no leaf has the lengths of its rows
+            continue
         if product is None or product.base is not None or tensor is not layer.first:
             rotary = "rope" in facts.get(tensor.name, {})
             key = "from" if kind == "parameter" else ROLES.get(role, "from")

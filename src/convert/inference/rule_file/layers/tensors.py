@@ -52,6 +52,10 @@ GRID = (
     "its rows and its columns come from several leaves, and a rule makes whole rows or whole columns of a tensor; "
     "give the module a layer for each value, such as one for the input and one for the state"
 )
+NO_SLICES = (
+    "a rule has such lengths for rows alone; build the module without this weight norm, or remove it "
+    "(torch.nn.utils.parametrize.remove_parametrizations), and run again"
+)
 OTHER_PARTS = "its bias has other parts than its weight"
 
 
@@ -70,6 +74,8 @@ def describe_tensors(
         NoWordsError: the tensors are not known, or the rule language has no words for them.
     """
     tensors = known_tensors(group)
+    if "weight" in tensors and (of := tensors["weight"].parts[0].rows_of):
+        raise NoWordsError(f"it is the length of each slice of {of}, and {NO_SLICES}")
     if len(group) == 1 and (zeros := zeros_before(next(iter(group.values())))):
         rest = {"weight": without_zeros(next(iter(group.values())), *zeros)}
         rules = describe_tensors(replace(module, kind_name="parameter"), rest, facts, derivation)
@@ -102,7 +108,8 @@ def describe_tensors(
     ):
         return _each_columns(columns, module, facts, derivation)
     for role, tensor in layer.tensors.items():
-        if role != "weight" and any(part.arithmetic is Arithmetic.COMPUTED for part in tensor.parts):
+        of_leaves = any(part.arithmetic is Arithmetic.COMPUTED and not part.rows_of for part in tensor.parts)
+        if role != "weight" and of_leaves:
             raise NoWordsError(f"the elements of its {role} are computed from several leaves")
     sources = in_grid(kind, layer, derivation.leaves) or in_one_rule(kind, layer, facts, derivation.leaves)
     lengths = layer.tensors.get("weight_norm")

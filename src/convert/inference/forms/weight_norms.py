@@ -1,0 +1,78 @@
+"""Weight norms of the module that the JAX function has not got, or has for other axes: ``g v / |v|`` is v where g is the length of each row of v."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from convert.inference.forms.elements import are_same
+from convert.inference.forms.products.zeroed import with_new
+from convert.programs.program import Array, Operation, Program, Value
+
+NORM = "_weight_norm_interface"  # of torch: (v, g, axis) -> v * g / |v|, and |v|
+
+
+class WeightNorm(NamedTuple):
+    """Names of the two parameters: v and g."""
+
+    direction: str
+    scale: str
+
+
+def weight_norms(program: Program) -> list[WeightNorm]:
+    """Return the weight norms of a module's parameters."""
+    names = {value: name for name, value in program.parameters.items()}
+    found = (operation.operands[:2] for operation in program.operations if operation.name == NORM)
+    return list(dict.fromkeys(WeightNorm(names[v], names[g]) for v, g in found if v in names and g in names))
+
+
+def norms_like(operation: Operation, program: Program) -> frozenset[WeightNorm]:
+    """Return the weight norms in front of the operations that compute as one does, such as all transposed convolutions; none where it has none."""
+    leaves: dict[tuple[str, bool], set[str]] = {}
+    for one in program.operations:
+        weights = frozenset[str]().union(*(x.leaves for x in one.operands if x.of_parameters)) if one.data else ()
+        leaves.setdefault(_kind(one), set()).update(weights)
+    of_kind = leaves.get(_kind(operation), set())
+    return frozenset(norm for norm in weight_norms(program) if norm.direction in of_kind)
+
+
+def _kind(operation: Operation) -> tuple[str, bool]:
+    return operation.name, bool(operation.settings.get("transposed"))
+
+
+def normalises_parameters(program: Program) -> bool:
+    """Whether a program computes a length, a sum or the like of parameters alone."""
+    results = (operation.results[0] for operation in program.operations)
+    return any(value.of_parameters and not value.elements for value in results)
+
+
+def with_lengths(program: Program, norms: Collection[WeightNorm]) -> dict[str, Array]:
+    """Return both parameters of some weight norms by name, the scale as the lengths of the rows of the direction."""
+    found: dict[str, Array] = {}
+    for norm in norms:
+        found[norm.direction] = program.parameters[norm.direction].array
+        found[norm.scale] = lengths(found[norm.direction], program.parameters[norm.scale].array.shape)
+    return found
+
+
+def lengths(direction: Array, shape: tuple[int, ...]) -> Array:
+    """Return the lengths of the slices of a direction, one for each element of a scale of this shape."""
+    summed = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return np.asarray(np.sqrt(np.sum(np.square(direction), summed, keepdims=True)))
+
+
+def without_weight_norms(program: Program) -> Program:
+    """Return the program with the direction in place of each weight that is equal to it, as where its scale is the lengths."""
+    new: dict[Value, Value] = {}
+    operations: list[Operation] = []
+    for operation in program.operations:
+        if operation.name == NORM and are_same(operation.operands[0].array, operation.results[0].array):
+            new[operation.results[0]] = operation.operands[0]
+            continue
+        made = with_new(operation, new)
+        new.update({old: x for old, x in zip(operation.results, made.results, strict=True) if x is not old})
+        operations.append(made)
+    return replace(program, operations=tuple(operations)) if new else program
