@@ -58,6 +58,17 @@ def _in_own_dtype(primitive: Any, params: Mapping[str, Any], ins: Sequence[Any])
     raise RefusedError(f"{primitive.name}: {first}")
 
 
+def _in_one_integer(ins: Sequence[Any]) -> list[Any] | None:
+    """Return arguments with all integers as int64; None if they are of one dtype.
+
+    JAX finds an array of NumPy again that it has made int32 before: another argument, made now, is int64.
+    """
+    dtypes = {np.dtype(x.dtype) for x in ins if getattr(x, "dtype", FLOAT).kind == "i"}
+    if dtypes != {np.dtype(np.int32), np.dtype(np.int64)}:
+        return None
+    return [x.astype(np.int64) if getattr(x, "dtype", FLOAT).kind == "i" else x for x in ins]
+
+
 class Lifter:
     """Evaluates primitives in float64.
 
@@ -175,6 +186,8 @@ class Lifter:
             else:
                 out = primitive.bind(*ins, **{key: self.param(value) for key, value in params.items()})
         except REFUSALS:
+            if (alike := _in_one_integer(ins)) is not None:
+                return self.evaluate(primitive, params, alike)
             lifted, out = False, _in_own_dtype(primitive, params, ins)
         results = out if primitive.multiple_results else [out]
         lifted = lifted and not any(hasattr(x, "dtype") and narrow(x.dtype) for x in results)

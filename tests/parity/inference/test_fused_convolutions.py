@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from convert.inference.derivation import Grade
+from convert.inference.rule_file.write import write_rules
+from convert.verify.target_model import model_of_module
 from support.inferred import derive, floats, rules
 
 C, T = 6, 9
@@ -106,8 +108,10 @@ def test_normed_kernels_one_after_the_other_are_rules(summed: tuple[int, ...]) -
     shapes = {f"{of}/{leaf}": size for of in ("filter", "gate") for leaf, size in sizes.items()}
     function = lambda w, x: jnp.tanh(normed(w, "filter", x)) * jax.nn.sigmoid(normed(w, "gate", x))  # noqa: E731
     found = derive(function, NormedGate(), shapes, floats(2, T, C))
-    if summed == (0,):  # a norm for each input channel is another one
-        assert found.proof is None
+    if summed == (0,):  # the module has no such norm, and holds the kernels that it gives; no rule computes them
+        assert found.proof is not None
+        why = write_rules(found, model_of_module(NormedGate(), "Model")).open
+        assert any("it is computed from" in text for text in why.values()), why
         return
     written = rules(found, NormedGate())
     assert any('"{filter,gate}/g"' in rule and 'original0, axes: "(D + D).."' in rule for rule in written)

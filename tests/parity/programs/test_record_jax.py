@@ -354,3 +354,15 @@ def test_a_table_by_indices_of_numpy_is_recorded_again_and_again() -> None:
     for _ in range(2):
         program = record_jax(lambda w, given: {"y": given["x"] * w["t"][places]}, {"t": table}, {"x": x})
         np.testing.assert_array_equal(program.outputs["y"].array, table[places])
+
+
+def test_one_array_of_numpy_as_two_indices_is_recorded() -> None:
+    """JAX finds the int32 that it made of it beside an int64 that it makes now."""
+    order, x = np.random.default_rng(1).permutation(6), np.ones((3, 6)) * np.arange(6)
+
+    def function(w: Arrays, given: Arrays) -> Arrays:
+        return {"y": given["x"][..., jnp.array(order)] @ jnp.eye(6)[order].T @ w["w"]}
+
+    for _ in range(2):
+        program = record_jax(function, {"w": np.eye(6)}, {"x": x})
+        np.testing.assert_array_equal(program.outputs["y"].array, x[..., order[order]])

@@ -31,8 +31,8 @@ ONE = 0.1  # the number in every parameter that is not known; in wide layers it 
 IN_FRONT = (Grade.IN_FRONT, Grade.TIED)
 SAME = (Arithmetic.SAME, 1.0)
 RAN_OUT = (
-    "the search by the outputs alone ended after {runs} runs of both programs, with at most {most} of {all} tensors "
-    "found at once: whether the programs are equal is not decided; a smaller pair, such as one layer of each kind, needs fewer"
+    "the search by the outputs alone ended after {runs} runs of both programs; its best try found {most} of {all} tensors: "
+    "whether the programs are equal is not decided; a smaller pair, such as one layer of each kind, needs fewer"
 )
 TOO_MANY = "the search by the outputs alone was not tried: it is for at most {most} tensors, and {all} are open"
 MOST_TENSORS = 700  # one call in another for each; Python allows 1,000
