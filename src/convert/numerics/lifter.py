@@ -186,8 +186,8 @@ class Lifter:
             else:
                 out = primitive.bind(*ins, **{key: self.param(value) for key, value in params.items()})
         except REFUSALS:
-            if (alike := _in_one_integer(ins)) is not None:
-                return self.evaluate(primitive, params, alike)
+            if (same := _in_one_integer(ins)) is not None:
+                return self.evaluate(primitive, params, same)
             lifted, out = False, _in_own_dtype(primitive, params, ins)
         results = out if primitive.multiple_results else [out]
         lifted = lifted and not any(hasattr(x, "dtype") and narrow(x.dtype) for x in results)
