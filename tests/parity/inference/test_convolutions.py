@@ -5,6 +5,7 @@ A filter for each channel may be a sum of products with shifted values in the so
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -235,3 +236,30 @@ def test_channels_in_another_order_are_parts_of_an_axis() -> None:
     assert kernel == '- from: params/kernel\n  axes: ..(C F E)D\n  parameter: {name: c.weight, axes: "D(C E F).."}'
     found = derive(lambda w, x: jnp.tanh(function(w, x)), Windows(turned=False), shapes, floats(2, 3, 4, 18))
     assert rules(found, Windows())[0].startswith("- dimension_numbers")
+
+
+class Film(torch.nn.Module):
+    """A (2+1)-dimensional convolution, as in R(2+1)D: over each image, then over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = torch.nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1))
+        self.time = torch.nn.Conv3d(4, 5, (3, 1, 1), padding=(1, 0, 0), bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.time(torch.relu(self.image(x.permute(0, 4, 1, 2, 3)))).permute(0, 2, 3, 4, 1)
+
+
+def test_kernels_of_an_image_or_of_time_in_a_film() -> None:
+    def function(w: Any, x: Any) -> Any:
+        of_image = functools.partial(jax.lax.conv_general_dilated, rhs=w["i"], window_strides=(1, 1), padding="SAME")
+        y = jax.vmap(lambda x: of_image(x, dimension_numbers=("NHWC", "HWIO", "NHWC")), 1, 1)(x) + w["b"]
+        y = jax.nn.relu(y).transpose(0, 2, 3, 1, 4).reshape(-1, x.shape[1], 4)
+        y = jax.lax.conv_general_dilated(y, w["t"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+        return y.reshape(*x.shape[:1], *x.shape[2:4], -1, 5).transpose(0, 3, 1, 2, 4)
+
+    module = Film()
+    found = derive(function, module, {"i": (3, 3, 4, 4), "b": (4,), "t": (3, 4, 5)}, floats(2, 6, 5, 3, 4))
+    assert found.complete
+    written = "\n".join(rules(found, module))
+    assert "name: image.weight, axes: DC.PQ}" in written.replace('"', "") and "time.weight, axes: " in written, written

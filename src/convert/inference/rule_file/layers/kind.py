@@ -89,8 +89,12 @@ def _is_kernel_of_taps(module: TargetModule, first: Tensor, leaves: Shapes) -> b
 
 
 def _has_taps_of_other_axes(first: Tensor, leaves: Shapes) -> bool:
-    """Whether a kernel of one tap is one over other axes of space in the source, as of a line of each row for an image."""
-    leaf = leaves.get(first.parts[0].leaf, ())
+    """Whether a kernel is one over other axes of space in the source: one tap over a line of each row for an image, or an image of a film."""
+    leaf, evidence = leaves.get(first.parts[0].leaf, ()), first.parts[0].evidence
+    own = evidence.source.settings.get("window_strides") if evidence.source is not None else None
+    strides = evidence.target.settings.get("stride")
+    if isinstance(own, list) and isinstance(strides, list) and len(own) != len(strides):
+        return True
     return set(first.shape[2:]) == {1} and 2 < len(leaf) != len(first.shape)
 
 
