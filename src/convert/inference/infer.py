@@ -37,7 +37,11 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.row_lengths import with_row_lengths
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
-from convert.inference.grading.zeros import made_as_in_other_layers, without_ties_at_zeros
+from convert.inference.grading.zeros import (
+    idle_as_in_other_layers,
+    made_as_in_other_layers,
+    without_ties_at_zeros,
+)
 from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Runs
 from convert.inference.records import Records
@@ -152,6 +156,7 @@ def _derived(
     if solved:
         found = numbered_as_recorded(found, search.in_record)
         found = made_as_in_other_layers(found, both.as_run, shapes)
+        found = idle_as_in_other_layers(found, both.as_run, shapes)
         found = without_ties_at_zeros(found, both.source, both.target)
         if (search.met_nothing or both.as_run.path_taken) and not both.learned:
             found = found_by_others(found, lambda run, known: models.search_again(seed + APART + run, known))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.derivation import Grade, Part, Tensor
+from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
 from convert.inference.forms.hidden.always_zero import always_zero, met_by_parameters, zeros_of
 from convert.inference.forms.hidden.shown import hidden_parameters
 from convert.inference.grading.ties import elements_of
@@ -46,6 +46,47 @@ def made_as_in_other_layers(
         else:
             found.append(tensor)
     return tuple(found)
+
+
+def idle_as_in_other_layers(
+    tensors: Sequence[Tensor], target: Program, leaves: Mapping[str, Sequence[int]]
+) -> tuple[Tensor, ...]:
+    """Return the tensors; one of which no output takes an element, as of a norm behind the last layer, is made as in another layer, or is its leaf as it is stored.
+
+    Any number fits it, so that what was found for it says nothing.
+
+    Args:
+        target: its record as it ran.
+        leaves: shapes of the source's leaves by name.
+    """
+    hidden = {name: bool(of.size and of.all()) for name, of in hidden_parameters(target).items()}
+    modules = {_module(name): True for name in hidden.keys() - target.buffers}
+    for name in hidden.keys() - target.buffers:
+        modules[_module(name)] &= hidden[name]
+    idle = {name for name in hidden if modules.get(_module(name))}  # with the statistics of a norm, which are buffers
+    shown = [tensor for tensor in tensors if tensor.name not in idle]
+    whole = {tensor.name: tensor for tensor in shown if tensor.parts and _size(tensor) == _known(tensor)}
+    used = {part.leaf for tensor in shown for part in tensor.parts}
+
+    def made(tensor: Tensor) -> Tensor:
+        nothing = replace(tensor, parts=(), alternatives={}, ties=(), guessed=False, unseen=0)
+        as_others = _continued(nothing, whole, used, leaves, anywhere=True)
+        return next(as_others, None) or _as_stored(tensor)
+
+    return tuple(made(tensor) if tensor.name in idle and tensor.parts else tensor for tensor in tensors)
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """Return a tensor with the elements of its leaves as they are stored; as it is where leaves make none, or not all."""
+    if not all(part.leaf and part.arithmetic is not Arithmetic.COMPUTED for part in tensor.parts):
+        return tensor
+    if _known(tensor) < _size(tensor):
+        return tensor
+    parts = tuple(replace(part, arithmetic=Arithmetic.SAME, factor=1.0, number=0.0) for part in tensor.parts)
+    grade, unseen = Grade.INTERCHANGEABLE, _size(tensor)
+    return replace(
+        tensor, parts=parts, grade=grade, unseen=unseen, alternatives={}, ties=(), candidates=(), guessed=False
+    )
 
 
 def without_ties_at_zeros(tensors: Sequence[Tensor], source: Program, target: Program) -> tuple[Tensor, ...]:
@@ -100,7 +141,9 @@ def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) 
         start = first.first_element[tensor.name]
         of = slice(start, start + _size(tensor))
         count, most = int(unseen[of].sum()), int((unseen | unmet)[of].sum())
-        if tensor.unseen > most:  # one leaf gave them and others, and a sum of parameters takes them as well
+        if (
+            tensor.unseen > most and tensor.name not in first.buffers
+        ):  # one leaf gave them and others, and a sum of parameters takes them as well
             tensor = replace(tensor, unseen=most)
         if count and tensor.grade is Grade.DERIVED and not tensor.unseen:
             tensor = replace(tensor, grade=Grade.INTERCHANGEABLE, unseen=count)
@@ -133,6 +176,10 @@ def _size(tensor: Tensor) -> int:
     return int(np.prod(tensor.shape))
 
 
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def _known(tensor: Tensor) -> int:
     return sum(len(part.elements) for part in tensor.parts)
 
@@ -146,9 +193,18 @@ def _lacking(tensor: Tensor, target: Program) -> Array:
 
 
 def _continued(
-    tensor: Tensor, whole: Mapping[str, Tensor], used: set[str], leaves: Mapping[str, Sequence[int]]
+    tensor: Tensor,
+    whole: Mapping[str, Tensor],
+    used: set[str],
+    leaves: Mapping[str, Sequence[int]],
+    *,
+    anywhere: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the tensor, made as each of the other layers is; what is known of it must be made so."""
+    """Yield the tensor, made as each of the other layers is; what is known of it must be made so.
+
+    Args:
+        anywhere: whether other lists of modules tell how the leaves of two layers are called, too.
+    """
     own = {part.elements.tobytes(): part for part in tensor.parts}
     for number in NUMBER.finditer(tensor.name):
         before, behind = tensor.name[: number.start()], tensor.name[number.end() :]
@@ -157,7 +213,9 @@ def _continued(
             if index is None or name[index.end() :] != behind or other.shape != tensor.shape:
                 continue
             layers = (before + index[0] + ".", before + number[0] + ".")
-            step = _Step.between(_pairs(tensor, other, whole, layers), leaves)
+            pairs = [*_pairs(tensor, other, whole, layers)]
+            pairs += _pairs_of_lists(whole, index[0], number[0]) if anywhere else ()
+            step = _Step.between(pairs, leaves)
             parts = [step.made(part, leaves) for part in other.parts]
             lacking = [part for part in parts if part is not None and part.elements.tobytes() not in own]
             if None in parts or any(part.leaf in used and part.leaf not in step.stacked for part in lacking):
@@ -179,6 +237,14 @@ def _pairs(
     for one, two in tensors:
         for ours in two.parts:
             yield from ((theirs, ours) for theirs in one.parts if np.array_equal(theirs.elements, ours.elements))
+
+
+def _pairs_of_lists(whole: Mapping[str, Tensor], one: str, two: str) -> Iterator[tuple[Part, Part]]:
+    """Yield the parts that make the same elements of the same tensor for two numbers of a layer, in any list of modules."""
+    for name, theirs in whole.items():
+        ours = whole.get(re.sub(rf"(?<![0-9]){one}(?![0-9])", two, name, count=1))
+        for part in ours.parts if ours is not None and ours is not theirs else ():
+            yield from ((x, part) for x in theirs.parts if np.array_equal(x.elements, part.elements))
 
 
 def _same(one: Part, two: Part) -> bool:

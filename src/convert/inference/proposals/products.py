@@ -339,7 +339,8 @@ def _atoms(context: Context, target: Product, out: int, operation: Operation) ->
         alone = list(column_orders.taken_alone(sets, size, out, heads, number))
         of_leaf = column_orders.by_leaf(context, product)
         of_heads = column_orders.head_by_head(size, heads), column_orders.in_groups(size, heads, shared)
-        of_taps = column_orders.with_taps(target.numbers[0].shape[1:]) if operation.settings.get("transposed") else ()
+        transposed = operation.settings.get("transposed") and out == size  # other leaves of its inputs may be smaller
+        of_taps = column_orders.with_taps(target.numbers[0].shape[1:]) if transposed else ()
         further = (
             of_taps,
             column_orders.as_cut(size, cuts),

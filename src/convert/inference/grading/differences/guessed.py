@@ -16,6 +16,7 @@ import numpy as np
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Arithmetic, Grade, Part, Tensor
 from convert.inference.grading import proof
+from convert.inference.grading.zeros import idle_as_in_other_layers
 from convert.programs.fingerprint import EXACT
 from convert.programs.program import Program
 from convert.programs.rerun import fits
@@ -51,7 +52,9 @@ def of_equal_programs(
     want = [value.array for value in source.outputs.values()]
     if not equal(side.outputs, want, EXACT):
         return None
-    guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT]
+    leaves = {name: value.array.shape for name, value in source.parameters.items()}
+    tensors = idle_as_in_other_layers(tensors, target, leaves)
+    guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT and not tensor.unseen]
     pairs = _may_be_exchanged(guessed, state, target, given, list(source.outputs))
     others = list(_others(pairs, guessed, source))
     if len(others) > most:
@@ -65,7 +68,7 @@ def of_equal_programs(
         if other and equal(side.changed(changes), want, EXACT):
             for tensor in changed:
                 alternatives.setdefault(tensor.name, {})[way] = tensor.parts
-    return tuple(_graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors)
+    return tuple(tensor if tensor.unseen else _graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors)
 
 
 def _may_be_exchanged(
