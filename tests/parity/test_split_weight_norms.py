@@ -160,3 +160,13 @@ def test_what_is_refused(rules: str, said: str) -> None:
     with pytest.raises(RuleError) as refused:
         rule_file(rules)
     assert said in str(refused.value)
+
+
+def test_a_matrix_as_a_convolution_of_one_tap() -> None:
+    tree = {"k": draw(4, 5)}
+    target = "{module: m, axes: FD.., parametrization: weight_norm}"
+    state = converted(f"- einsum: ...D,DF->...F\n  from: k\n  linear: {target}", tree)
+    module = loaded(parametrizations.weight_norm(nn.Conv2d(4, 5, 1, bias=False)), state)
+    same(module.weight.detach().numpy()[..., 0, 0], tree["k"].T)
+    with pytest.raises(RuleError, match="not be used by an einsum of the target"):
+        rule_file(f"- einsum: ...D,DF->...F\n  from: k\n  linear: {target.replace('FD..', 'DF..')}")

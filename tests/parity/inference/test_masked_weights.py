@@ -243,6 +243,10 @@ class Mixing(torch.nn.Module):
             return torch.tril(self.w) @ x
         if self.way == "upper":
             return torch.triu(self.w) @ x
+        if self.way == "scaled":
+            return (self.w / torch.arange(1, 8)[:, None]).tril() @ x
+        if self.way == "gates":
+            return self.w.sigmoid().tril() @ x
         if self.way == "mask":
             return self.w * ~self.hidden @ x
         return self.w.masked_fill(self.hidden, -torch.inf).softmax(-1) @ x
@@ -253,6 +257,8 @@ MIXED = {
     "tril": lambda w, x: jnp.tril(w["w"]) @ x,
     "where": lambda w, x: jnp.where(SEEN > 0, w["w"], 0) @ x,
     "mask": lambda w, x: (w["w"] * SEEN) @ x,
+    "scaled": lambda w, x: (jnp.tril(w["w"]) / np.arange(1, 8.0)[:, None]) @ x,
+    "gates": lambda w, x: jnp.tril(jax.nn.sigmoid(w["w"])) @ x,
     "softmax": lambda w, x: jax.nn.softmax(jnp.where(SEEN > 0, w["w"], -1e30)) @ x,
 }
 
@@ -261,7 +267,7 @@ MIXED = {
     ("source", "target"),
     [
         *((source, target) for source in ("tril", "where", "mask") for target in ("tril", "mask")),
-        ("softmax", "softmax"),
+        *((way, way) for way in ("softmax", "scaled", "gates")),
     ],
 )
 def test_a_matrix_of_which_both_programs_use_a_triangle(source: str, target: str) -> None:

@@ -181,7 +181,8 @@ def before_zeros(value: Value, whole: Iterable[Value]) -> Value | None:
     if not zeroed.any() or zeroed.all() or value.array[zeroed].any():
         return None
     same_shape = (x for x in whole if x.array.shape == value.array.shape)
-    return next((x for x in same_shape if np.array_equal(x.elements[0][~zeroed], numbers[~zeroed])), None)
+    of_same = (x for x in same_shape if np.array_equal(x.elements[0][~zeroed], numbers[~zeroed]))
+    return next((x for x in of_same if np.array_equal(x.array[~zeroed], value.array[~zeroed])), None)  # not scaled
 
 
 def spread_like(operation: Operation) -> Operation:

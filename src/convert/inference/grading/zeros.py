@@ -135,7 +135,7 @@ def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) 
     hidden = hidden_parameters(first)
     if any(of.any() for of in hidden.values()):
         seen = np.any([met_by_parameters(run, zeros_of(run)).numbers for run in (first, *runs)], 0)
-        unseen |= seen & np.concatenate([hidden[name].ravel() for name in first.parameters])
+        unseen |= (seen | unmet) & np.concatenate([hidden[name].ravel() for name in first.parameters])
     found = []
     for tensor in tensors:
         start = first.first_element[tensor.name]

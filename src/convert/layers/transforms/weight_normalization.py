@@ -29,7 +29,8 @@ def check_normalized(rule: Rule) -> None:
     for _, layer in rule.layers:
         if norm is None and layer.parametrization is None:
             continue
-        if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None or layer.axes is not None:
+        axes = layer.axes is not None and (norm is not None or layer.axes[0] not in _outputs(rule))
+        if len(layer.path.groups) != len(rule.path.groups) or layer.computes is not None or axes:
             word = f"weight with `{norm.role}`" if norm is not None else "module with a `parametrization`"
             raise ValueError(f"a {word} can be neither fused nor split, and not be used by an einsum of the target")
         if layer.parametrization and (layer.part or rule.part):
@@ -40,6 +41,11 @@ def check_normalized(rule: Rule) -> None:
     for letters, _ in rule.kind.weight_axes:
         if strange := [x for x in norm.axes if x not in letters]:
             raise ValueError(f"`{norm.role}` has the axis {strange[0]}, and the weight the axes {' '.join(letters)}")
+
+
+def _outputs(rule: Rule) -> set[str]:
+    """Return the letters of the outputs of a weight, of each of its variants."""
+    return {outputs for _, outputs in rule.kind.weight_axes}
 
 
 def features(rule: Rule, letters: str, sizes: tuple[int, ...], own: tuple[int, ...]) -> str:

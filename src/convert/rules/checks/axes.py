@@ -51,8 +51,9 @@ def check_target_axes(rule: Rule, layer: TargetLayer) -> None:
     split = "".join(rule.split_axes(layer))
     member = len(layer.path.groups) > len(rule.path.groups)
     parts = [rule.kind.part(k) for k in range(rule.kind.parts)]
-    if layer.computes is not None or layer.parametrization is not None or (parts and not member) or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
-        raise ValueError("a target with `axes:` holds one leaf, one part of a sum, or one element of an axis; it is not fused, and has no `einsum`, `dimension_numbers` or `parametrization`")  # fmt: skip
+    kept = layer.parametrization is not None and rule.normalized is not None
+    if layer.computes is not None or kept or (parts and not member) or len(layer.path.groups) < len(rule.path.groups):  # fmt: skip
+        raise ValueError("a target with `axes:` holds one leaf, one part of a sum, or one element of an axis; it is not fused, and has no `einsum`, `dimension_numbers` or scale of a weight norm")  # fmt: skip
     for letters, outputs in [axes for kind in parts or [rule.kind] for axes in kind.weight_axes] or [("", "")]:
         own = [x for x in letters if x not in split and not (member and not parts and x == outputs[0])]
         unknown = [x for x in named if x not in own]

@@ -22,6 +22,8 @@ CHOSEN = frozenset(
     ("mul", "mul_", "where", "select_n")
 )  # operations in which a constant may hide elements of another operand
 
+FILLED = frozenset(("tril", "triu", "masked_fill"))  # operations that put a number in the place of elements
+
 
 def hidden_elements(program: Program, *, masks: bool = True) -> dict[Value, Array]:
     """Return which elements of the values of data no output depends on, of those that have such and others.
@@ -202,6 +204,7 @@ def _levels_by_constants(operation: Operation, k: int, levels: Sequence[Array]) 
             np.maximum.at(found, places, level.ravel())
         return found.reshape(operand.array.shape)
     hides_some = operation.name in CHOSEN and any(x.constant and not x.array.all() for x in others)
+    hides_some = hides_some or operation.name.removesuffix("_") in FILLED
     looked_up = any(x.data and x.array.dtype.kind != "f" for x in others)  # other inputs take other elements
     if looked_up or operand.array.dtype.kind != "f" or not (hides_some or any((x != SHOWN).any() for x in levels)):
         return np.full(operand.array.shape, SHOWN, np.int8)
