@@ -201,7 +201,8 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
     """Search with the weights and inputs of a seed; also return whether a way to the outputs was found.
 
     Where the weights that were found lead the module along another path than in its record, such as to other experts, it is recorded
-    with them, and searched again. Where one program runs several networks at once, each is by itself in a second search. Where elements
+    with them, and searched again. Where one program runs several networks at once, each is by itself in a second search, and where one takes
+    rows late, both take them early. Where elements
     that no output takes stand in the way, or that a mask hides, they are left out of both. Where a value that is used late stands in the
     way, each operation is put in front of its first use. Where its patience has ended, a patient search is the last.
     """
@@ -217,13 +218,15 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         if other.failure.index <= search.failure.index and not solved:
             break
         both, search = again, other
-    forms = models.runs.forms
-    apart = None if solved else models.record_apart(both, seed)
-    if apart is not None:
-        of_each = apart.search()
-        solved = of_each.solve()
-        if solved or of_each.found > search.found:
-            both, search = apart, of_each
+    for in_other_form in (models.record_apart, models.record_rows_early):
+        forms = models.runs.forms
+        records = None if solved else in_other_form(both, seed)
+        if records is None:
+            continue
+        of_form = records.search()
+        solved = of_form.solve()
+        if solved or of_form.found > search.found:
+            both, search = records, of_form
         else:
             models.runs.forms = forms
     for masks in (False, True):

@@ -14,6 +14,7 @@ from convert.inference.draws import Draws, whole_rows
 from convert.inference.forms.as_data import learned_inputs, parameters_as_data, tables_as_data
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.networks_apart import stacked_networks
+from convert.inference.forms.rows_early import takes_rows_late
 from convert.inference.forms.weight_norms import (
     WeightNorm,
     normalises_parameters,
@@ -118,6 +119,13 @@ class Models:
         if source == target or any(self.runs.forms.networks):
             return None
         self.runs.forms = replace(self.runs.forms, networks=(source, 0) if source > target else (0, target))
+        return self.records_of(both.as_run, seed)
+
+    def record_rows_early(self, both: Records, seed: int) -> Records | None:
+        """Return the records in which rows are taken in front of what acts on each; None where both programs do so, or were given that form."""
+        if self.runs.forms.early or not (takes_rows_late(both.source) or takes_rows_late(both.target)):
+            return None
+        self.runs.forms = replace(self.runs.forms, early=True)
         return self.records_of(both.as_run, seed)
 
     def further(

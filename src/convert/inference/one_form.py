@@ -43,6 +43,7 @@ from convert.inference.forms.products.taken_rows import rows_taken_behind
 from convert.inference.forms.products.taps import convolutions, taps_as_convolutions
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
 from convert.inference.forms.products.zeroed import zeroed_as_masked, zeroed_in_both
+from convert.inference.forms.rows_early import rows_early
 from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
@@ -79,6 +80,7 @@ class Forms:
         zeroed: weights of the source of which code sets elements to zero are multiplied by a mask, as those of the target are.
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
+        early: rows are taken in front of what acts on each row.
         masked: values of which a mask keeps some in a sum are products with the mask.
         increased: a value is multiplied by one more than a parameter where a multiple is added to it.
         averaged: a mean stands behind the product with what is the same for all of it.
@@ -103,6 +105,7 @@ class Forms:
     zeroed: bool = False
     bases: bool = False
     ends: bool = False
+    early: bool = False
     masked: bool = False
     networks: tuple[int, int] = (0, 0)
     averaged: bool = False
@@ -153,6 +156,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
         keep: whether the values that it had in its own form stay, as those of the source, where any of them may be the target's.
     """
     program = program if keep else parts_of_joined(without_weight_norms(program))
+    program = rows_early(program, keep=keep) if forms.early else program
     program = chunks_together(program, keep=keep) if forms.chunks else program
     program = group_factors_behind(program, keep=keep) if forms.groups else program
     program = chosen_as_products(program) if forms.masked else program

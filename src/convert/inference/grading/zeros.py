@@ -69,11 +69,11 @@ def idle_as_in_other_layers(
     used = {part.leaf for tensor in shown for part in tensor.parts}
 
     def made(tensor: Tensor) -> Tensor:
-        nothing = replace(tensor, parts=(), alternatives={}, ties=(), guessed=False, unseen=0)
+        nothing = replace(tensor, parts=(), alternatives={}, ties=(), guessed=False, unseen=0, unread=False)
         as_others = _continued(nothing, whole, used, leaves, anywhere=True)
         return next(as_others, None) or _as_stored(tensor)
 
-    return tuple(made(tensor) if tensor.name in idle and tensor.parts else tensor for tensor in tensors)
+    return tuple(made(tensor) if tensor.name in idle else tensor for tensor in tensors)
 
 
 def _as_stored(tensor: Tensor) -> Tensor:

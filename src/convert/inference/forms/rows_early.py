@@ -1,0 +1,123 @@
+"""Take rows of a value in front of what acts on each row: ``(x w + b)[3:]`` is ``x[3:] w + b``.
+
+A network of causal convolutions adds up what its layers skip, for the last steps alone: one program takes these steps of each layer's data,
+and another of the sum so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from convert.inference.derivation import Role
+from convert.inference.forms.elements import are_same, numbered, step
+from convert.inference.meetings.sites import role_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
+
+SLICES = frozenset(("slice", "narrow", "dynamic_slice"))
+
+
+def takes_rows_late(program: Program) -> bool:
+    """Whether rows are taken of a value that an operation on each row gives."""
+    made_by = producers_of(program.operations)
+    return any(_in_front(operation, made_by) is not None for operation in program.operations)
+
+
+def rows_early(program: Program, *, keep: bool) -> Program:
+    """Return the program in which rows are taken in front of what acts on each row.
+
+    Args:
+        keep: whether what is computed of all rows stays in the program as well. Otherwise it stays where anything else uses it.
+    """
+    made_by, uses = producers_of(program.operations), times_used(program)
+    left_out: set[Operation] = set()
+    operations: list[Operation] = []
+    for operation in program.operations:
+        steps = list(_early(operation, made_by, uses, left_out, keep=keep))
+        operations += [*steps, operation] if keep and steps[-1] is not operation else steps
+    return replace(program, operations=tuple(one for one in operations if keep or one not in left_out))
+
+
+def _early(
+    operation: Operation,
+    made_by: Mapping[Value, Operation],
+    uses: Counter[Value],
+    left_out: set[Operation],
+    *,
+    keep: bool,
+) -> Iterator[Operation]:
+    """Yield what takes the place of an operation: of one that takes rows, those in front of what acts on them, and this on the rows."""
+    alone = keep or (operation.name in SLICES and uses[operation.operands[0]] == 1)
+    found = _in_front(operation, made_by) if alone else None
+    if found is None:
+        yield operation
+        return
+    *slices, on_rows = found
+    left_out.add(made_by[operation.operands[0]])
+    for one in slices:
+        yield from _early(one, made_by, uses, left_out, keep=keep)
+    yield on_rows
+
+
+def _in_front(taking: Operation, made_by: Mapping[Value, Operation]) -> list[Operation] | None:
+    """Return the operations that take the rows of an operation's operands, and the operation on these; None where it does not act on each row."""
+    if taking.name not in SLICES or not taking.operands[0].data or not all(x.constant for x in taking.operands[1:]):
+        return None
+    value, (result,) = taking.operands[0], taking.results
+    before = made_by.get(value)
+    if before is None or len(before.results) != 1 or before.name in SLICES:
+        return None
+    shapes = value.array.shape, result.array.shape
+    cut = [k for k, (all_, some) in enumerate(zip(*shapes, strict=False)) if all_ != some]
+    if len(shapes[0]) != len(shapes[1]) or len(cut) != 1:
+        return None
+    places = np.asarray(taking.again([numbered(value), *(x.array for x in taking.operands[1:])])[0]).astype(int)
+    rows = np.unique(np.unravel_index(places, shapes[0])[cut[0]])
+    for axes in _axes_of_rows(before, cut[0], value):
+        steps = [_taking(taking, x, rows, k) for x, k in zip(before.operands, axes, strict=True)]
+        operands = tuple(x if one is None else one.results[0] for x, one in zip(before.operands, steps, strict=True))
+        if _gives(before, operands, result.array):
+            own = [one for one in steps if one is not None and not one.operands[0].constant]
+            return [*own, replace(before, operands=operands, results=(result,))]
+    return None
+
+
+def _axes_of_rows(operation: Operation, axis: int, value: Value) -> Iterator[list[int | None]]:
+    """Yield, for each operand, which of its axes may be that of the rows of the result; None: it has none."""
+    size, rank = value.array.shape[axis], value.array.ndim
+    if role_of(operation) in (Role.SHIFT, Role.SCALE) or all(
+        x.array.shape in ((), value.array.shape) for x in operation.operands
+    ):
+        at = [axis - rank + x.array.ndim for x in operation.operands]
+        yield [k if k >= 0 and x.array.shape[k] == size else None for x, k in zip(operation.operands, at, strict=True)]
+        return
+    if len(operation.data) == 1:
+        data = operation.data[0]
+        for k in [k for k, n in enumerate(data.array.shape) if n == size]:
+            yield [k if x is data else None for x in operation.operands]
+
+
+def _taking(like: Operation, value: Value, rows: Array, axis: int | None) -> Operation | None:
+    """Return the operation that takes rows of a value; None where all of it is taken."""
+    if axis is None:
+        return None
+    elements = tuple(numbers.take(rows, axis) for numbers in value.elements)
+    result = Value(value.array.take(rows, axis), value.data, value.leaves, elements)
+    return step(like, "slice", (value,), result, partial(_rows, rows=rows, axis=axis))
+
+
+def _rows(array: Array, rows: Array, axis: int) -> Array:
+    return array.take(rows, axis)
+
+
+def _gives(operation: Operation, operands: tuple[Value, ...], result: Array) -> bool:
+    """Whether an operation gives an array for some operands."""
+    try:
+        made = operation.again([x.array for x in operands])
+    except REFUSALS:
+        return False
+    return are_same(np.asarray(made[0]), result)
