@@ -34,6 +34,7 @@ from convert.inference.grading.grades import tensors
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.notes import whole_numbers
 from convert.inference.grading.proof import Masks
+from convert.inference.grading.own_buffers import with_own_buffers
 from convert.inference.grading.row_lengths import with_row_lengths
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
@@ -257,8 +258,9 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
 
 
 def _tensors(both: Records, search: Search, solved: bool, same: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return the tensors of a search, with the scales of weight norms that the source lacks."""
-    return with_row_lengths(tensors(search, _tied_names(both), solved, same), both.as_run, both.source)
+    """Return the tensors of a search, with those that it leaves out: scales of weight norms that the source lacks, and buffers of conditions."""
+    found = with_row_lengths(tensors(search, _tied_names(both), solved, same), both.as_run, both.source)
+    return with_own_buffers(found, both.as_run, both.target)
 
 
 def _tied_names(both: Records) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from convert.inference.forms.as_data import (
 )
 from convert.inference.forms.batches_apart import batches_apart, joined_in_one
 from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_together
+from convert.inference.forms.conditions import constant_conditions
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.joined_parts import parts_of_joined
 from convert.inference.forms.learned_rows import learned_rows_apart, learned_rows_together, scaled_with_learned
@@ -155,7 +156,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     Args:
         keep: whether the values that it had in its own form stay, as those of the source, where any of them may be the target's.
     """
-    program = program if keep else parts_of_joined(without_weight_norms(program))
+    program = program if keep else parts_of_joined(constant_conditions(without_weight_norms(program)))
     program = rows_early(program, keep=keep) if forms.early else program
     program = chunks_together(program, keep=keep) if forms.chunks else program
     program = group_factors_behind(program, keep=keep) if forms.groups else program

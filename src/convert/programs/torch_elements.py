@@ -101,7 +101,7 @@ def elements_of(
 
 def _moved(operands: Sequence[Value], results: int, run: Run, scalars: Set[int]) -> list[tuple[Array, ...]]:
     """Run the operation on the numbers of the elements, from 1, so that a zero is a constant."""
-    factors = {len(operand.elements) for operand in operands if operand.leaves}
+    factors = {len(operand.elements) for operand in operands if operand.leaves and operand.array.dtype.kind in "fc"}
     if len(factors) != 1:
         return [()] * results
     moved = [
@@ -115,9 +115,9 @@ def _moved(operands: Sequence[Value], results: int, run: Run, scalars: Set[int])
 
 
 def _numbers(operand: Value, factor: int, scalar: bool) -> torch.Tensor:
-    if operand.leaves:
-        return torch.from_numpy(operand.elements[factor] + 1)
     array = np.asarray(operand.array)
+    if operand.leaves and array.dtype.kind in "fc":  # a condition of a parameter stays what it is
+        return torch.from_numpy(np.asarray(operand.elements[factor] + 1))
     index = array.dtype.kind not in "fc" and not scalar  # or a condition; what is no index is filled in
     return torch.from_numpy(array if index else np.zeros(array.shape, np.int64))
 

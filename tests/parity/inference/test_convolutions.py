@@ -265,19 +265,28 @@ def test_kernels_of_an_image_or_of_time_in_a_film() -> None:
     assert "name: image.weight, axes: DC.PQ}" in written.replace('"', "") and "time.weight, axes: " in written, written
 
 
+class ByHand(torch.nn.ConvTranspose2d):
+    """Multiplies its kernel itself."""
+
+    def forward(self, x: Any) -> Any:
+        y = torch.einsum("bihw,iopq->bohpwq", x, self.weight)
+        return y.flatten(4).flatten(2, 3) + self.bias[:, None, None]
+
+
 class Upscaled(torch.nn.Module):
     """A transposed convolution beside a projection of the same map, as the mask decoder of Segment Anything has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, up: type[torch.nn.ConvTranspose2d] = torch.nn.ConvTranspose2d) -> None:
         super().__init__()
-        self.up, self.side = torch.nn.ConvTranspose2d(8, 8, 2, 2), torch.nn.Linear(8, 4)
+        self.up, self.side = up(8, 8, 2, 2), torch.nn.Linear(8, 4)
 
     def forward(self, x: Any) -> Any:
         y = self.up(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return torch.cat([y.tanh(), self.side(x).sin().repeat_interleave(2, 1).repeat_interleave(2, 2)], -1)
 
 
-def test_a_transposed_convolution_beside_a_smaller_projection_of_the_same_map() -> None:
+@pytest.mark.parametrize("up", [torch.nn.ConvTranspose2d, ByHand])
+def test_a_transposed_convolution_beside_a_smaller_projection_of_the_same_map(up: Any) -> None:
     def function(w: Any, x: Any) -> Any:
         y = jnp.einsum("bhwi,ipqo->bhpwqo", x, w["u"]) + w["b"]
         y = y.reshape(y.shape[0], 2 * x.shape[1], 2 * x.shape[2], 8)
@@ -285,5 +294,7 @@ def test_a_transposed_convolution_beside_a_smaller_projection_of_the_same_map() 
         return jnp.concatenate([jnp.tanh(y), side.repeat(2, 1).repeat(2, 2)], -1)
 
     shapes = {"u": (8, 2, 2, 8), "b": (8,), "s": (8, 4), "c": (4,)}
-    found = derive(function, Upscaled(), shapes, floats(2, 4, 3, 8))
+    module = Upscaled(up)
+    found = derive(function, module, shapes, floats(2, 4, 3, 8))
     assert found.complete and grades(found) == {Grade.DERIVED}
+    assert not write_rules(found, model_of_module(module, "Model")).open

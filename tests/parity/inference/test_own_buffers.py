@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from convert.inference.derivation import Arithmetic, Grade
 from convert.inference.rule_file.write import write_rules
@@ -192,3 +194,58 @@ def test_a_buffer_that_is_part_of_what_queries_and_keys_are_multiplied_by_is_kep
         "m.1.weight": "b",
         "m.2.weight": "c",
     }
+
+
+class Published(nn.Module):
+    """The attention of minGPT and nanoGPT: the causal mask is a buffer of floats."""
+
+    def __init__(self, fault: bool = False) -> None:
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.register_buffer("bias", torch.tril(torch.ones(7, 7), int(fault)).view(1, 1, 7, 7))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (y.unflatten(-1, (4, 4)).transpose(1, 2) for y in self.c_attn(x).split(16, 2))
+        scores = (q @ k.mT / 2).masked_fill(self.bias[:, :, : x.shape[1], : x.shape[1]] == 0, -torch.inf)
+        return self.c_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def _published(w: Any, x: Any) -> Any:
+    q, k, v = (y.reshape(*y.shape[:2], 4, 4).swapaxes(1, 2) for y in jnp.split(x @ w["a"] + w["ab"], 3, -1))
+    scores = jnp.where(np.tri(7) > 0, q @ k.swapaxes(2, 3) / 2, -jnp.inf)
+    return (jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape) @ w["o"] + w["ob"]
+
+
+GPT = {"a": (16, 48), "ab": (48,), "o": (16, 16), "ob": (16,)}
+
+
+def test_a_mask_that_is_saved_as_floats_is_the_modules_own() -> None:
+    module = Published()
+    found = derive(_published, module, GPT, floats(3, 7, 16))
+    assert found.complete and found.tensor("bias").is_own
+    assert not write_rules(found, model_of_module(module, "Model")).open
+
+
+def test_another_mask_in_such_a_buffer_is_a_difference() -> None:
+    found = derive(_published, Published(fault=True), GPT, floats(3, 7, 16))
+    assert not found.complete and found.differences
+
+
+@pytest.mark.parametrize(
+    ("condition", "source"),
+    [
+        (lambda w: torch.where(w.abs() > 0.5, w, 0.0), lambda w: jnp.where(jnp.abs(w) > 0.5, w, 0)),
+        (lambda w: w.masked_fill(w < 0, 0), lambda w: jnp.where(w < 0, 0, w)),
+    ],
+)
+def test_a_condition_of_a_parameter(condition: Any, source: Any) -> None:
+    class Pruned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(6, 6))
+
+        def forward(self, x: Any) -> Any:
+            return x @ condition(self.w)
+
+    found = derive(lambda w, x: x @ source(w["w"]), Pruned(), {"w": (6, 6)}, floats(4, 6))
+    assert found.complete

@@ -59,6 +59,8 @@ def idle_as_in_other_layers(
         target: its record as it ran.
         leaves: shapes of the source's leaves by name.
     """
+    if target.path_taken:  # an expert to which no row was sent is shown by others
+        return tuple(tensors)
     hidden = {name: bool(of.size and of.all()) for name, of in hidden_parameters(target).items()}
     modules = {_module(name): True for name in hidden.keys() - target.buffers}
     for name in hidden.keys() - target.buffers:
@@ -71,17 +73,34 @@ def idle_as_in_other_layers(
     def made(tensor: Tensor) -> Tensor:
         nothing = replace(tensor, parts=(), alternatives={}, ties=(), guessed=False, unseen=0, unread=False)
         as_others = _continued(nothing, whole, used, leaves, anywhere=True)
-        return next(as_others, None) or _as_stored(tensor)
+        return next(as_others, None) or _as_stored(tensor) or _of_left_leaves(nothing, whole, used, leaves) or tensor
 
     return tuple(made(tensor) if tensor.name in idle else tensor for tensor in tensors)
 
 
-def _as_stored(tensor: Tensor) -> Tensor:
-    """Return a tensor with the elements of its leaves as they are stored; as it is where leaves make none, or not all."""
+def _of_left_leaves(
+    tensor: Tensor, whole: Mapping[str, Tensor], used: set[str], leaves: Mapping[str, Sequence[int]]
+) -> Tensor | None:
+    """Return a tensor that is made as that of another layer, of the one leaf for each that is left and has the same name but for numbers."""
+    for name, other in whole.items():
+        if other.shape != tensor.shape or NUMBER.sub("#", name) != NUMBER.sub("#", tensor.name):
+            continue
+        parts = []
+        for part in other.parts:
+            of_name = [x for x in leaves if NUMBER.sub("#", x) == NUMBER.sub("#", part.leaf) and x not in used]
+            if len(of_name) == 1 and leaves[of_name[0]] == leaves[part.leaf]:
+                parts.append(replace(part, leaf=of_name[0]))
+        if parts and len(parts) == len(other.parts):
+            return replace(tensor, parts=tuple(parts), grade=Grade.INTERCHANGEABLE, unseen=_size(tensor), candidates=())
+    return None
+
+
+def _as_stored(tensor: Tensor) -> Tensor | None:
+    """Return a tensor with the elements of its leaves as they are stored; None where leaves make none, or not all."""
     if not all(part.leaf and part.arithmetic is not Arithmetic.COMPUTED for part in tensor.parts):
-        return tensor
+        return None
     if _known(tensor) < _size(tensor):
-        return tensor
+        return None
     parts = tuple(replace(part, arithmetic=Arithmetic.SAME, factor=1.0, number=0.0) for part in tensor.parts)
     grade, unseen = Grade.INTERCHANGEABLE, _size(tensor)
     return replace(
@@ -135,7 +154,8 @@ def without_hidden_elements(tensors: Sequence[Tensor], runs: Iterator[Program]) 
     hidden = hidden_parameters(first)
     if any(of.any() for of in hidden.values()):
         seen = np.any([met_by_parameters(run, zeros_of(run)).numbers for run in (first, *runs)], 0)
-        unseen |= (seen | unmet) & np.concatenate([hidden[name].ravel() for name in first.parameters])
+        seen |= unmet & (not first.path_taken)  # an expert to which no row was sent is shown by others
+        unseen |= seen & np.concatenate([hidden[name].ravel() for name in first.parameters])
     found = []
     for tensor in tensors:
         start = first.first_element[tensor.name]

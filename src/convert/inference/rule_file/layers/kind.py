@@ -118,8 +118,10 @@ def _kind_by_use(module: TargetModule, tensors: Mapping[str, Tensor], said: Mapp
     product = role is Role.CONVOLUTION and site is not None and site.operation == "dot_general"
     if product and module.kind_name in ("conv", ""):
         return "linear"
-    if product and module.kind_name == TRANSPOSED:
-        return "parameter"  # the taps stand beside the channels that it gives
+    if module.kind_name == TRANSPOSED and (product or role is Role.PRODUCT):
+        return (
+            "parameter"  # the taps stand beside the channels that it gives; a subclass may multiply the kernel itself
+        )
     if module.kind_name:
         return module.kind_name
     if role in (Role.PRODUCT, Role.LOOKUP) and len(first.shape) != 2:  # blocks, experts, a number for each class
