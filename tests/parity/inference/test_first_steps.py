@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from convert.inference.derivation import Arithmetic, Derivation, Grade
-from support.inferred import WIDTH, derive, floats, grades, linen, rules
+from support.inferred import WIDTH, derive, floats, grades, linen, rules, sources
 
 D, STEPS = WIDTH, 3
 NARROW = 5
@@ -253,3 +253,33 @@ def test_values_of_zeros_that_a_cell_is_given_side_by_side(width: int) -> None:
 def test_another_state_of_such_a_cell_is_not_derived() -> None:
     found = _spelled(D, doubled=True)
     assert not found.complete and found.differences
+
+
+class Shifted(nn.Module):
+    """A GRU over inputs that are shifted by one step, as teacher forcing does: its first input is zeros, and so is its first state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.cell(torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1))[0])
+
+
+def test_a_gru_whose_first_input_is_zeros() -> None:
+    def function(w: Any, x: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            a, b = jnp.split(x @ w["i"] + w["b"], 3, -1), jnp.split(h @ w["h"], 3, -1)
+            r, z = (jax.nn.sigmoid(a[k] + b[k]) for k in range(2))
+            n = jnp.tanh(a[2] + r * (b[2] + w["n"]))
+            h = (1 - z) * n + z * h
+            return h, h
+
+        shifted = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        states = jax.lax.scan(step, jnp.zeros((len(x), 6)), jnp.swapaxes(shifted, 0, 1))[1]
+        return jnp.swapaxes(states, 0, 1) @ w["o"] + w["c"]
+
+    shapes = {"i": (6, 18), "h": (6, 18), "b": (18,), "n": (6,), "o": (6, 4), "c": (4,)}
+    found = derive(function, Shifted(), shapes, floats(3, 5, 6))
+    assert found.complete, found.differences
+    assert sources(found)["cell.weight_ih_l0"] == "i" and sources(found)["cell.weight_hh_l0"] == "h"

@@ -145,7 +145,13 @@ class Cells:
     def _for(self, cell: Sequence[Gate], at: int) -> Iterator[Candidate]:
         options = [list(self._same(gate, self._met(gate, at))) for gate in cell]
         for way in sorted({way for of in options for *_, way in of}):  # all gates of a cell are given the same data
-            in_way = [[(gate, made) for gate, made, other in of if other == way] for of in options]
+            in_way = [
+                [(gate, made) for gate, made, other in of if other == min(way, max(x for *_, x in of))]
+                for of in options
+                if of
+            ]
+            if len(in_way) < len(options):
+                return
             every = list(itertools.islice(itertools.product(*in_way), MAX_ORDERS**2))
             once = [pieces for pieces in every if len({gate for gate, _ in pieces}) == len(cell)]
             for chosen in (once or every)[:MAX_ORDERS]:
@@ -286,14 +292,20 @@ class Cells:
         return np.concatenate(added)
 
     def _paired(self, ours: Sequence[_Matrix], theirs: Sequence[_Matrix]) -> list[tuple[Sequence[int], Array]]:
-        """Return orders of the source's products, and for each row of the target's weights that of the source's, below each other; none if they meet other data."""
+        """Return orders of the source's products, and for each row of the target's weights that of the source's, below each other; none if they meet other data.
+
+        There are several where the first step has an input of zeros as well as a state of zeros: the next steps tell.
+        """
         every = list(itertools.permutations(range(len(theirs))))
+        found: list[tuple[Sequence[int], Array]] = []
         for order in every if len(ours) == len(theirs) else ():
             rows = [self._columns([a], [theirs[k]]) for a, k in zip(ours, order, strict=True)]
             if all(row is not None for row in rows):
                 starts = np.cumsum([0, *(len(theirs[k].numbers) for k in order)])
                 shifted = [row + s for row, s in zip(rows, starts, strict=False) if row is not None]
-                return [(order, np.concatenate(shifted))]
+                found.append((order, np.concatenate(shifted)))
+        if found:
+            return found
         rows_of_all = self._joined(ours, theirs)
         if rows_of_all is None:
             return []
