@@ -249,3 +249,19 @@ def test_a_condition_of_a_parameter(condition: Any, source: Any) -> None:
 
     found = derive(lambda w, x: x @ source(w["w"]), Pruned(), {"w": (6, 6)}, floats(4, 6))
     assert found.complete
+
+
+def test_whole_numbers_that_are_a_parameter_are_written() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Linear(6, 6, bias=False)
+            self.seen = nn.Parameter(torch.tensor([1, 5, 2], dtype=torch.int8), requires_grad=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.w(x)
+
+    module = Counted()
+    found = derive(lambda w, x: x @ w["w"], module, {"w": (6, 6)}, floats(4, 6))
+    written = write_rules(found, model_of_module(module, "Model"))
+    assert found.complete and not written.open and "constant: seen" in written.text

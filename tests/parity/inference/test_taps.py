@@ -247,6 +247,6 @@ def test_taps_of_which_several_axes_are_channels_have_a_rule() -> None:
     module = Apart()
     shapes = {"in": (IN, 2, heads, 3), "taps": (3, 2, heads, 3), "o": (6, 5)}
     found = derive(function, module, shapes, floats(2, 9, IN))
-    assert grades(found) == {Grade.DERIVED}
+    assert grades(found) <= {Grade.DERIVED, Grade.INTERCHANGEABLE}  # heads and their features may change places in all
     kernels = '- from: taps\n  stacked: {j: 1}\n  axes: PFG\n  parameter: {name: "k.{j}.weight", axes: "(F G).P"}'
     assert kernels in rules(found, module)

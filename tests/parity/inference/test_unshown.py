@@ -33,6 +33,12 @@ def same(y: Any) -> Any:
     return y
 
 
+def emptied(y: Any) -> Any:
+    y = y.clone()
+    y[y > 100] = 0
+    return y
+
+
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
@@ -74,6 +80,11 @@ def same(y: Any) -> Any:
         (lambda y: y * y * (y * y > 1e-30), lambda y: y * y, ["`gt` of the JAX function: every element has one answer, and multiplies by it"]),
         (same, lambda y: y * (y < 1e3), ["`lt` of the PyTorch module: every element has one answer"]),
         (lambda y: y * (y > 0), lambda y: y * (y > 0), []),
+        (jax.nn.softplus, lambda y: functional.softplus(y, threshold=90), ["`softplus` of the PyTorch module: no value is above 90"]),
+        (same, lambda y: torch.renorm(y, 2, 0, 1e5), ["`renorm` of the PyTorch module: it leaves every number as it is"]),
+        (same, lambda y: y.clone().masked_scatter_(y > 100, torch.zeros_like(y)), ["`masked_scatter` of the PyTorch module: every element takes"]),
+        (same, emptied, ["`index_put` of the PyTorch module: every element takes"]),
+        (lambda y: jnp.log(jax.nn.sigmoid(y / 9) / (1 - jax.nn.sigmoid(y / 9))), lambda y: torch.logit(torch.sigmoid(y / 9), eps=1e-9), ["`logit` of the PyTorch module: no value is below 1e-09 or above"]),
         (jax.nn.softplus, functional.softplus, []),  # the source guards against what is not a number
     ],
 )  # fmt: skip

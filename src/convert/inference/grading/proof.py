@@ -171,10 +171,11 @@ def whole_numbers(module: torch.nn.Module) -> dict[str, Array]:
     """Return the integers and truth values that a module saves, which every proof leaves as they are; without counters of BatchNorm."""
     from convert.programs.torch_module_state import is_inexact
 
-    saved, buffers = module.state_dict(), dict(module.named_buffers(remove_duplicate=False))
+    saved = module.state_dict()
+    stored = dict(module.named_buffers(remove_duplicate=False)) | dict(module.named_parameters(remove_duplicate=False))
     return {
         name: x.detach().cpu().numpy().copy()
-        for name, x in buffers.items()
+        for name, x in stored.items()
         if name in saved and not (is_inexact(x) or name.endswith(COUNTER))
     }
 

@@ -317,7 +317,7 @@ class Walk(OfSource):
             result: self.replay.values[result]
             for operation in self._order[begin:end]
             for result in operation.results
-            if result.data
+            if result.data and result in self.replay.values  # what an exchange made unknown again has none
         }
         return Solution(begin, end, tuple(choices), values)
 

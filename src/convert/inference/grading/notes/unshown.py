@@ -37,10 +37,14 @@ FLAT = {
     "softplus": 40.0,
 }  # beyond which float64 has lines
 OF_CURVES = "every value is beyond {size:g} on either side (from {least:.3g}), where the function is a line; give smaller inputs"
-CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1}  # position of the condition
+# position of the condition
+CHOICES = {"where": 0, "select_n": 0, "masked_fill": 1, "index_put": 1, "masked_scatter": 1}
 OF_NUMBERS = "every element takes the same side; give inputs that choose the other one, too"
 OF_SIZES = "every element takes the same side, and no number of the inputs changes it; if larger inputs do, as beyond a window, give these"
 OF_WEIGHTS = "every element takes the same side with all weights that were drawn, and no input changes it; compare this line in both"
+LEAVES = {"renorm", "embedding_renorm"}  # shorten rows that are too long
+OF_ROWS = "it leaves every number as it is, as no row is so long; give longer ones, or compare this line in both"
+LINES = (20.0, 40.0)  # of torch's softplus, where larger values are a line to 2e-9, and of the same in float64
 WRAPS = {"rem", "remainder", "fmod", "and", "bitwise_and"}  # may give a number as it is
 OF_WRAPS = "it leaves every number as it is; give numbers that it changes"
 COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne"}
@@ -120,6 +124,10 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
             yield from _curve(every)
         elif operation.name in WRAPS:
             yield from _wraps(every, given)
+        elif operation.name in LEAVES:
+            yield from _leaves(every)
+        elif operation.name == "logit":
+            yield from _logit(every)
         elif operation.name in COMPARISONS and not decided(operation, reach):
             yield from _factor(every, {user.name for user in behind_moves(operation.results[0], users)})
 
@@ -144,6 +152,8 @@ def _choice(
     if condition is not None and _alike(operation, condition):
         return
     at = CHOICES[operation.name]
+    if operation.name == "index_put" and operation.operands[at].array.dtype.kind != "b":
+        return  # it has indices
     conditions = [run.operands[at].array for run in runs if run.operands[at].array.size]
     chosen = {int(number) for array in conditions for number in (array.min(), array.max())}
     if len(chosen) != 1:
@@ -174,11 +184,31 @@ def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
         yield Unshown(operation, OF_WRAPS, next(_numbers(operation), 0.0))
 
 
+def _leaves(runs: Sequence[Operation]) -> Iterator[Unshown]:
+    if all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
+        yield Unshown(runs[0], OF_ROWS)
+
+
+def _logit(runs: Sequence[Operation]) -> Iterator[Unshown]:
+    """Yield the limits of a logit that keeps away from 0 and 1."""
+    values = np.concatenate([run.operands[0].array.ravel() for run in runs])
+    least = runs[0].settings.get("eps")
+    if least is not None and values.size and least < values.min() and values.max() < 1 - least:
+        span = f"from {values.min():.3g} up to {values.max():.3g}"
+        problem = f"no value is below {least:g} or above {1 - least:g} ({span}); give inputs that reach it, or compare this line in both"
+        yield Unshown(runs[0], problem, float(least))
+
+
 def _curve(runs: Sequence[Operation]) -> Iterator[Unshown]:
     operation, size = runs[0], FLAT[runs[0].name]
     least = min((float(np.abs(run.operands[0].array).min(initial=np.inf)) for run in runs), default=np.inf)
     if operation.data and size < least < np.inf:
         yield Unshown(operation, OF_CURVES.format(size=size, least=least), size)
+    largest = max((float(run.operands[0].array.max(initial=-np.inf)) for run in runs), default=-np.inf)
+    for number in _numbers(operation) if operation.name == "softplus" else ():
+        if operation.data and largest < number and number not in LINES:
+            problem = f"no value is above {number:g} (up to {largest:.3g}), where it is a line; give inputs that reach it, or compare this line in both"
+            yield Unshown(operation, problem, number, True)
 
 
 def _factor(runs: Sequence[Operation], used_by: Collection[str]) -> Iterator[Unshown]:
