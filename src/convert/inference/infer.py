@@ -33,8 +33,8 @@ from convert.inference.grading.differences.resumed import resume
 from convert.inference.grading.grades import tensors
 from convert.inference.grading.lost import require_followed
 from convert.inference.grading.notes import whole_numbers
-from convert.inference.grading.proof import Masks
 from convert.inference.grading.own_buffers import with_own_buffers
+from convert.inference.grading.proof import Masks
 from convert.inference.grading.row_lengths import with_row_lengths
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
@@ -234,9 +234,9 @@ def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
         shown = None if solved else both.search_what_shows(search, masks=masks)
         if shown is not None and shown.solve():
             search, solved = shown, True
-    for _ in range(0 if solved else MOST_NORMS):
+    for attempt in range(0 if solved else MOST_NORMS):
         norms = models.runs.plain
-        plain = models.record_without_weight_norms(both, search, seed)
+        plain = models.record_without_weight_norms(both, search, seed, alone=attempt == 0)
         of_plain = None if plain is None else plain.search()
         solved = of_plain is not None and of_plain.solve()
         if plain is None or of_plain is None or not (solved or of_plain.found > search.found):

@@ -18,7 +18,7 @@ from convert.inference.forms.rows_early import takes_rows_late
 from convert.inference.forms.weight_norms import (
     WeightNorm,
     normalises_parameters,
-    norms_like,
+    norms_of,
     weight_norms,
     with_lengths,
 )
@@ -93,10 +93,13 @@ class Models:
         require_same_again(self.module, self.run, as_run)
         return self._records(source, as_run, seed, given)
 
-    def record_without_weight_norms(self, both: Records, search: Search, seed: int) -> Records | None:
-        """Return the records in which the weight norms of the place where a search ended, and of those like it, give their direction; None where it has none."""
+    def record_without_weight_norms(self, both: Records, search: Search, seed: int, *, alone: bool) -> Records | None:
+        """Return the records in which the weight norm of the place where a search ended gives its direction; unless `alone`, so do those of the same kind.
+
+        None where it has none, or they have been such.
+        """
         at = search.target.operations[min(search.failure.index, len(search.target.operations) - 1)]
-        more = self.runs.plain | norms_like(at, both.as_run)
+        more = self.runs.plain | norms_of(at, both.as_run, alone=alone)
         if more == self.runs.plain:
             return None
         self.runs.plain = more

@@ -281,3 +281,21 @@ def test_a_matrix_of_which_both_programs_use_a_triangle(source: str, target: str
 def test_the_other_triangle_is_no_such_matrix(source: str) -> None:
     found = derive(MIXED[source], Mixing("upper"), {"w": (7, 7)}, floats(3, 7, 8))
     assert not found.complete or write_rules(found, model_of_module(Mixing("upper"), "Model")).open
+
+
+class Mixer(torch.nn.Module):
+    """Mixes tokens by the softmax of a learned matrix, in front of anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.head = torch.nn.Parameter(torch.zeros(7, 7)), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.w.softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_a_softmax_of_a_matrix_in_front_of_a_layer(axis: int) -> None:
+    function = lambda w, x: (jax.nn.softmax(w["w"], axis) @ x) @ w["h"]  # noqa: E731
+    found = derive(function, Mixer(), {"w": (7, 7), "h": (8, 8)}, floats(3, 7, 8))
+    assert found.complete is (axis == -1)

@@ -104,3 +104,23 @@ def test_the_scales_are_the_lengths_of_what_is_written() -> None:
     assert scale.parts[0].values is not None
     np.testing.assert_allclose(scale.parts[0].values, np.sqrt((kernel**2).sum((0, 1))), rtol=1e-12)
     assert rules(found, Vocoder())
+
+
+class Halves(nn.Module):
+    """Two layers with a weight norm, of which the function has the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = (parametrizations.weight_norm(nn.Linear(C, C, bias=False)) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.two(self.one(x).tanh())
+
+
+def test_a_norm_that_both_have_stays_beside_one_that_the_module_has_alone() -> None:
+    module = Halves()
+    function = lambda w, x: jnp.tanh(x @ (_over(w["o"], (0,)) * w["go"])) @ w["p"]  # noqa: E731
+    found = derive(function, module, {"o": (C, C), "go": (C,), "p": (C, C)}, floats(9, C))
+    assert found.complete and not write_rules(found, model_of_module(module, "Model")).open
+    assert found.tensor("one.parametrizations.weight.original0").parts[0].leaf == "go"
+    assert found.tensor("two.parametrizations.weight.original0").parts[0].rows_of

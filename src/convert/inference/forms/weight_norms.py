@@ -29,14 +29,12 @@ def weight_norms(program: Program) -> list[WeightNorm]:
     return list(dict.fromkeys(WeightNorm(names[v], names[g]) for v, g in found if v in names and g in names))
 
 
-def norms_like(operation: Operation, program: Program) -> frozenset[WeightNorm]:
-    """Return the weight norms in front of the operations that compute as one does, such as all transposed convolutions; none where it has none."""
-    leaves: dict[tuple[str, bool], set[str]] = {}
-    for one in program.operations:
-        weights = frozenset[str]().union(*(x.leaves for x in one.operands if x.of_parameters)) if one.data else ()
-        leaves.setdefault(_kind(one), set()).update(weights)
-    of_kind = leaves.get(_kind(operation), set())
-    return frozenset(norm for norm in weight_norms(program) if norm.direction in of_kind)
+def norms_of(operation: Operation, program: Program, *, alone: bool) -> frozenset[WeightNorm]:
+    """Return the weight norms of an operation's weight; unless `alone`, those of all that compute as it does, too, such as all transposed convolutions."""
+    met = [one for one in program.operations if one.data and (one is operation or _kind(one) == _kind(operation))]
+    of_kind = frozenset[str]().union(*(x.leaves for one in met for x in one.operands if x.of_parameters))
+    own = frozenset[str]().union(*(x.leaves for x in operation.operands if x.of_parameters))
+    return frozenset(norm for norm in weight_norms(program) if norm.direction in (own if alone else of_kind))
 
 
 def _kind(operation: Operation) -> tuple[str, bool]:

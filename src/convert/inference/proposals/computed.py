@@ -45,20 +45,21 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     """Yield leaves for all unknown parameters of operand `side` that make the source's value of it."""
     weight, replay = operation.operands[side], context.replay
     unknown = [name for name in sorted(weight.leaves) if np.isnan(replay.parameters[name]).any()]
-    if not max(1, len(weight.elements)) < len(unknown) <= MOST:  # its elements tell no more than one parameter each
+    if not len(weight.elements) < len(unknown) <= MOST:  # its elements tell no more than one parameter each
         return
     first = replay.program.first_element
     parameters = [_numbered(first[name], replay.program.parameters[name].array.shape) for name in unknown]
     for meeting in context.near_first(context.source.meetings[role_of(operation)]):
         value = meeting.weight
-        if value.array.size != weight.array.size or len(value.leaves) * PAIR < len(unknown):
+        times = weight.array.size // max(1, value.array.size)  # the target may repeat it for each row of a batch
+        if value.array.size * times != weight.array.size or len(value.leaves) * PAIR < len(unknown):
             continue
         for target, numbers in itertools.islice(_assignments(parameters, _leaves(context, meeting)), TRIES):
             theta = context.source.theta[numbers]
             pieces = context.pieces(target, numbers, theta, Arithmetic.SAME, meeting)
             with replay.assigned([(piece.tensor, piece.elements, piece.values) for piece in pieces]):
                 made = replay.value(weight)
-            if equal(np.sort(made, None), np.sort(value.array, None)):  # in another order of its axes, too
+            if equal(np.sort(made, None), np.sort(np.repeat(value.array, times))):  # in another order of its axes, too
                 yield Candidate(pieces, "the value that is computed of them", ("of several", numbers.size))
 
 
