@@ -152,3 +152,31 @@ def test_one_batch_norm_that_becomes_two_has_two_counters() -> None:
     found = derive(function, module, {**vectors, "a": (D, D), "b": (D, D)}, floats(9, D))
     written = write_rules(found, model_of_module(module, "Blocks"))
     assert "batch_norm: [norms.0, norms.1]" in written.text and "constant" not in written.text, written.text
+
+
+class Bottleneck(torch.nn.Module):
+    """Layers and BatchNorms with nothing in between; the last norm has another epsilon if there is a fault."""
+
+    def __init__(self, fault: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6, bias=False) for _ in range(2))
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6, 1e-3 if fault else 1e-5)])
+
+    def forward(self, x: Any) -> Any:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(layer(x).mT).mT
+        return x
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_another_epsilon_of_a_norm_behind_a_linear_bottleneck(fault: bool) -> None:
+    def function(w: Any, x: Any) -> Any:
+        for k in "ab":
+            x = x @ w[f"{k}k"]
+            x = (x - w[f"{k}m"]) / jnp.sqrt(w[f"{k}v"] + 1e-5) * w[f"{k}g"] + w[f"{k}s"]
+        return x
+
+    shapes = {f"{k}{name}": (6, 6) if name == "k" else (6,) for k in "ab" for name in "kmvgs"}
+    found = derive(function, Bottleneck(fault), shapes, floats(3, 7, 6))
+    assert found.complete is not fault
+    assert not fault or any("0.001" in difference.brief for difference in found.differences)

@@ -24,6 +24,7 @@ SHAPE_OF = (
     | dict.fromkeys("eg", TABLE)
     | dict.fromkeys("kl", STACK)
     | dict.fromkeys("pq", PLACES)
+    | {"r": (D, 3)}
 )
 Function = Callable[[Mapping[str, Any], Any, Any], Any]
 
@@ -164,6 +165,8 @@ SYMMETRIC: dict[str, tuple[str, str, Function]] = {  # parameters, those that ar
     "a class token and its position": ("spo", "sp", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) + w["p"]) @ w["o"]),
     "a class token and its two positions": ("spqo", "spq", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) + w["p"] + w["q"]) @ w["o"]),
     "a class token and its scale": ("spo", "sp", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) * w["p"]) @ w["o"]),
+    "experts and their gates": ("abcro", "abcr", lambda w, x, m: _gated(w, x, m, m.softmax) @ w["o"]),
+    "experts and their sigmoids": ("abcro", "abcr", lambda w, x, m: _gated(w, x, m, m.sigmoid) @ w["o"]),
     "two stacks of experts": ("klo", "kl", lambda w, x, m: (m.silu(x @ w["k"][0]) @ w["l"][0] + m.silu(x @ w["k"][1]) @ w["l"][1]) @ w["o"]),
 }  # fmt: skip
 
@@ -187,11 +190,21 @@ NEARLY: dict[str, tuple[str, Function]] = {
     "a class token in front of its positions": ("spo", lambda w, x, m: m.tanh(m.sin(_with_token(w["s"], x, m)) + w["p"]) @ w["o"]),
     "positions that are used again": ("spo", lambda w, x, m: (m.tanh(_with_token(w["s"], x, m) + w["p"]) + m.sin(w["p"])) @ w["o"]),
     "positions that are taken away": ("spo", lambda w, x, m: m.tanh(_with_token(w["s"], x, m) - w["p"]) @ w["o"]),
+    "experts of other functions": ("abcro", lambda w, x, m: _gated(w, x, m, m.softmax, (m.tanh, m.sin, m.exp)) @ w["o"]),
+    "gates that are used again": ("abcro", lambda w, x, m: _gated(w, x, m, m.softmax) @ w["o"] * m.sigmoid(x @ w["r"])[..., :1] * m.tanh(x @ w["r"])[..., 1:2] * m.sin(x @ w["r"])[..., 2:]),
     "the product of two": ("abo", lambda w, x, m: m.tanh((x @ w["a"]) @ w["b"]) @ w["o"]),
     "a bilinear form of two": ("ao", lambda w, x, m: ((x @ w["a"]) * m.tanh(x)).sum(-1, keepdims=True) * (x @ w["o"])),
     "scores of itself": ("ao", lambda w, x, m: m.softmax((x @ w["a"]) @ x.swapaxes(1, 2)) @ (x @ w["o"])),
     "queries and keys": ("abo", lambda w, x, m: m.softmax((x @ w["a"]) @ (x @ w["b"]).swapaxes(1, 2)) @ (x @ w["o"])),
 }  # fmt: skip
+
+
+def _gated(w: Any, x: Any, m: Any, gate: Any, functions: Any = None) -> Any:
+    """Three experts, each with a column of the gate."""
+    gates = gate(x @ w["r"])
+    parts = zip("abc", functions or (m.tanh,) * 3, strict=True)
+    one, two, three = (gates[..., k, None] * f(x @ w[name]) for k, (name, f) in enumerate(parts))
+    return one + two + three
 
 
 def _with_token(token: Any, x: Any, m: Any) -> Any:

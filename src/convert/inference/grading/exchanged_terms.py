@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from convert.inference.derivation import Grade, Part, Role, Tensor
-from convert.inference.forms.elements import JOINS, before_moves, behind_moves, in_turn, joined
+from convert.inference.forms.elements import JOINS, MOVES, before_moves, behind_moves, in_turn, joined, numbered
 from convert.inference.grading.other_ways import numbers_of_ways, some_of
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.graph import root
@@ -300,9 +300,36 @@ class _Forms:
             seen.add((one, two))
             if self.is_moved(one):
                 found.append((_reduced(one), _reduced(two)))
+            elif (columns := self._columns_of_one(one, two)) is not None:
+                found += columns
             else:
                 todo += self._beside(one, two)
         return _joined(found) if found else None
+
+    def _columns_of_one(self, one: Value, two: Value) -> list[tuple[Array, Array]] | None:
+        """Return the elements of parameters that give a column of a value beside those that give another column, as those of a gate for each expert.
+
+        None where two values are no columns of one; the columns of a softmax are those of what it is given.
+        """
+        (whole, _, moves), (other, _, others) = (before_moves(x, self.made_by, MOVES) for x in (one, two))
+        if whole is not other or not (moves and others) or not whole.data or not whole.array.ndim:
+            return None
+        width = whole.array.shape[-1]
+        columns = [np.unique(in_turn(of, numbered(whole)).astype(int) % width) for of in (moves, others)]
+        if any(len(of) != 1 for of in columns) or columns[0] == columns[1]:
+            return None
+        i, j = (int(of[0]) for of in columns)
+        found: list[tuple[Array, Array]] = []
+        value: Value | None = whole
+        while value is not None and (operation := self.made_by.get(value)) is not None:
+            weights = [
+                x for x in operation.operands if self.is_moved(x) and x.array.ndim and x.array.shape[-1] == width
+            ]
+            found += [(x.elements[0][..., i], x.elements[0][..., j]) for x in weights]
+            same = [x for x in operation.data if x.array.ndim and x.array.shape[-1] == width]
+            one_by_one = role_of(operation) is not Role.PRODUCT and len(same) == len(operation.data) == 1
+            value = same[0] if one_by_one else None
+        return found or None
 
     def _beside(self, one: Value, two: Value) -> list[tuple[Value, Value]]:
         """Return the operands of two values of one form, each beside that of its form; where two have it, one that both values have is beside itself."""

@@ -251,7 +251,8 @@ class _Graph:
         for value, array in change.values.items():
             return self._of_size(value, array, ())
         for (at, k), array in change.operands.items():
-            return self._of_size(self.program.operations[at].operands[k], array, ((at, k),))
+            operands = self.program.operations[at].operands
+            return self._of_size(operands[k], array, ((at, k),)) if k < len(operands) else None  # one that is left out
         return self._of_size(repair.operands[0], repair.want, ()) if repair.operands else None
 
     def _of_size(self, value: Value, want: Array, users: tuple[tuple[int, int], ...]) -> _Place | None:
