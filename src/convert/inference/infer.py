@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.core.system.recursion import deep_calls
+from convert.inference.attempts import searched
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
@@ -63,8 +64,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 APART = 1000  # seeds, so that the proof has weights and inputs of its own
 SIZES = (1.0, 0.5, 1.0)  # of the weights of each attempt: large ones may saturate what tells columns apart
 MOST_OTHERS = 4000  # tensors in place of those that the outputs tell apart
-MOST_NORMS = 3  # kinds of layers whose weight norms the source lacks
-MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
 
 
 def infer(
@@ -148,7 +147,8 @@ def _derived(
     Also return whether others may tell more columns apart; and, where fresh ones refuted a way that led to the outputs, what other
     tensors' error is with them.
     """
-    both, search, solved = _searched(models, seed)
+    way = searched(models, seed)
+    both, search, solved = way.records, way.search, way.solved
     ended = None if solved else where_it_ended(search)
     if not solved:
         resume(search)
@@ -196,65 +196,6 @@ def _derived(
     )
     grades = {tensor.grade for tensor in found}
     return made, (search.met_nothing and Grade.OPEN in grades) or (again and Grade.TIED in grades), refuting
-
-
-def _searched(models: Models, seed: int) -> tuple[Records, Search, bool]:
-    """Search with the weights and inputs of a seed; also return whether a way to the outputs was found.
-
-    Where the weights that were found lead the module along another path than in its record, such as to other experts, it is recorded
-    with them, and searched again. Where one program runs several networks at once, each is by itself in a second search, and where one takes
-    rows late, both take them early. Where elements
-    that no output takes stand in the way, or that a mask hides, they are left out of both. Where a value that is used late stands in the
-    way, each operation is put in front of its first use. Where its patience has ended, a patient search is the last.
-    """
-    both = models.record(seed)
-    search = both.search()
-    solved = search.solve()
-    for _ in range(MOST_PATHS if both.as_run.path_taken else 0):
-        if solved:
-            break
-        again = models.record(seed, search.elsewhere or search.replay.known_parameters())
-        other = again.search()
-        solved = other.solve()
-        if other.failure.index <= search.failure.index and not solved:
-            break
-        both, search = again, other
-    for in_other_form in (models.record_apart, models.record_rows_early):
-        forms = models.runs.forms
-        records = None if solved else in_other_form(both, seed)
-        if records is None:
-            continue
-        of_form = records.search()
-        solved = of_form.solve()
-        if solved or of_form.found > search.found:
-            both, search = records, of_form
-        else:
-            models.runs.forms = forms
-    for masks in (False, True):
-        shown = None if solved else both.search_what_shows(search, masks=masks)
-        if shown is not None and shown.solve():
-            search, solved = shown, True
-    for attempt in range(0 if solved else MOST_NORMS):
-        norms = models.runs.plain
-        plain = models.record_without_weight_norms(both, search, seed, alone=attempt == 0)
-        of_plain = None if plain is None else plain.search()
-        solved = of_plain is not None and of_plain.solve()
-        if plain is None or of_plain is None or not (solved or of_plain.found > search.found):
-            models.runs.plain = norms
-            break
-        both, search = plain, of_plain
-        if solved:
-            break
-    late = None if solved else both.search_used_late(search)
-    if late is not None:
-        solved = late.solve()
-        search = late if solved or late.led_further(search) else search  # what lies between is no part of the way
-    if not solved and search.ran_out:
-        patient = both.search()
-        patient.patient = True
-        if patient.solve():
-            search, solved = patient, True
-    return both, search, solved
 
 
 def _tensors(both: Records, search: Search, solved: bool, same: Sequence[Any]) -> tuple[Tensor, ...]:

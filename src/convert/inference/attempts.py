@@ -1,0 +1,134 @@
+"""The searches for a way to the outputs, one after the other: each takes another thing into account that may have stood in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from convert.inference.models import Models
+from convert.inference.records import Records
+from convert.inference.search import Search
+
+MOST_PATHS = 8  # along which the module is recorded: each has the choice of one more layer
+MOST_NORMS = 3  # kinds of layers whose weight norms the source lacks
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """A search that has ended.
+
+    Attributes:
+        records: of both programs.
+        search: in them.
+        solved: whether a way to the outputs was found.
+    """
+
+    records: Records
+    search: Search
+    solved: bool
+
+
+Attempt = Callable[[Models, int, Searched], Searched]
+
+
+def searched(models: Models, seed: int) -> Searched:
+    """Search with the weights and inputs of a seed."""
+    records = models.record(seed)
+    search = records.search()
+    found = Searched(records, search, search.solve())
+    for attempt in ATTEMPTS:
+        if found.solved:
+            break
+        found = attempt(models, seed, found)
+    return found
+
+
+def _along_other_paths(models: Models, seed: int, found: Searched) -> Searched:
+    """Record the module along the path that the weights found so far take, such as to other experts, as long as that leads further."""
+    for _ in range(MOST_PATHS if found.records.as_run.path_taken else 0):
+        search = found.search
+        records = models.record(seed, search.elsewhere or search.replay.known_parameters())
+        other = records.search()
+        solved = other.solve()
+        if other.failure.index <= search.failure.index and not solved:
+            break
+        found = Searched(records, other, solved)
+        if solved:
+            break
+    return found
+
+
+def _in_other_forms(models: Models, seed: int, found: Searched) -> Searched:
+    """Take networks apart that a program runs at once; and take rows early, where a program takes them late."""
+    for recorded in (models.record_apart, models.record_rows_early):
+        forms = models.runs.forms
+        records = None if found.solved else recorded(found.records, seed)
+        if records is None:
+            continue
+        other = _of(records)
+        if _leads_further(other, found):
+            found = other
+        else:
+            models.runs.forms = forms
+    return found
+
+
+def _of_what_shows(models: Models, seed: int, found: Searched) -> Searched:
+    """Leave elements out of both programs that no output takes; or that a mask hides, too."""
+    for masks in (False, True):
+        shown = found.records.search_what_shows(found.search, masks=masks)
+        if shown is not None and shown.solve():
+            return Searched(found.records, shown, True)
+    return found
+
+
+def _without_weight_norms(models: Models, seed: int, found: Searched) -> Searched:
+    """Take the direction in place of a weight norm that stands in the way: the first one, then all of its kind."""
+    for attempt in range(MOST_NORMS):
+        norms = models.runs.plain
+        records = models.record_without_weight_norms(found.records, found.search, seed, alone=attempt == 0)
+        other = None if records is None else _of(records)
+        if other is None or not _leads_further(other, found):
+            models.runs.plain = norms
+            break
+        found = other
+        if found.solved:
+            break
+    return found
+
+
+def _used_late(models: Models, seed: int, found: Searched) -> Searched:
+    """Put each operation in front of its first use: what lies between is no part of the way."""
+    late = found.records.search_used_late(found.search)
+    if late is None:
+        return found
+    solved = late.solve()
+    return replace(found, search=late, solved=solved) if solved or late.led_further(found.search) else found
+
+
+def _patiently(models: Models, seed: int, found: Searched) -> Searched:
+    """Search on where the patience of the search has ended."""
+    if not found.search.ran_out:
+        return found
+    patient = found.records.search()
+    patient.patient = True
+    return Searched(found.records, patient, True) if patient.solve() else found
+
+
+def _of(records: Records) -> Searched:
+    search = records.search()
+    return Searched(records, search, search.solve())
+
+
+def _leads_further(other: Searched, found: Searched) -> bool:
+    return other.solved or other.search.found > found.search.found
+
+
+ATTEMPTS: tuple[Attempt, ...] = (
+    _along_other_paths,
+    _in_other_forms,
+    _of_what_shows,
+    _without_weight_norms,
+    _used_late,
+    _patiently,
+)
