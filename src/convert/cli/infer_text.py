@@ -245,4 +245,4 @@ def _other_ways(tensor: Tensor, same: str) -> str:
         named = ", ".join(sorted(others)[:2]) + (" and others" if len(others) > 2 else "")
         return f"{named} {OTHER_LEAF} {same}{some}; {', '.join(sorted(own))} is written"
     count = len(tensor.alternatives)
-    return f"{output.count(count, 'other order')} of its elements {'gives' if count == 1 else 'give'} the same {same}; the stored order is written"
+    return f"{output.count(count, 'other order')} of its elements {'gives' if count == 1 else 'give'} the same {same}; one of them is written"

@@ -47,12 +47,17 @@ def in_right_ways(
     """
     right = tuple(tensors)
     for way in numbers_of_ways(tensors):
-        made = tuple(_taken(tensor, way) for tensor in right)
+        made = in_other_way(right, way)
         if max(now := errors_of(made)) < max(errors):
             right, errors = made, now
         if max(errors) <= allowed:
             return right, errors
     return None
+
+
+def in_other_way(tensors: Sequence[Tensor], way: int) -> tuple[Tensor, ...]:
+    """Return the tensors as another way makes them; the way that they had is another one then."""
+    return tuple(_taken(tensor, way) for tensor in tensors)
 
 
 def _taken(tensor: Tensor, way: int) -> Tensor:

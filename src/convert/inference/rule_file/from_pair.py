@@ -15,7 +15,8 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec
 from convert.core.user_code import user_code_errors
 from convert.drafting.like.target import TargetModel, join
-from convert.inference.derivation import Derivation, Grade
+from convert.inference.derivation import Arithmetic, Derivation, Grade
+from convert.inference.grading.other_ways import in_other_way, numbers_of_ways
 from convert.inference.infer import infer
 from convert.inference.pair import Arrays, Pair
 from convert.inference.requirements import packages_named, require_no_indices
@@ -27,6 +28,7 @@ from convert.rules.parse import parse_rules
 Array = np.ndarray[Any, np.dtype[Any]]
 WRONG = "the rule that would be written for it is wrong"
 UNREADABLE = "the rule that would be written for it is no rule"
+MOST_WAYS = 12  # in which the same outputs are given, and one may have a rule
 BY_HAND = "write a rule for it by hand, and report this with both programs"
 PLACE = re.compile(r"rules\.yaml:[0-9]+,? ")  # of rules that no file has yet
 
@@ -119,6 +121,7 @@ def infer_rules(
     written = write(found)
     if not found.differences:
         written = _without_wrong_rules(written, write, found, root)
+        found, written = _in_a_way_with_rules(found, written, write, root)
     else:
         # no proof from end to end shows that the rules are those that were found
         seen: set[str] = set()
@@ -128,6 +131,23 @@ def infer_rules(
             written = write(found)
         written = _without_unreadable_rules(written, write, found)
     return InferredRules(found, target, written)
+
+
+def _in_a_way_with_rules(
+    derivation: Derivation, written: WrittenRules, write: Callable[..., WrittenRules], root: str
+) -> tuple[Derivation, WrittenRules]:
+    """Return the derivation in another way that gives the same outputs, with its rules, where one leaves fewer tensors open."""
+    tensors = derivation.tensors
+    lacking = [tensor for tensor in tensors if tensor.alternatives and is_open(tensor.name, written.open)]
+    for way in numbers_of_ways(lacking)[:MOST_WAYS]:
+        parts = [part for tensor in tensors for part in tensor.alternatives.get(way, ())]
+        if any(part.arithmetic is Arithmetic.COMPUTED for part in parts):
+            continue
+        other = replace(derivation, tensors=in_other_way(tensors, way))
+        rules = _without_wrong_rules(write(other), write, other, root)
+        if len(rules.open) < len(written.open):
+            return other, rules
+    return derivation, written
 
 
 def _blamed(
