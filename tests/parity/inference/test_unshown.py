@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -187,3 +188,23 @@ def test_a_mask_that_the_search_takes_apart_is_seen_whole() -> None:
 
     found = convert.infer(function, Remembering(), lambda m, i: m(**i), inputs, dict.fromkeys("qkv", (D, D)))
     assert found.complete and found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        (lambda y: jnp.where(y > 0.5, y, 0), lambda y: torch.where(y > 0.5 + 1e-6, y, 0.0), "changes at 0.500001, and `gt` of the JAX function at 0.5"),
+        (jax.nn.relu, lambda y: y * (y > 1e-6), "`gt` of the PyTorch module changes at 1e-06, and `max` of the JAX function at 0"),
+        (lambda y: jnp.where(jnp.abs(y) > 0.5, y, 0), lambda y: functional.hardshrink(y, 0.5 + 1e-6), "`hardshrink` of the PyTorch module changes at 0.500001"),
+        (lambda y: jnp.where(y > 0.5, y, 0), lambda y: torch.where(y > 0.5, y, 0.0), ""),
+        (lambda y: jnp.where(y > 0, y, 0.1 * y), lambda y: functional.leaky_relu(y, 0.1), ""),
+        (lambda y: jnp.clip(y, -1, 1), lambda y: y.clamp(-1, 1), ""),
+    ],
+)  # fmt: skip
+def test_numbers_that_no_value_lies_between_are_named(source: Any, target: Any, said: str) -> None:
+    found = derive(lambda w, x: source(x @ w["a"]) @ w["b"], Model(target), SHAPES)
+    assert found.complete, found.differences
+    named = [
+        re.sub(r" at \S+py:\d+", "", note) for note in found.notes if "no value that was drawn lies between" in note
+    ]
+    assert len(named) == bool(said) and all(said in note for note in named), found.notes
