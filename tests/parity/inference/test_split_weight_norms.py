@@ -46,7 +46,7 @@ def _source(*, normed: bool, function: Any = jnp.tanh) -> Any:
 
 
 class Vocoder(nn.Module):
-    def __init__(self, *, old: bool = False, axis: int = 0) -> None:
+    def __init__(self, *, old: bool = False, axis: int | None = 0) -> None:
         super().__init__()
         layers = nn.Conv1d(C, C, 3), nn.ConvTranspose1d(C, C, 4, 2), nn.Linear(C, C, bias=False)
         with warnings.catch_warnings():
@@ -88,8 +88,9 @@ def test_another_function_behind_such_a_layer_is_a_difference() -> None:
     assert not found.complete and found.differences and UNPROVEN & grades(found)
 
 
-def test_lengths_that_are_none_of_rows_have_no_rule() -> None:
-    module = Vocoder(axis=2)
+@pytest.mark.parametrize("axis", [1, 2, None])
+def test_lengths_that_are_none_of_rows_have_no_rule(axis: int | None) -> None:
+    module = Vocoder(axis=axis)
     found = derive(_source(normed=False), module, PLAIN, floats(3, 9, C))
     assert found.complete
     (why,) = write_rules(found, model_of_module(module, "Model")).open.values()

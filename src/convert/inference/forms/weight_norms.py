@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,8 +25,22 @@ class WeightNorm(NamedTuple):
 def weight_norms(program: Program) -> list[WeightNorm]:
     """Return the weight norms of a module's parameters."""
     names = {value: name for name, value in program.parameters.items()}
-    found = (operation.operands[:2] for operation in program.operations if operation.name == NORM)
-    return list(dict.fromkeys(WeightNorm(names[v], names[g]) for v, g in found if v in names and g in names))
+    found = (_norm_of(operation, names) for operation in program.operations)
+    return list(dict.fromkeys(norm for norm in found if norm is not None))
+
+
+def _norm_of(operation: Operation, names: Mapping[Value, str]) -> WeightNorm | None:
+    """Return the weight norm that an operation computes, in one step or as ``v * (g / |v|)``; None where it is none of parameters."""
+    if operation.name == NORM:
+        v, g = (names.get(x) for x in operation.operands[:2])
+        return WeightNorm(v, g) if v is not None and g is not None else None
+    if operation.name != "mul" or len(operation.operands) != 2:
+        return None
+    for value, factor in (operation.operands, operation.operands[::-1]):
+        others = factor.leaves - value.leaves
+        if value in names and factor.of_parameters and value.leaves < factor.leaves:
+            return WeightNorm(names[value], *others) if len(others) == 1 else None
+    return None
 
 
 def norms_of(operation: Operation, program: Program, *, alone: bool) -> frozenset[WeightNorm]:
@@ -58,17 +72,21 @@ def with_lengths(program: Program, norms: Collection[WeightNorm]) -> dict[str, A
 
 def lengths(direction: Array, shape: tuple[int, ...]) -> Array:
     """Return the lengths of the slices of a direction, one for each element of a scale of this shape."""
-    summed = tuple(axis for axis, size in enumerate(shape) if size == 1)
-    return np.asarray(np.sqrt(np.sum(np.square(direction), summed, keepdims=True)))
+    whole = len(shape) != direction.ndim
+    summed = tuple(axis for axis in range(direction.ndim) if whole or shape[axis] == 1)
+    return np.asarray(np.sqrt(np.sum(np.square(direction), summed, keepdims=True))).reshape(shape)
 
 
 def without_weight_norms(program: Program) -> Program:
     """Return the program with the direction in place of each weight that is equal to it, as where its scale is the lengths."""
+    names = {value: name for name, value in program.parameters.items()}
     new: dict[Value, Value] = {}
     operations: list[Operation] = []
     for operation in program.operations:
-        if operation.name == NORM and are_same(operation.operands[0].array, operation.results[0].array):
-            new[operation.results[0]] = operation.operands[0]
+        norm = _norm_of(operation, names)
+        direction = None if norm is None else program.parameters[norm.direction]
+        if direction is not None and are_same(direction.array, operation.results[0].array):
+            new[operation.results[0]] = direction
             continue
         made = with_new(operation, new)
         new.update({old: x for old, x in zip(operation.results, made.results, strict=True) if x is not old})
