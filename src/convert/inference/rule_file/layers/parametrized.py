@@ -97,7 +97,7 @@ def _letters(positions: Array, shape: tuple[int, ...], letters: str) -> str:
 def is_norm_of_rows(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the scale of a weight norm, if there is one, has a number for each row of the weight, as a rule has it."""
     scales = [t.shape for name, t in tensors.items() if name in SCALES]
-    return all(size == 1 for shape in scales for size in shape[1:])
+    return all(len(shape) > 1 and set(shape[1:]) == {1} for shape in scales)
 
 
 def words_for_vector(name: str, why: str) -> str:
