@@ -183,3 +183,17 @@ def test_the_scale_of_a_low_rank_product_is_a_number_of_the_code() -> None:
     assert _inferred(function, module, shapes).open
     half = _inferred(lambda p, x: x @ (p["k"] + 0.5 * p["a"] @ p["b"]), module, shapes)
     assert not half.open and "scale: 0.5" in half.text
+
+
+def test_a_name_that_a_rule_reads_as_a_pattern_has_no_rule() -> None:
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = torch.nn.ModuleDict({"a{i}": torch.nn.Linear(WIDTH, WIDTH, bias=False)})
+            self.o = torch.nn.Linear(WIDTH, 3, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            return self.o(torch.tanh(self.m["a{i}"](x)))
+
+    written = _inferred(lambda p, x: jnp.tanh(x @ p["a"]) @ p["o"], Named(), {"a": (WIDTH, WIDTH), "o": (WIDTH, 3)})
+    assert list(written.open) == ["m.a{i}.weight"] and "has a brace or a star" in written.open["m.a{i}.weight"]

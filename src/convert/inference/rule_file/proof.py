@@ -125,7 +125,7 @@ def _add_up(pairs: dict[str, tuple[Array, Array]], kinds: Mapping[str, str]) -> 
 
 def is_open(name: str, open_tensors: Collection[str]) -> bool:
     """Whether a tensor or its module, which may be one of a pattern, has no rule."""
-    return any(re.fullmatch(_as_regex(of) + r"(\..*)?", name) for of in open_tensors)
+    return name in open_tensors or any(re.fullmatch(_as_regex(of) + r"(\..*)?", name) for of in open_tensors)
 
 
 def _as_regex(pattern: str) -> str:

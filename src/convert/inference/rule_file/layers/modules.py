@@ -21,6 +21,8 @@ from convert.inference.rule_file.layers.ways import ROLES
 from convert.layers.weight_keys import PARAMETRIZATIONS
 
 NO_CELL = "no cell of the rule language gives these tensors"
+PATTERN = {"{", "}", "*"}  # of paths in rules
+IN_PATTERNS = "its name has a brace or a star, which a rule reads as a pattern; give the module another name"
 COUNTER = "num_batches_tracked"  # of a batch norm: its rule writes it
 UNSURE = (Grade.OPEN, Grade.BEHIND, Grade.IN_FRONT)
 PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
@@ -60,6 +62,9 @@ def describe_layers(derivation: Derivation, target: TargetModel, as_parameters: 
             for last in module.tensors
             if (full := join(module.name, last)) in known and known[full].name not in done and not known[full].is_own
         }
+        if PATTERN & set(module.name):
+            unknown |= dict.fromkeys((tensor.name for tensor in own.values()), IN_PATTERNS)
+            continue
         if not module.kind_name and {"running_mean", "running_var"} <= set(
             own
         ):  # a batch norm of the target's own code
