@@ -44,9 +44,9 @@ def _numbers(program: Program) -> Iterator[tuple[float, Operation]]:
 def _constants(operation: Operation) -> Iterator[float]:
     for operand in operation.operands:
         array = operand.array
-        if operand.constant and array.size and array.dtype.kind in "fiu" and (array == array.flat[0]).all():
-            if np.isfinite(array.flat[0]):
-                yield float(array.flat[0])
+        one = operand.constant and array.size and array.dtype.kind in "fiu" and (array == array.flat[0]).all()
+        if one and np.isfinite(array.flat[0]):
+            yield float(array.flat[0])
 
 
 def _has_both_sides(value: Value, number: float) -> bool:
