@@ -54,7 +54,8 @@ def of_equal_programs(
         return None
     leaves = {name: value.array.shape for name, value in source.parameters.items()}
     tensors = idle_as_in_other_layers(tensors, target, leaves)
-    guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT and not tensor.unseen]
+    idle = {tensor.name for tensor in tensors if tensor.unseen and tensor.grade is Grade.INTERCHANGEABLE}
+    guessed = [tensor for tensor in tensors if tensor.grade is not Grade.IN_FRONT and tensor.name not in idle]
     pairs = _may_be_exchanged(guessed, state, target, given, list(source.outputs))
     others = list(_others(pairs, guessed, source))
     if len(others) > most:
@@ -68,7 +69,9 @@ def of_equal_programs(
         if other and equal(side.changed(changes), want, EXACT):
             for tensor in changed:
                 alternatives.setdefault(tensor.name, {})[way] = tensor.parts
-    return tuple(tensor if tensor.unseen else _graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors)
+    return tuple(
+        tensor if tensor.name in idle else _graded(tensor, alternatives.get(tensor.name, {})) for tensor in tensors
+    )
 
 
 def _may_be_exchanged(
