@@ -114,7 +114,7 @@ def columns_met(data: Sequence[Array], numbers: Array) -> Columns:
     """Return the columns of the data that each element of a parameter meets; without those that meet a constant."""
     shape = np.broadcast_shapes(data[0].shape, numbers.shape)
     found = columns_of(np.stack([np.broadcast_to(x, shape) for x in data]), numbers)
-    if found.numbers[:1] != -1:
+    if not len(found.numbers) or found.numbers[0] != -1:
         return found
     return Columns(found.numbers[1:], found.sums[:, 1:], found.scales[:, 1:])
 

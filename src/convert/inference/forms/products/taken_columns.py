@@ -120,6 +120,8 @@ def _used_parts(product: Operation, column: Array, users: Mapping[Value, Sequenc
                 uses.setdefault(part, set()).add(_use(user, value))
             for out, at in zip(user.results, made or (), strict=False):
                 columns = np.unique(column[places[at]])  # type: ignore[index]
+                if not columns.size:  # what is left behind a head that RoPE turns as a whole
+                    continue
                 of = int(columns[0]), int(columns[-1]) + 1
                 if of[1] - of[0] == len(columns):
                     todo.append((out, places[at], of))  # type: ignore[index]
