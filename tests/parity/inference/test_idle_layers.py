@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from convert.inference.derivation import Grade
@@ -59,6 +60,7 @@ def test_what_the_last_layer_passes_on_to_nothing_is_written_as_stored() -> None
     assert not write_rules(found, model_of_module(module, "Model")).open
 
 
+@pytest.mark.slow
 def test_what_the_last_layer_passes_on_to_the_output_is_a_difference() -> None:
     found = derive(lambda w, x: _skips(w, x, last=True), Skips(), SKIPS, floats(4, 7, C))
     assert not found.complete and found.differences

@@ -111,6 +111,7 @@ def test_norm_of_joined_rows_is_that_of_each(of_source: bool, of_target: bool, n
     assert sources(made)["learned"] == "queries" and sources(made)["norm.weight"] == "g"
 
 
+@pytest.mark.slow
 def test_other_norm_of_the_learned_rows_is_no_norm_of_both() -> None:
     module = Reader(joined=False, norm="layer", fault="epsilon")
     made = derive(_source(joined=True, norm="layer"), module, SHAPES, tokens(11, 3, WORDS))

@@ -69,7 +69,7 @@ def test_the_last_steps_in_front_of_a_layer_or_behind_it(source: bool, target: b
     }
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_first_steps_are_a_difference(late: bool) -> None:
     made = derive(_source(late=not late), Skips(late=late, first=True), SHAPES, floats(3, STEPS, C))
     assert not made.complete and made.differences and UNPROVEN & grades(made)
