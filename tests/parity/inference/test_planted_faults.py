@@ -47,7 +47,6 @@ UNDECIDED = {  # leaves and layouts are left that the search does not try: what 
     ("experts", "all"),
     ("experts", "not normed"),
     ("experts", "gelu"),
-    ("decay", "no tanh"),
     ("translator", "no scale"),
     ("translator", "keys for values"),
     ("translator", "axis"),
