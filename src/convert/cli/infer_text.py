@@ -139,8 +139,7 @@ def _without_leaf(derivation: Derivation) -> Iterator[str]:
         if tensor.grade is not Grade.OPEN and len(numbers) == 1 and (number := numbers.pop()) is not None:
             groups.setdefault((NUMBER.sub("#", tensor.name), number), []).append(tensor.name)
     for (_, number), (first, *more) in list(groups.items())[:LISTED]:
-        name = f"{first} and {len(more)} more like it" if more else first
-        yield f"note: no leaf gives {name}: {number:g} in all elements gives the JAX model's outputs"
+        yield f"note: no leaf gives {_and_more(first, len(more))}: {number:g} in all elements gives the JAX model's outputs"
 
 
 def _in_full(difference: Difference) -> Iterator[str]:
@@ -190,10 +189,14 @@ def _listed(grade: str, tensors: list[Tensor], derivation: Derivation, follows: 
             key = tuple(NUMBER.sub("#", text) for text in said) if named else tuple(said)
             groups.setdefault((NUMBER.sub("#", tensor.name), *key), []).append((tensor, said))
     for (first, said), *more in list(groups.values())[:LISTED]:
-        name = f"{first.name} and {len(more)} more like it" if more else first.name
+        name = _and_more(first.name, len(more))
         yield from (f"{grade}: {name}: {text}" for text in said)
     if len(groups) > LISTED:
         yield f"{grade}: {output.count(len(groups) - LISTED, 'more group')} of tensors like these"
+
+
+def _and_more(name: str, more: int) -> str:
+    return f"{name} and {more} more like it" if more else name
 
 
 def _said(grade: str, tensor: Tensor, derivation: Derivation, follows: str) -> Iterator[str]:

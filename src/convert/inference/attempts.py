@@ -33,9 +33,7 @@ Attempt = Callable[[Models, int, Searched], Searched]
 
 def searched(models: Models, seed: int) -> Searched:
     """Search with the weights and inputs of a seed."""
-    records = models.record(seed)
-    search = records.search()
-    found = Searched(records, search, search.solve())
+    found = _of(models.record(seed))
     for attempt in ATTEMPTS:
         if found.solved:
             break
@@ -47,14 +45,12 @@ def _along_other_paths(models: Models, seed: int, found: Searched) -> Searched:
     """Record the module along the path that the weights found so far take, such as to other experts, as long as that leads further."""
     for _ in range(MOST_PATHS if found.records.as_run.path_taken else 0):
         search = found.search
-        records = models.record(seed, search.elsewhere or search.replay.known_parameters())
-        other = records.search()
-        solved = other.solve()
-        if other.failure.index <= search.failure.index and not solved:
+        other = _of(models.record(seed, search.elsewhere or search.replay.known_parameters()))
+        if other.solved:
+            return other
+        if other.search.failure.index <= search.failure.index:
             break
-        found = Searched(records, other, solved)
-        if solved:
-            break
+        found = other
     return found
 
 
@@ -116,6 +112,7 @@ def _patiently(models: Models, seed: int, found: Searched) -> Searched:
 
 
 def _of(records: Records) -> Searched:
+    """Search in records."""
     search = records.search()
     return Searched(records, search, search.solve())
 

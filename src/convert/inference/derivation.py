@@ -166,8 +166,8 @@ class Part:
         low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
         terms: of a computed part that is a sum of leaves: each leaf, with the position in it for each of `elements`.
         number: that is added to each element before the factor, beside that of `arithmetic`, where a rule says it so.
-        rows_of: of a computed part that is the length of each row of another tensor: its name.
         term_axes: of a sum of leaves that a rule says as one: for each axis of each leaf that of the sum, -1 for one of size 1; empty: all are the same.
+        rows_of: of a computed part that is the length of each row of another tensor: its name.
     """
 
     elements: Array

@@ -51,6 +51,13 @@ class Value:
         """Whether it is computed from parameters, without an input."""
         return not self.data and bool(self.leaves)
 
+    @property
+    def number(self) -> float | None:
+        """The number that fills it, of a constant; None where it is no constant, or has others."""
+        array = self.array
+        one = self.constant and array.size and array.dtype.kind in "fiu" and (array == array.flat[0]).all()
+        return float(array.flat[0]) if one else None
+
 
 @dataclass(frozen=True, eq=False)
 class Operation:
@@ -78,6 +85,17 @@ class Operation:
     def data(self) -> tuple[Value, ...]:
         """The operands that an input of the model is in."""
         return tuple(operand for operand in self.operands if operand.data)
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The finite numbers that it was given, each of which fills its operand."""
+        given = (operand.number for operand in self.operands)
+        return tuple(number for number in given if number is not None and np.isfinite(number))
+
+    @property
+    def place(self) -> str:
+        """The line of the model's code, or the module where no line is known; empty where neither is."""
+        return self.where or self.module
 
 
 class TakenOut(NamedTuple):

@@ -88,6 +88,16 @@ def as_moved(operation: Operation, value: Value) -> Value:
     return Value(np.asarray(operation.again([value.array])[0]), data=True, leaves=value.leaves)
 
 
+def with_new(operation: Operation, new: Mapping[Value, Value]) -> Operation:
+    """Return an operation with the new values; one that moves a value moves the new one's elements."""
+    if new.keys().isdisjoint(operation.operands):
+        return operation
+    operands = tuple(new.get(x, x) for x in operation.operands)
+    moves = operation.name in MOVES and len(operation.operands) == len(operation.results) == 1
+    results = (moved_by(operation, operands[0]),) if moves else operation.results
+    return replace(operation, operands=operands, results=results)
+
+
 def without_idle(operations: Sequence[Operation], program: Program) -> list[Operation]:
     """Return the operations of a changed program without those whose results are used no more, and without moves of data that nothing used before."""
     used_before = times_used(program)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convert.inference.forms.elements import are_same
-from convert.inference.forms.products.zeroed import with_new
+from convert.inference.forms.elements import are_same, with_new
 from convert.programs.program import Array, Operation, Program, Value
 
 NORM = "_weight_norm_interface"  # of torch: (v, g, axis) -> v * g / |v|, and |v|

@@ -73,7 +73,8 @@ def idle_as_in_other_layers(
     def made(tensor: Tensor) -> Tensor:
         nothing = replace(tensor, parts=(), alternatives={}, ties=(), guessed=False, unseen=0, unread=False)
         as_others = _continued(nothing, whole, used, leaves, anywhere=True)
-        return next(as_others, None) or _as_stored(tensor) or _of_left_leaves(nothing, whole, used, leaves) or tensor
+        stored = _as_stored(nothing, tensor.parts)
+        return next(as_others, None) or stored or _of_left_leaves(nothing, whole, used, leaves) or tensor
 
     return tuple(made(tensor) if tensor.name in idle else tensor for tensor in tensors)
 
@@ -91,21 +92,23 @@ def _of_left_leaves(
             if len(of_name) == 1 and leaves[of_name[0]] == leaves[part.leaf]:
                 parts.append(replace(part, leaf=of_name[0]))
         if parts and len(parts) == len(other.parts):
-            return replace(tensor, parts=tuple(parts), grade=Grade.INTERCHANGEABLE, unseen=_size(tensor), candidates=())
+            return _unshown(tensor, parts, _size(tensor))
     return None
 
 
-def _as_stored(tensor: Tensor) -> Tensor | None:
-    """Return a tensor with the elements of its leaves as they are stored; None where leaves make none, or not all."""
-    if not all(part.leaf and part.arithmetic is not Arithmetic.COMPUTED for part in tensor.parts):
+def _as_stored(tensor: Tensor, parts: Sequence[Part]) -> Tensor | None:
+    """Return a tensor with the elements of the leaves of some parts as they are stored; None where leaves make none, or not all."""
+    if not all(part.leaf and part.arithmetic is not Arithmetic.COMPUTED for part in parts):
         return None
-    if _known(tensor) < _size(tensor):
+    if sum(len(part.elements) for part in parts) < _size(tensor):
         return None
-    parts = tuple(replace(part, arithmetic=Arithmetic.SAME, factor=1.0, number=0.0) for part in tensor.parts)
-    grade, unseen = Grade.INTERCHANGEABLE, _size(tensor)
-    return replace(
-        tensor, parts=parts, grade=grade, unseen=unseen, alternatives={}, ties=(), candidates=(), guessed=False
-    )
+    stored = [replace(part, arithmetic=Arithmetic.SAME, factor=1.0, number=0.0) for part in parts]
+    return _unshown(tensor, stored, _size(tensor))
+
+
+def _unshown(tensor: Tensor, parts: Sequence[Part], unseen: int) -> Tensor:
+    """Return a tensor of these parts; no output shows `unseen` of its elements."""
+    return replace(tensor, parts=tuple(parts), grade=Grade.INTERCHANGEABLE, unseen=unseen, candidates=())
 
 
 def without_ties_at_zeros(tensors: Sequence[Tensor], source: Program, target: Program) -> tuple[Tensor, ...]:
@@ -243,7 +246,7 @@ def _continued(
             if all(_same(own[part.elements.tobytes()], part) for part in parts if part and part not in lacking):
                 made = sorted([*tensor.parts, *lacking], key=lambda part: int(part.elements.min()))
                 unseen = _size(tensor) - _known(tensor)
-                yield replace(tensor, parts=tuple(made), grade=Grade.INTERCHANGEABLE, unseen=unseen, candidates=())
+                yield _unshown(tensor, made, unseen)
 
 
 def _pairs(

@@ -41,8 +41,7 @@ def _of_clamp(operation: Operation, end: str) -> float | None:
 
 def _number(operation: Operation) -> float | None:
     """Return the one number that an operation is given beside data; None where there is none."""
-    arrays = [v.array for v in operation.operands if v.constant and v.array.size and v.array.dtype.kind in "fiu"]
-    return next((float(x.flat[0]) for x in arrays if (x == x.flat[0]).all()), None)
+    return next((x.number for x in operation.operands if x.number is not None), None)
 
 
 def in_words(limits: Bounds) -> str:

@@ -378,9 +378,8 @@ def _repeats(operations: Sequence[Operation]) -> str:
 def scalar(operation: Operation) -> float | None:
     """Return the constant number that an operation is given; None if there is none."""
     for value in operation.operands:
-        array = value.array
-        if value.constant and array.dtype.kind in "fiu" and array.size and (array == array.flat[0]).all():
-            return float(array.flat[0])
+        if value.number is not None:
+            return value.number
     if operation.name == "square":
         return 2.0
     for key in ("exponent", "y"):  # integer_pow has its number as a setting

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from convert.inference.forms.elements import MOVES, before_zeros, moved_by, step, without_idle
+from convert.inference.forms.elements import before_zeros, step, with_new, without_idle
 from convert.programs.program import Operation, Program, Value
 
 
@@ -53,13 +53,3 @@ def _masked(operation: Operation, whole: Sequence[Value]) -> Operation | None:
         return None
     masked = replace(result, elements=value.elements)
     return step(operation, "mul", (value, Value(np.where(result.elements[0] < 0, 0.0, 1.0))), masked, np.multiply)
-
-
-def with_new(operation: Operation, new: dict[Value, Value]) -> Operation:
-    """Return an operation with the new values; one that moves a weight moves the elements that have been set to zero, too."""
-    if new.keys().isdisjoint(operation.operands):
-        return operation
-    operands = tuple(new.get(x, x) for x in operation.operands)
-    moves = operation.name in MOVES and len(operation.operands) == len(operation.results) == 1
-    results = (moved_by(operation, operands[0]),) if moves else operation.results
-    return replace(operation, operands=operands, results=results)

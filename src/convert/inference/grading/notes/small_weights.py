@@ -22,7 +22,7 @@ def notes(source: Program, target: Program) -> tuple[str, ...]:
         for operation, weights in own:
             small = weights[(weights > 0) & (weights < UNSEEN)]
             if small.size and _is_hidden(weights, [x for _, x in other]):
-                what = f"`{operation.name}` of the {side} at {operation.where or operation.module}"
+                what = f"`{operation.name}` of the {side} at {operation.place}"
                 largest[what] = max(float(small.max()), largest.get(what, 0.0))
     return tuple(
         f"{what}: its mask leaves weights of {weight:.0e}, the other program's none; "

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from convert.programs.program import Operation, Program, Value
 
 COMPARISONS = {"gt", "ge", "lt", "le"}
@@ -35,18 +33,10 @@ def _numbers(program: Program) -> Iterator[tuple[float, Operation]]:
     for operation in program.operations:
         if operation.name in COMPARISONS | LIMITS | SHRINK.keys():
             values = [x for x in operation.operands if not x.constant and x.array.dtype.kind == "f"]
-            numbers = [0.0] if operation.name in AT_ZERO else [*_constants(operation)]
-            numbers = numbers or [SHRINK[operation.name]] if operation.name in SHRINK else numbers
+            numbers = (0.0,) if operation.name in AT_ZERO else operation.numbers
+            numbers = numbers or (SHRINK[operation.name],) if operation.name in SHRINK else numbers
             if len(values) == 1:
                 yield from ((x, operation) for x in numbers if _has_both_sides(values[0], x))
-
-
-def _constants(operation: Operation) -> Iterator[float]:
-    for operand in operation.operands:
-        array = operand.array
-        one = operand.constant and array.size and array.dtype.kind in "fiu" and (array == array.flat[0]).all()
-        if one and np.isfinite(array.flat[0]):
-            yield float(array.flat[0])
 
 
 def _has_both_sides(value: Value, number: float) -> bool:
@@ -58,5 +48,4 @@ def _same(one: float, two: float) -> bool:
 
 
 def _at(operation: Operation) -> str:
-    place = operation.where or operation.module
-    return f" at {place}" if place else ""
+    return f" at {operation.place}" if operation.place else ""

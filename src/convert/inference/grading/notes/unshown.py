@@ -81,21 +81,17 @@ def notes(source: Sequence[Program], target: Sequence[Program], tolerance: float
         for one in own:
             if one.number is None or not any(_same(one, two, tolerance) for two in other):
                 what = f"`{one.operation.name}` of the {side}"
-                limit = f"{_place(one)} {one.number} {one.above}"
+                limit = f"{one.operation.place} {one.number} {one.above}"
                 said.setdefault((what, one.problem if one.number is None else limit), []).append(one)
     return tuple(_in_words(what, found) for (what, _), found in said.items())
 
 
 def _in_words(what: str, found: Sequence[Unshown]) -> str:
     """Return one note for what is the same in several lines, or where a loop or a further layer runs one line again."""
-    places = [place for place in dict.fromkeys(map(_place, found)) if place]
+    places = [place for place in dict.fromkeys(one.operation.place for one in found) if place]
     at = f" at {', '.join(places)}" if places else ""
     times = f", {len(found)} times" if len(found) > len(places) == 1 else ""
     return f"{what}{at}{times}: {found[0].problem}"
-
-
-def _place(one: Unshown) -> str:
-    return one.operation.where or one.operation.module
 
 
 def _same(one: Unshown, two: Unshown, tolerance: float) -> bool:
@@ -181,7 +177,7 @@ def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
     operation = runs[0]
     of_inputs = operation.operands[0] in given and all(x.constant for x in operation.operands[1:])
     if of_inputs and all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
-        yield Unshown(operation, OF_WRAPS, next(_numbers(operation), 0.0))
+        yield Unshown(operation, OF_WRAPS, next(iter(operation.numbers), 0.0))
 
 
 def _leaves(runs: Sequence[Operation]) -> Iterator[Unshown]:
@@ -205,7 +201,7 @@ def _curve(runs: Sequence[Operation]) -> Iterator[Unshown]:
     if operation.data and size < least < np.inf:
         yield Unshown(operation, OF_CURVES.format(size=size, least=least), size)
     largest = max((float(run.operands[0].array.max(initial=-np.inf)) for run in runs), default=-np.inf)
-    for number in _numbers(operation) if operation.name == "softplus" else ():
+    for number in operation.numbers if operation.name == "softplus" else ():
         if operation.data and largest < number and number not in LINES:
             problem = f"no value is above {number:g} (up to {largest:.3g}), where it is a line; give inputs that reach it, or compare this line in both"
             yield Unshown(operation, problem, number, True)
@@ -256,7 +252,7 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval], given: s
     (at,) = limited
     values = np.concatenate([run.operands[at].array.ravel() for run in runs])
     low, high = reach.get(operation.operands[at], ANY)
-    for number in BENDS.get(operation.name) or _numbers(operation):  # the slope of a leaky ReLU is no limit
+    for number in BENDS.get(operation.name) or operation.numbers:  # the slope of a leaky ReLU is no limit
         for is_above, reached, ever, all_beyond in (
             (True, (values > number).any(), high > number, (values < number).all()),
             (False, (values < number).any(), low < number, (values > number).all()),
@@ -268,15 +264,6 @@ def _limits(runs: Sequence[Operation], reach: Mapping[Value, Interval], given: s
                     span = f"up to {values.max():.3g}" if is_above else f"from {values.min():.3g}"
                 problem = f"no value is {'above' if is_above else 'below'} {number:g} ({span}); give inputs that reach it, or compare this line in both"
                 yield Unshown(operation, problem, number, is_above)
-
-
-def _numbers(operation: Operation) -> Iterator[float]:
-    """Yield the numbers that an operation was given, each of which fills its operand."""
-    for operand in operation.operands:
-        array = operand.array.ravel()
-        one = operand.constant and array.size and array.dtype.kind in "iuf" and (array == array[0]).all()
-        if one and np.isfinite(array[0]):
-            yield float(array[0])
 
 
 def _flat(operation: Operation, at: int, number: float, above: bool) -> bool:
