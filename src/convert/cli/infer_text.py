@@ -133,6 +133,8 @@ def _without_leaf(derivation: Derivation) -> Iterator[str]:
     """Name the parameters that are one number, as the JAX model has no leaf for them."""
     from convert.inference.derivation import Arithmetic, Grade
 
+    if derivation.differences:  # then no outputs say so
+        return
     groups: dict[tuple[str, float], list[str]] = {}
     for tensor in derivation.tensors:
         numbers = {part.factor if part.arithmetic is Arithmetic.CONSTANT else None for part in tensor.parts}
@@ -247,5 +249,11 @@ def _other_ways(tensor: Tensor, same: str) -> str:
         some = f" for {count:,} of its {size:,} elements" if count < size else ""
         named = ", ".join(sorted(others)[:2]) + (" and others" if len(others) > 2 else "")
         return f"{named} {OTHER_LEAF} {same}{some}; {', '.join(sorted(own))} is written"
+    from convert.numerics.roots import factor_text
+
+    own_factors = {part.factor for part in tensor.parts}
+    factors = {part.factor for parts in tensor.alternatives.values() for part in parts} - own_factors
+    if len(factors) == len(tensor.alternatives) == 1:
+        return f"its leaf times {factor_text(*factors)} gives the same {same}, with another number for another tensor; one way is written"
     count = len(tensor.alternatives)
     return f"{output.count(count, 'other order')} of its elements {'gives' if count == 1 else 'give'} the same {same}; one of them is written"

@@ -55,14 +55,23 @@ def _along_other_paths(models: Models, seed: int, found: Searched) -> Searched:
 
 
 def _in_other_forms(models: Models, seed: int, found: Searched) -> Searched:
-    """Take networks apart that a program runs at once; and take rows early, where a program takes them late."""
-    for recorded in (models.record_apart, models.record_rows_early):
+    """Take networks apart that a program runs at once; take rows early, where a program takes them late; take joined rows apart.
+
+    Then take the module's own numbers for constants, and the numbers that are added to parts of layers into the biases.
+    """
+    for recorded, is_better in (
+        (models.record_apart, _leads_further),
+        (models.record_rows_early, _leads_further),
+        (models.record_joined_apart, _knows_more),
+        (models.record_own_numbers, _leads_further),
+        (models.record_numbers_early, _leads_further),
+    ):
         forms = models.runs.forms
         records = None if found.solved else recorded(found.records, seed)
         if records is None:
             continue
         other = _of(records)
-        if _leads_further(other, found):
+        if is_better(other, found):
             found = other
         else:
             models.runs.forms = forms
@@ -71,11 +80,16 @@ def _in_other_forms(models: Models, seed: int, found: Searched) -> Searched:
 
 def _of_what_shows(models: Models, seed: int, found: Searched) -> Searched:
     """Leave elements out of both programs that no output takes; or that a mask hides, too."""
+    best = found
     for masks in (False, True):
         shown = found.records.search_what_shows(found.search, masks=masks)
-        if shown is not None and shown.solve():
-            return Searched(found.records, shown, True)
-    return found
+        if shown is None:
+            continue
+        other = Searched(found.records, shown, shown.solve())
+        if other.solved:
+            return other
+        best = other if shown.known > best.search.known else best
+    return best
 
 
 def _without_weight_norms(models: Models, seed: int, found: Searched) -> Searched:
@@ -119,6 +133,11 @@ def _of(records: Records) -> Searched:
 
 def _leads_further(other: Searched, found: Searched) -> bool:
     return other.solved or other.search.found > found.search.found
+
+
+def _knows_more(other: Searched, found: Searched) -> bool:
+    """Whether a search knows something of more parameters: one that rows meet in several places counts once."""
+    return other.solved or other.search.known > found.search.known
 
 
 ATTEMPTS: tuple[Attempt, ...] = (

@@ -164,7 +164,7 @@ class Part:
         evidence: why it is believed.
         values: of a computed part, with the weights of `Derivation.weights`; or the module's own numbers.
         low_rank: of a part that is computed from a product of two leaves: `positions` are those in the matrix that it gives.
-        terms: of a computed part that is a sum of leaves: each leaf, with the position in it for each of `elements`.
+        terms: of a computed part that is a sum of leaves and `number`: each leaf, with the position in it for each of `elements`.
         number: that is added to each element before the factor, beside that of `arithmetic`, where a rule says it so.
         term_axes: of a sum of leaves that a rule says as one: for each axis of each leaf that of the sum, -1 for one of size 1; empty: all are the same.
         rows_of: of a computed part that is the length of each row of another tensor: its name.

@@ -19,7 +19,7 @@ from convert.inference.meetings.sites import Meeting, parameter_operands, plain,
 from convert.inference.search import Search
 from convert.layers.activations import ACTIVATIONS, NUMPY_ACTIVATIONS, torch_activation
 from convert.programs.fingerprint import TINY, ValueTable
-from convert.programs.program import REFUSALS, Operation, Program, Value, users_of
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LARGEST_EPSILON = 0.02
@@ -226,7 +226,7 @@ def _activations(search: Search, products: Mapping[int, Choice], producers: _Pro
 
     A PReLU may be computed by a ReLU in one of them.
     """
-    functions, users = _functions(), users_of(search.target.operations)
+    functions, users = _functions(), search.target.users
     target: ValueTable[Value] = ValueTable()
     ended = all(value in search.replay.values for value in search.target.outputs.values())
     for value, array in search.replay.values.items() if ended else ():

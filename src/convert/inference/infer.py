@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.core.errors import ConvertError
 from convert.core.system.recursion import deep_calls
 from convert.inference.attempts import searched
 from convert.inference.by_name import Arrays, outputs_by_name, require_outputs_by_name, shapes_by_name
 from convert.inference.derivation import BY_OUTPUTS, Derivation, Difference, Grade, Tensor
 from convert.inference.draws import Draws, Shapes, whole_rows
 from convert.inference.facts import facts, facts_by_outputs
-from convert.inference.forms.batches_apart import batches_apart
 from convert.inference.grading import proof
 from convert.inference.grading.alternatives import others
 from convert.inference.grading.differences.corrected import of_corrected, with_those_behind
@@ -39,6 +39,7 @@ from convert.inference.grading.proof import Masks
 from convert.inference.grading.row_lengths import with_row_lengths
 from convert.inference.grading.ties import numbered_as_recorded, told_by_others
 from convert.inference.grading.unmet import found_by_others
+from convert.inference.grading.whole_leaves import with_whole_leaves
 from convert.inference.grading.zeros import (
     idle_as_in_other_layers,
     made_as_in_other_layers,
@@ -46,6 +47,7 @@ from convert.inference.grading.zeros import (
 )
 from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Runs
+from convert.inference.one_form import rows_apart
 from convert.inference.records import Records
 from convert.inference.requirements import require_own_state, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -201,6 +203,7 @@ def _derived(
 def _tensors(both: Records, search: Search, solved: bool, same: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return the tensors of a search, with those that it leaves out: scales of weight norms that the source lacks, and buffers of conditions."""
     found = with_row_lengths(tensors(search, _tied_names(both), solved, same), both.as_run, both.source)
+    found = with_whole_leaves(found, {name: value.array.shape for name, value in both.source.parameters.items()})
     return with_own_buffers(found, both.as_run, both.target)
 
 
@@ -266,12 +269,14 @@ def _with_the_difference(
     if by_outputs is not None:
         return by_outputs, ()
 
-    def guessed(tensors: Sequence[Tensor], source: Program) -> GuessedRun | None:
+    def guessed(tensors: Sequence[Tensor], source: Program) -> GuessedRun | ConvertError:
         of_target = both.target.buffers, both.learned_of_target
-        made = run_with_guesses(tensors, *of_target, models.module, models.run, source)
-        if made is None or not models.runs.forms.batches:
-            return made
-        return replace(made, program=batches_apart(made.program, keep=False))  # no joined value is the source's
+        try:
+            made = run_with_guesses(tensors, *of_target, models.module, models.run, source)
+        except ConvertError as error:
+            return error
+        apart = rows_apart(made.program, models.runs.forms, keep=False)  # no joined value is the source's
+        return replace(made, program=apart)
 
     guess = guessed(found, seen.shown_by)
     shown = explained(ended, found, guess, seen.shown_by, hidden=seen.hidden)
@@ -284,10 +289,11 @@ def _with_the_difference(
         again = explained(ended, found, guessed(found, other), other)
         if not are_the_same(shown.made_up_by, again.made_up_by):  # no number would do for all weights and inputs
             shown = explained(ended, found, guess, seen.shown_by, as_they_are=True)
-    if not (shown.shown or shown.made_up_by or seen.hidden):
+    all_found = all(tensor.unread or tensor.grade is not Grade.OPEN for tensor in found)
+    if not ((shown.shown and all_found) or shown.made_up_by or seen.hidden):
         guess = guess if seen.shown_by is both.source else guessed(found, both.source)
         derive = partial(_all_derived, models, seed)
-        right = None if guess is None else of_corrected(both.source, both.as_run, guess, same, derive)
+        right = of_corrected(both.source, both.as_run, guess, same, derive) if isinstance(guess, GuessedRun) else None
         if right is not None:
             found = with_those_behind(found, right)
             shown = explained(ended, found, guessed(found, seen.shown_by), seen.shown_by)
@@ -350,7 +356,7 @@ def _notes(source: Program, target: Program) -> tuple[str, ...]:
     for side, program in (("JAX function", source), ("PyTorch module", target)):
         if program.path_taken:
             notes.append(
-                f"what the {side} runs depends on values at {program.path_taken} (a branch, a loop, elements picked by a mask), and was seen "
+                f"what the {side} runs depends on values at {program.path_taken} (a branch, a loop, a check such as those of torch.distributions, elements picked by a mask), and was seen "
                 "for these inputs alone; if others can lead to other code, run again with such inputs"
             )
         if program.opaque:

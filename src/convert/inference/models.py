@@ -12,9 +12,12 @@ from convert.core.errors import ConvertError
 from convert.inference.derivation import Tensor
 from convert.inference.draws import Draws, whole_rows
 from convert.inference.forms.as_data import learned_inputs, parameters_as_data, tables_as_data
+from convert.inference.forms.joined_rows import joins_rows
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.networks_apart import stacked_networks
+from convert.inference.forms.own_numbers import own_numbers
 from convert.inference.forms.rows_early import takes_rows_late
+from convert.inference.forms.sums.numbers_early import added_later
 from convert.inference.forms.weight_norms import (
     WeightNorm,
     normalises_parameters,
@@ -126,9 +129,29 @@ class Models:
 
     def record_rows_early(self, both: Records, seed: int) -> Records | None:
         """Return the records in which rows are taken in front of what acts on each; None where both programs do so, or were given that form."""
-        if self.runs.forms.early or not (takes_rows_late(both.source) or takes_rows_late(both.target)):
+        needed = takes_rows_late(both.source) or takes_rows_late(both.target)
+        return self._in_form("early", both, seed) if needed else None
+
+    def record_joined_apart(self, both: Records, seed: int) -> Records | None:
+        """Return the records in which all rows that are joined are apart; None where neither joins any, or both were given that form."""
+        needed = joins_rows(both.source) or joins_rows(both.target)
+        return self._in_form("parts", both, seed) if needed else None
+
+    def record_numbers_early(self, both: Records, seed: int) -> Records | None:
+        """Return the records in which biases have the numbers that are added to parts of what layers give; None where neither adds any, or they have had them."""
+        needed = added_later(both.source) or added_later(both.target)
+        return self._in_form("numbers", both, seed) if needed else None
+
+    def record_own_numbers(self, both: Records, seed: int) -> Records | None:
+        """Return the records in which numbers that the module has itself are constants; None where it has none, or they have been such."""
+        return self._in_form("own", both, seed) if own_numbers(both.target) else None
+
+    def _in_form(self, name: str, both: Records, seed: int) -> Records | None:
+        """Return the records in one more form; None where both programs were given it."""
+        if getattr(self.runs.forms, name):
             return None
-        self.runs.forms = replace(self.runs.forms, early=True)
+        more: dict[str, Any] = {name: True}
+        self.runs.forms = replace(self.runs.forms, **more)
         return self.records_of(both.as_run, seed)
 
     def further(

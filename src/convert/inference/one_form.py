@@ -14,6 +14,7 @@ from convert.inference.forms.chunks_together import chunks_in_one_way, chunks_to
 from convert.inference.forms.conditions import constant_conditions
 from convert.inference.forms.experts_apart import experts_apart
 from convert.inference.forms.joined_parts import parts_of_joined
+from convert.inference.forms.joined_rows import joined_rows_apart
 from convert.inference.forms.learned_rows import learned_rows_apart, learned_rows_together, scaled_with_learned
 from convert.inference.forms.lookups.offsets import field_by_field
 from convert.inference.forms.lookups.one_hot import (
@@ -25,6 +26,7 @@ from convert.inference.forms.lookups.one_hot import (
 from convert.inference.forms.lookups.tables import table_by_table
 from convert.inference.forms.lookups.zeroed_rows import rows_zeroed_behind
 from convert.inference.forms.networks_apart import networks_apart
+from convert.inference.forms.own_numbers import own_numbers_as_constants
 from convert.inference.forms.products.averaged import means_of_products, products_of_means
 from convert.inference.forms.products.chosen_matrices import matrix_by_matrix
 from convert.inference.forms.products.constant_factors import at_other_operands, factors_behind
@@ -53,6 +55,7 @@ from convert.inference.forms.sums.increased import by_one_more, increased_values
 from convert.inference.forms.sums.masked_softmaxes import scores_masked_first
 from convert.inference.forms.sums.masked_sums import chosen_as_products, sums_of_chosen
 from convert.inference.forms.sums.means_first import means_first
+from convert.inference.forms.sums.numbers_early import added_later, numbers_early
 from convert.inference.forms.sums.stacks import parts_of_stacks, stacks_apart
 from convert.inference.forms.weight_norms import without_weight_norms
 from convert.programs.program import Program
@@ -82,9 +85,12 @@ class Forms:
         bases: bases of the target that looked-up numbers mix are mixed before the data meets them.
         ends: rows of data are taken behind the product with a parameter.
         early: rows are taken in front of what acts on each row.
+        parts: all rows that are joined are taken apart, learned ones, too.
         masked: values of which a mask keeps some in a sum are products with the mask.
         increased: a value is multiplied by one more than a parameter where a multiple is added to it.
+        numbers: a number is added to the bias of a layer where a program adds it to a part of what the layer gives.
         averaged: a mean stands behind the product with what is the same for all of it.
+        own: numbers that the module has itself, such as tables that it saves, are constants.
         networks: so many networks, of the source and of the target, that run at once over stacked parameters are taken apart.
     """
 
@@ -107,10 +113,13 @@ class Forms:
     bases: bool = False
     ends: bool = False
     early: bool = False
+    parts: bool = False
     masked: bool = False
     networks: tuple[int, int] = (0, 0)
     averaged: bool = False
     increased: bool = False
+    numbers: bool = False
+    own: bool = False
 
 
 def _unequal(count: Callable[[Program], Any]) -> Callable[[Program, Program], bool]:
@@ -150,12 +159,20 @@ def with_needed(forms: Forms, name: str, source: Program, target: Program) -> Fo
     return replace(forms, **{name: needed}) if needed else forms
 
 
+def rows_apart(program: Program, forms: Forms, *, keep: bool) -> Program:
+    """Return a program with those joined rows apart that the forms name; `keep` as in `in_one_form`."""
+    if forms.parts:
+        return joined_rows_apart(program, keep=keep)
+    return batches_apart(program, keep=keep) if forms.batches else program
+
+
 def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     """Return a program in the form in which the two are searched.
 
     Args:
         keep: whether the values that it had in its own form stay, as those of the source, where any of them may be the target's.
     """
+    program = own_numbers_as_constants(program) if forms.own and not keep else program
     program = program if keep else parts_of_joined(constant_conditions(without_weight_norms(program)))
     program = rows_early(program, keep=keep) if forms.early else program
     program = chunks_together(program, keep=keep) if forms.chunks else program
@@ -169,8 +186,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = parts_apart(field_by_field(table_by_table(program)))
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
-    program = batches_apart(program, keep=keep) if forms.batches else program
-    program = learned_rows_together(program)
+    program = rows_apart(learned_rows_together(program), forms, keep=keep)
     program = learned_rows_apart(program) if forms.learned else program
     program = networks_apart(program, forms.networks[not keep], keep=keep)
     program = distances_as_products(program, keep=keep) if forms.distances else program
@@ -188,4 +204,6 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = rows_taken_behind(program, keep=keep)
     program = factors_behind(program, forms.factors, keep=keep) if forms.factors else program
     program = row_factors_behind(program, keep=keep) if forms.rows else program
-    return biases_together(program) if keep else program
+    if keep:
+        return biases_together(program, added_later(program) if forms.numbers else {})
+    return numbers_early(program) if forms.numbers else program

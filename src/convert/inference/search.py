@@ -56,6 +56,11 @@ class Search(Walk):
         return _choices(self.segments)
 
     @property
+    def known(self) -> int:
+        """Of how many parameters something is known."""
+        return len(self.replay.known_parameters())
+
+    @property
     def _lacking(self) -> list[Operation]:
         """The operations that meet parameters between the end of the way and where it failed."""
         end = self.segments[-1].solution.end if self.segments else 0

@@ -18,7 +18,7 @@ from convert.inference.draws import Draws, Shapes
 from convert.inference.grading.proof import error_of
 from convert.inference.pair import Pair, shipped_match
 from convert.inference.rule_file.drawn import DrawnLeaves
-from convert.layers.step_tensor import expected
+from convert.loading.step_values import read_step
 from convert.planning.compile.named_leaf import NamedLeaf, read_leaf
 from convert.planning.constraints import Constraint, bind
 from convert.planning.planner import make_plan
@@ -134,7 +134,7 @@ def confirm(text: str, pair: Pair, shapes: Shapes, root: str, seed: int) -> floa
     source = Draws(shapes).run(seed, lambda weights: outputs_jax(pair.function, weights, given))
     leaves = DrawnLeaves(shapes, root, {name: value.array for name, value in source.parameters.items()})
     plan = make_plan(parse_rules(text), leaves)
-    state = {step.name: np.asarray(expected(step, plan.source), np.float64) for step in plan.steps}
+    state = {step.name: read_step(plan, step) for step in plan.steps}
     own = {name: tensor.data_ptr() for name, tensor in pair.module.state_dict().items()}
     known = {own[name]: array for name, array in state.items() if name in own}
     tied = {name: known[at] for name, at in own.items() if name not in state and at in known}

@@ -15,7 +15,16 @@ from convert.inference.forms.as_data import parameters_as_data
 from convert.inference.grading import proof
 from convert.inference.grading.choices import hidden_by_choice
 from convert.inference.grading.exchanged_terms import with_exchanged_terms
-from convert.inference.grading.notes import fast_path, small_weights, thresholds, unread_rows, unshown, weak_proof
+from convert.inference.grading.notes import (
+    factors,
+    fast_path,
+    paddings,
+    small_weights,
+    thresholds,
+    unread_rows,
+    unshown,
+    weak_proof,
+)
 from convert.inference.grading.other_ways import in_right_ways, with_ways_that_hold
 from convert.inference.grading.reordered_ties import reordered
 from convert.inference.grading.ties import told_apart, told_by_some
@@ -124,7 +133,8 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
     masked = small_weights.notes(source, as_derived)
     rows = unread_rows.notes(found, source, of_rows)
     bends = thresholds.notes(source, as_derived)
-    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *bends, *masked, *rows)
+    pads = paddings.notes(source, target)
+    notes = (*losses, *weak_proof.notes(plain, evidence.same_inputs), *fast, *unseen, *pads, *bends, *masked, *rows)
     notes = notes if small is None else (*notes, small.note)
     if any(tensor.ties for tensor in found):
         outputs, slopes = partial(proof.outputs, module, run, masks), partial(proof.slopes, module, run, masks)
@@ -136,6 +146,7 @@ def tested(models: Models, both: Records, found: tuple[Tensor, ...], seed: int) 
 
     found = with_ways_that_hold(found, holds)
     found = without_hidden_elements(found, of_hidden)
+    notes = (*notes, *factors.notes(found))
     leaves = {name: value.array for name, value in plain[0].parameters.items()}
     evidence = replace(evidence, leaves=leaves, tensors=proof.weights(found, fresh[0]))
     return Tested(evidence, found, source, None, notes, again)

@@ -17,6 +17,7 @@ _NARROW = tuple(
     t for t in vars(torch).values() if isinstance(t, torch.dtype) and t.is_floating_point and t.itemsize < 8
 )
 LINEAR_FLOAT32, LINEAR_FLOAT64 = 20, 40  # exp(-20) is lost beside 20 in float32, exp(-40) beside 40 in float64
+_GROUPED_PRODUCT = getattr(torch.ops.aten, "_grouped_mm", None)  # older versions have none
 _WIDE = dict.fromkeys(_NARROW, torch.float64) | {torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 
 
@@ -91,6 +92,11 @@ def _narrow_names(*values: Any) -> frozenset[str]:
     return frozenset(str(x).removeprefix("torch.") for x in values if isinstance(x, torch.dtype) and x in _WIDE)
 
 
+def _has_dtypes(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a dtype is among the arguments: a function of the code is called thousands of times without one."""
+    return torch.dtype in map(type, args) or bool(kwargs and torch.dtype in map(type, kwargs.values()))
+
+
 class _Names(TorchFunctionMode):
     """Widens dtypes in arguments, before PyTorch rounds a Python number to them."""
 
@@ -108,6 +114,8 @@ class _Names(TorchFunctionMode):
         ):  # it would put a narrow storage into a wide tensor
             x, memo = args
             return memo.setdefault(id(x), x.detach().clone().requires_grad_(x.requires_grad))
+        if not _has_dtypes(args, kwargs):
+            return func(*args, **(kwargs or {}))
         self.mode.casts |= _narrow_names(*args, *(kwargs or {}).values())
         dtypes = {k: _wide(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
         return func(*(_wide(arg) if isinstance(arg, torch.dtype) else arg for arg in args), **dtypes)
@@ -153,11 +161,12 @@ class Lift(DispatchMode):
         if isinstance(func, HigherOrderOperator):  # it runs functions of the code
             with self:
                 return _called(func, *args, **kwargs)
-        if func.name() == "aten::_grouped_mm":
+        if func.overloadpacket is _GROUPED_PRODUCT:
             with self:
                 return _grouped_product(*args, **kwargs)
         args = exact_arguments(func, args)
-        self.casts |= _narrow_names(*args, *kwargs.values())
+        if _has_dtypes(args, kwargs):
+            self.casts |= _narrow_names(*args, *kwargs.values())
         if func is torch.ops.aten.lift_fresh.default:  # a new tensor from data; nothing else refers to it
             self.casts |= _narrow_names(args[0].dtype)
             return self._of_one(args[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,6 +144,16 @@ class Program:
     def first_element(self) -> Mapping[str, int]:
         """The number of the first element of each parameter; elements are numbered through, in the order of `parameters`."""
         return first_elements({name: value.array.size for name, value in self.parameters.items()})
+
+    @cached_property
+    def made_by(self) -> Mapping[Value, Operation]:
+        """The operation that computes each value."""
+        return producers_of(self.operations)
+
+    @cached_property
+    def users(self) -> Mapping[Value, Sequence[Operation]]:
+        """The operations that use each value."""
+        return users_of(self.operations)
 
 
 def users_of(operations: Sequence[Operation]) -> dict[Value, list[Operation]]:

@@ -24,6 +24,7 @@ from convert.numerics.same_trace import traces_alike
 from convert.programs.complex_numbers.rewriting import in_real_numbers
 from convert.programs.jax_elements import LAYOUT, elements_of
 from convert.programs.jax_modules import around_modules
+from convert.programs.jax_paddings import PADDED_BY, around_paddings
 from convert.programs.program import Array, Operation, Program, Value, parameter_values
 from convert.programs.run_checks import require_numbers, require_same_outputs
 from convert.programs.where import UNKNOWN, model_line, stack
@@ -33,7 +34,9 @@ JaxFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]
 # Identities: a result is its operand, and no operation is recorded.
 _SAME = {"convert_element_type", "copy", "copy_p", "device_put", "name", "optimization_barrier", "sharding_constraint"}
 _SAME |= {"stage", "stop_gradient"}
-_SCOPE = "module:"  # prefix of JAX's named scopes that have the path of a module
+# Prefixes of JAX's named scopes that have the path of a module, or such a rule.
+_SCOPE, _PADDING = "module:", "padding:"
+_PADS = {"conv_general_dilated", "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
 # What they run is not made of primitives.
 _OPAQUE = {"pallas_call", "pure_callback", "io_callback", "ffi_call", "custom_partitioning"}
 
@@ -70,7 +73,7 @@ def record_jax(
             return made
 
         lifted = lift(in_order, observer=recorder, repeats=True)
-        with around_modules(recorder.within, every_method=True):
+        with around_modules(recorder.within, every_method=True), around_paddings(recorder.padding):
             made = _run(lifted, arrays)
         outputs = {name: recorder.value(made[name]) for name in order}
         program = Program(own, data, tuple(recorder.operations), outputs, recorder.opaque, recorder.path_taken)
@@ -140,7 +143,7 @@ class _Recorder:
 
     def __init__(self, given: Sequence[Value]) -> None:
         self.given = given
-        self.module = ""
+        self.module = self.padded_by = ""
         self.begin([])
 
     def begin(self, arguments: Sequence[Any]) -> None:
@@ -158,6 +161,15 @@ class _Recorder:
                 return run()
         finally:
             self.module = around
+
+    def padding(self, rule: str, run: Callable[[], Any]) -> Any:
+        """Run a function that pads by a rule, as `within` runs a module."""
+        self.padded_by = rule
+        try:
+            with jax.named_scope(f"{_PADDING}{rule}"):
+                return run()
+        finally:
+            self.padded_by = ""
 
     def value(self, array: Any) -> Value:
         """Return the value that an array is; one that nothing recorded computed is a constant."""
@@ -202,8 +214,10 @@ class _Recorder:
         results = tuple(Value(array, data, leaves, part) for array, part in zip(arrays, elements, strict=True))
         for array, value in zip(step.results, results, strict=True):
             self.known[id(array)] = array, value
-        where, module = step.place or (_where(step, sys._getframe()), _module(step) or self.module)
-        self.operations.append(Operation(name, operands, results, step.params, again, where, module))
+        where, module = step.place or (_where(step, sys._getframe()), _scoped(step, _SCOPE) or self.module)
+        rule = _scoped(step, _PADDING) or self.padded_by if name in _PADS else ""
+        settings = {**step.params, PADDED_BY: rule} if rule else step.params
+        self.operations.append(Operation(name, operands, results, settings, again, where, module))
         return where, module
 
 
@@ -230,11 +244,11 @@ def _again(step: Step, keys: Sequence[Any], operands: Sequence[Array]) -> list[A
         return [_numpy(x) for x in step.evaluate(step.primitive, step.params, arrays)[0]]
 
 
-def _module(step: Step) -> str:
-    """Return the path of the module that traced a primitive; empty if none did."""
+def _scoped(step: Step, prefix: str) -> str:
+    """Return what the innermost scope with a prefix says of where a primitive was traced; empty if there is none."""
     scopes = [scope.name for source in step.source for scope in source.name_stack.stack]
-    paths = [name.removeprefix(_SCOPE) for name in scopes if name.startswith(_SCOPE)]
-    return paths[-1] if paths else ""
+    found = [name.removeprefix(prefix) for name in scopes if name.startswith(prefix)]
+    return found[-1] if found else ""
 
 
 def _where(step: Step, frame: FrameType | None) -> str:

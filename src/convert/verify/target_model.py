@@ -246,7 +246,7 @@ def _norm_kind(module: torch.nn.Module) -> str:
             one, other = part(x), part(x + 1)
     except Exception:  # noqa: BLE001 - it takes something else
         return ""
-    if one.shape != x.shape:
+    if not isinstance(one, torch.Tensor) or one.shape != x.shape:  # a flow gives the log of a determinant, too
         return ""
     return "layer_norm" if torch.allclose(one, other, atol=1e-3) else "rms_norm"
 

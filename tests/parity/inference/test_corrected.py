@@ -11,7 +11,7 @@ import torch
 
 from convert.cli.infer_text import summary
 from convert.inference.derivation import Grade
-from support.inferred import derive, floats, grades, sources
+from support.inferred import derive, floats, grades, layer_norm, sources
 
 D, LAYERS, DEEP = 6, 2, 3
 ATTENTION = {f"{name}{k}": (D, D) for k in range(LAYERS) for name in "qkv"}
@@ -67,6 +67,26 @@ def _normed(w: Any, x: Any) -> Any:
     return x
 
 
+class Beside(torch.nn.Module):
+    """Two layers with a norm each, of the same value."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.n, self.m = (torch.nn.LayerNorm(D, eps=epsilon) for _ in "nm")
+        self.u, self.v, self.o = (torch.nn.Linear(D, D, bias=False) for _ in "uvo")
+
+    def forward(self, x: Any) -> Any:
+        return x + self.o(torch.tanh(self.u(self.n(x))) * self.v(self.m(x)))
+
+
+def _beside(w: Any, x: Any) -> Any:
+    one, two = layer_norm(x, w["s"], w["b"], 1e-5) @ w["u"], layer_norm(x, w["t"], w["c"], 1e-5) @ w["v"]
+    return x + jnp.tanh(one) * two @ w["o"]
+
+
+BESIDE = dict.fromkeys("sbtc", (D,)) | dict.fromkeys("uvo", (D, D))
+
+
 class Residual(torch.nn.Module):
     """Layers of which each sum is divided by the root of two."""
 
@@ -98,6 +118,7 @@ RESIDUAL = {f"a{k}": (D, D) for k in range(DEEP)} | {"head": (D, D), "b": (D,)}
     [
         (_attention, Attention(causal=False), ATTENTION, "behind q0: the JAX model masks, the target does not"),
         (_normed, Normed(1e-3), NORMED, "in n.0: the target adds 0.001, the JAX model adds 1e-05"),
+        (_beside, Beside(1e-3), BESIDE, "in n: the target adds 0.001, the JAX model adds 1e-05"),
     ],
 )
 def test_a_function_that_differs_in_each_layer(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from convert.cli import infer_text
 from convert.inference.derivation import Grade
 from convert.inference.rule_file.proof import compare_rules
 from convert.inference.rule_file.write import write_rules
@@ -56,6 +57,9 @@ def test_queries_that_the_source_stores_divided_by_the_root_of_a_head():
         "k.weight": (Grade.INTERCHANGEABLE, 1.0), "k.bias": (Grade.INTERCHANGEABLE, 1.0),
     }, "the keys could carry it as well"  # fmt: skip
     assert found.tensor("v.weight").grade is Grade.DERIVED
+    assert found.notes[-1].startswith("q.weight and 1 more are their leaves times 2 (`prescaled_by`): ")
+    said = list(infer_text.summary(found, {}))
+    assert any("interchangeable: k.weight: its leaf times 2 gives the same outputs" in line for line in said), said
     assert "from: q\n  bias: bq\n  prescaled_by: 1/sqrt(H)\n" in rules(found, module)[0]
 
 

@@ -265,3 +265,43 @@ def test_whole_numbers_that_are_a_parameter_are_written() -> None:
     found = derive(lambda w, x: x @ w["w"], module, {"w": (6, 6)}, floats(4, 6))
     written = write_rules(found, model_of_module(module, "Model"))
     assert found.complete and not written.open and "constant: seen" in written.text
+
+
+class Bases(torch.nn.Module):
+    """A seasonal block of N-BEATS: cosines and sines are two tables that do not learn, and the JAX model has both in one."""
+
+    def __init__(self, of: Any, *, buffers: bool) -> None:
+        super().__init__()
+        self.m = torch.nn.Linear(WIDTH, WIDTH)
+        self.o = torch.nn.Linear(T, 3, bias=False)
+        for name, array in zip(("c", "s"), np.split(of.T, 2), strict=True):
+            if buffers:
+                self.register_buffer(name, torch.as_tensor(array))
+            else:
+                self.register_parameter(name, torch.nn.Parameter(torch.as_tensor(array), requires_grad=False))
+
+    def forward(self, x: Any) -> Any:
+        y = torch.relu(self.m(x))
+        return self.o(y[..., :HALF] @ self.c + y[..., HALF:] @ self.s)
+
+
+def _bases(w: Any, x: Any) -> Any:
+    return jax.nn.relu(x @ w["a"] + w["d"]) @ table(1e4, False, False).T @ w["o"]
+
+
+BASES = {"a": (WIDTH, WIDTH), "d": (WIDTH,), "o": (T, 3)}
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_two_tables_that_the_jax_model_has_in_one(buffers: bool) -> None:
+    module = Bases(table(1e4, False, False), buffers=buffers)
+    found = derive(_bases, module, BASES)
+    rules(found, module)
+    assert grades(found) == {Grade.DERIVED}
+    assert {t.parts[0].arithmetic for t in found.tensors if t.name in "cs"} == {Arithmetic.OWN}
+
+
+def test_one_of_two_tables_with_other_numbers_is_a_difference() -> None:
+    found = derive(_bases, Bases(table(1e3, False, False), buffers=True), BASES)
+    assert not found.complete and grades(found) <= {*UNPROVEN, Grade.TIED}
+    assert "table" in found.differences[0].problem or found.differences[0].site.where.startswith("test_own_buffers")

@@ -51,7 +51,7 @@ UNDECIDED = {  # leaves and layouts are left that the search does not try: what 
     ("translator", "keys for values"),
     ("translator", "axis"),
     ("vision", "stride"),
-    ("vision", "gate of one more"),  # a bias may hold the 1
+    ("vision", "gate of half more"),  # a bias may hold the number
     ("encoder", "no type"),  # the table of positions may hold the vector
     ("net", "no norm"),  # the layer in front may hold a BatchNorm
     ("vision", "no shift"),  # the bias of the layer behind may hold it

@@ -7,15 +7,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from convert.inference.derivation import Derivation, Grade
 from convert.inference.rounding import ROUNDING
 from convert.programs.fingerprint import EXACT
-from support.inferred import WIDTH, derive, grades
+from support.inferred import WIDTH, derive, floats, grades
 
 SHAPES = {"up": (WIDTH, WIDTH), "down": (WIDTH, WIDTH)}
 
@@ -87,3 +89,33 @@ def test_inputs_in_float32_are_no_numbers_of_the_module():
     shapes = {"up": SHAPES["up"], **dict.fromkeys(("mean", "variance", "scale", "bias"), (WIDTH,))}
     found = derive(function, module, shapes, inputs)
     assert found.complete and found.notes == () and found.proof is not None and found.proof.allowed == ROUNDING
+
+
+class Slots(nn.Module):
+    """Normalises what competes for each input, as slot attention does; the epsilon stands beside the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Any) -> Any:
+        weights = torch.softmax(0.02 * (self.q(x) @ self.k(x).mT), 1)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-9)
+        return self.last(torch.tanh(self.first(weights @ self.v(x))))
+
+
+def test_the_place_of_a_difference_near_the_finest_is_found() -> None:
+    """The outputs differ by 1e-9: values that are as near to each other are not taken as equal."""
+
+    def slots(w: Any, x: Any) -> Any:
+        weights = jax.nn.softmax(0.02 * ((x @ w["q"]) @ (x @ w["k"]).mT), 1) + 1e-9
+        weights = weights / weights.sum(-1, keepdims=True)
+        return jnp.tanh((weights @ (x @ w["v"])) @ w["f"] + w["fb"]) @ w["l"] + w["lb"]
+
+    shapes = {**dict.fromkeys(("q", "k", "v", "f"), (WIDTH, WIDTH)), "fb": (WIDTH,), "l": (WIDTH, 3), "lb": (3,)}
+    found = derive(slots, Slots(), shapes, floats(2, 6, WIDTH))
+    (difference,) = found.differences
+    assert difference.error is not None and difference.error < 1e-8
+    assert "the target sums over the last axis, adds 1e-09, divides" in difference.problem, difference.problem
+    assert "the JAX model adds 1e-09, sums over the last axis, divides" in difference.problem, difference.problem

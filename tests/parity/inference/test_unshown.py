@@ -66,6 +66,16 @@ def emptied(y: Any) -> Any:
         ),
         (lambda y: jnp.where(y > -100, y, -y), same, ["`select_n` of the JAX function: every element takes the same side"]),
         (same, lambda y: y.masked_fill(y > 100, 0), ["`masked_fill` of the PyTorch module: every element takes"]),
+        (same, lambda y: torch.fmax(y, torch.tensor(-70, dtype=y.dtype)), ["`fmax` of the PyTorch module: no value is below -70"]),
+        (same, lambda y: torch.fmod(y, 1000), ["`fmod` of the PyTorch module: it leaves every number as it is"]),
+        (same, lambda y: functional.hardshrink(y, 1e-6), ["`hardshrink` of the PyTorch module: no value is between -1e-06 and 1e-06, where it gives 0"]),
+        (same, lambda y: y * (1 - (y > 500).any(-1, keepdim=True).to(y.dtype)), ["`gt` of the PyTorch module: every element has one answer"]),
+        (same, lambda y: y + torch.bucketize(y, torch.tensor([200, 300], dtype=y.dtype)), ["`bucketize` of the PyTorch module: every element gives 0"]),
+        (same, lambda y: y * torch.heaviside(y + 100, torch.ones((), dtype=y.dtype)), ["`heaviside` of the PyTorch module: every element gives 1"]),
+        (lambda y: y + jnp.floor(jnp.abs(y) / 1000), same, ["`floor` of the JAX function: every element gives 0"]),
+        (lambda y: y + (jnp.abs(y) / 1000).astype(int), same, ["`convert_element_type` of the JAX function: every element gives 0"]),
+        (lambda y: y + jnp.floor(y), lambda y: y + y.floor(), []),  # shown
+        (lambda y: y + jnp.sign(jnp.exp(y)), lambda y: y + 1, []),  # no input gives another sign
         (same, lambda y: torch.where(torch.ones_like(y).bool(), y, -y), ["`where` of the PyTorch module: every element takes the same side, and no number of the inputs changes it"]),
         (jnp.exp, lambda y: y.exp().abs(), []),  # no input would, as in what follows
         (lambda y: jnp.maximum(jax.nn.softmax(y), 0), lambda y: y.softmax(-1), []),
@@ -196,6 +206,7 @@ def test_a_mask_that_the_search_takes_apart_is_seen_whole() -> None:
         (lambda y: jnp.where(y > 0.5, y, 0), lambda y: torch.where(y > 0.5 + 1e-6, y, 0.0), "changes at 0.500001, and `gt` of the JAX function at 0.5"),
         (jax.nn.relu, lambda y: y * (y > 1e-6), "`gt` of the PyTorch module changes at 1e-06, and `max` of the JAX function at 0"),
         (lambda y: jnp.where(jnp.abs(y) > 0.5, y, 0), lambda y: functional.hardshrink(y, 0.5 + 1e-6), "`hardshrink` of the PyTorch module changes at 0.500001"),
+        (jax.nn.relu, lambda y: functional.threshold(y, 1e-6, 0), "`threshold` of the PyTorch module changes at 1e-06, and `max` of the JAX function at 0"),
         (lambda y: jnp.where(y > 0.5, y, 0), lambda y: torch.where(y > 0.5, y, 0.0), ""),
         (lambda y: jnp.where(y > 0, y, 0.1 * y), lambda y: functional.leaky_relu(y, 0.1), ""),
         (lambda y: jnp.clip(y, -1, 1), lambda y: y.clamp(-1, 1), ""),

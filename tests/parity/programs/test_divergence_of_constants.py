@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from convert.numerics.compare import difference
 from convert.programs.divergence.naming.operations import CONSTANT
+from convert.programs.divergence.search import diverge
 from convert.programs.divergence.wording import Named
-from support.small_faults import Arrays, said
+from convert.verify.diagnosis.other_operation import SHARE, departs
+from support.small_faults import Arrays, records, said
 
 FORMS = ("x*rsqrt", "x/sqrt", "folded rsqrt", "folded sqrt")
 Norm = Callable[[Any, str, Arrays, Any, float], Any]
@@ -114,3 +117,44 @@ def test_another_variance_is_no_epsilon() -> None:
     """The constants are not those of the same values."""
     one = found(batch_norm, "folded rsqrt", lambda p, x, e: batch_norm(torch, "folded rsqrt", {**p, "g": p["h"]}, x, e))
     assert one is None or not is_epsilon(one)
+
+
+def response_norm(p: Arrays, x: Any, real: Any, epsilon: float) -> Any:
+    """As in ConvNeXt V2, of two images: the mean is one number for each."""
+    y = (x @ p["w"])[:2]
+    g = (y**2).sum(1) ** 0.5
+    return y * (g / (mean(g) + epsilon))[:, None] + y
+
+
+def test_of_a_mean_that_is_few_numbers_the_epsilon_is_said() -> None:
+    """So few numbers are no evidence that the JAX model has them; it was said that the target has no epsilon at all."""
+    found = said(lambda p, x, real: response_norm(p, x, real, 1e-6), lambda p, x, real: response_norm(p, x, real, 1e-5))
+    assert found is not None
+    assert "the target takes the mean over the last axis, adds 1e-05, divides" in found.problem
+    assert "the JAX model sums over the last axis, divides by 8, adds 1e-06, divides" in found.problem
+
+
+def by_its_mean(x: Any, epsilon: float) -> Any:
+    return x / (mean(abs(x)) + epsilon)
+
+
+def cancelled(p: Arrays, x: Any, epsilon: float) -> Any:
+    """A norm of large values, of which nearly all is taken away; then another norm."""
+    y = (x @ p["w"]) * 1e3
+    left = by_its_mean(y, epsilon) - 0.999 * y / mean(abs(y))
+    return by_its_mean(left * 2e3, epsilon) @ p["v"]
+
+
+def test_an_epsilon_is_named_where_its_error_is_small_yet() -> None:
+    """Behind the first norm the values seem equal, but for what a second, finer comparison shows."""
+    source, target = records(lambda p, x, real: cancelled(p, x, 1e-6), lambda p, x, real: cancelled(p, x, 1e-5))
+    want, got = source.outputs["y"].array, target.outputs["y"].array
+
+    def error(array: Any) -> float:
+        return difference(array, want).relative
+
+    coarse = diverge(source, target, "y", error, 1e-9, SHARE * error(got))
+    assert coarse is not None and len({one.target[-1].where for one in coarse.repairs}) > 1
+    found = departs(torch.nn.Module(), source, target, "y", error, 1e-9).explanation
+    assert found is not None and found.name == CONSTANT
+    assert "adds 1e-05" in found.problem and "adds 1e-06" in found.problem and "subtract" not in found.problem

@@ -142,13 +142,25 @@ FAULTS = {
         lambda p, x, real: jnp.where(real[..., None], jnp.tanh(x @ p["w"]), 0).sum(1) @ p["v"],
         lambda p, x, real: (torch.tanh(x @ p["w"]) * real.roll(1, 1)[..., None]).sum(1) @ p["v"],
         "another mask",
-        ("the target shows 16 positions that the JAX model hides, and hides 16 that it shows",),
+        ("the target shows 2 positions that the JAX model hides, and hides 2 that it shows",),
+    ),
+    "zeros in other rows, in front of a convolution": Fault(
+        lambda p, x, real: (jnp.tanh(x @ p["w"]) * real[..., None]) @ p["v"],
+        lambda p, x, real: torch.conv1d(torch.tanh(x @ p["w"]).mT.masked_fill(~real.roll(1, 1)[:, None], 0), p["v"].T[..., None]).mT,
+        "another mask",
+        ("both mask the tanh", "the target shows 2 positions that the JAX model hides, and hides 2 that it shows"),
+    ),
+    "a mask of other rows that each side computes": Fault(
+        lambda p, x, real: jnp.where((jnp.arange(10) < real.sum(1)[:, None] // 2)[..., None], jnp.tanh(x @ p["w"]), 0).sum(1) @ p["v"],
+        lambda p, x, real: torch.tanh(x @ p["w"]).masked_fill((torch.arange(10) >= (real.sum(1)[:, None] + 2) // 2)[..., None], 0).sum(1) @ p["v"],
+        "another mask",
+        ("both mask the tanh", "the target shows 3 positions that the JAX model hides, and hides 0 that it shows"),
     ),
     "a mask of other rows that is resized": Fault(
         of_every_second_key,
         lambda p, x, real: with_resized_padding(p, x, real.roll(1, 1)),
         "another mask",
-        ("the target shows 20 positions that the JAX model hides",),
+        ("the target shows 2 positions that the JAX model hides",),
     ),
     "a state that is not set to zeros": Fault(
         lambda p, x, real: cells(p, x, x[..., 0] < 0.5, jnp, (by_choice, by_choice)),

@@ -322,13 +322,13 @@ FAULTS = {
         lambda p, x, real: scores(p, x, real[:, None]),
         lambda p, x, real: masked(p, x, seen_once_more(real)),
         "another mask",
-        ("the target shows 20 positions that the JAX model hides",),
+        ("the target shows 2 positions that the JAX model hides",),
     ),
     "a token of padding is seen, by an added mask": Fault(
         lambda p, x, real: scores(p, x, real[:, None]),
         lambda p, x, real: added(p, x, seen_once_more(real)),
         "another mask",
-        ("the target shows 20 positions that the JAX model hides",),
+        ("the target shows 2 positions that the JAX model hides",),
     ),
     "another step of a recurrence": Fault(last_state, last_real_state, "another part", ("takes index 9 of axis 1",)),
     "a factor missing in front of a padded convolution": Fault(
@@ -419,7 +419,7 @@ FAULTS = {
         lambda p, x, real: jnp.tanh((x @ p["w"]) * jnp.exp(p["g"][0]) + p["h"][0]),
         lambda p, x, real: torch.tanh((x @ p["w"]) * p["g"][0] + p["h"][0]),
         "another function of a parameter",
-        ("of g, the target takes index 0 of axis 0, and the JAX model takes index 0 of axis 0, applies exp",),
+        ("of g, the target takes index 0 of axis 0 (", "and the JAX model takes index 0 of axis 0, applies exp ("),
     ),
     "no key of its own in the softmax": Fault(
         lambda p, x, real: jax.nn.softmax(jnp.concatenate([x @ p["w"], x[..., :1] + p["h"][0]], -1), -1)[..., :8] @ p["v"],

@@ -72,8 +72,8 @@ class Vision(Faulty):
         z = self.m[3]((p @ v).transpose(1, 2).flatten(-2)) + self.ob
         y = y + y + z if self.has("twice") else y + z
         a, b = self.i(self.l[1](y)).chunk(2, -1)  # shows: no shift
-        a = a + 1 if self.has("gate of one more") else a
-        y = y + self.j(f.silu(a) * b)  # shows: gate of one more
+        a = a + 0.5 if self.has("gate of half more") else a
+        y = y + self.j(f.silu(a) * b)  # shows: gate of half more
         y = y if self.has("no last norm") else self.l[2](y)
         y = y.mean(1) if self.has("mean") else y[:, -1] if self.has("last") else y[:, 0]
         y = self.h(y)  # shows: no last norm
@@ -85,7 +85,7 @@ class Vision(Faulty):
 SHAPES: dict[str, tuple[int, ...]] = dict.fromkeys("qkvojh", SQUARE) | {"e": (P, P, C, D), "c": (1, 1, D), "p": (T + 1, D)}
 SHAPES |= {"i": (D, 2 * D), "ib": (2 * D,)} | dict.fromkeys(("eb", "ob", "s0", "t0", "s1", "t1", "s2", "t2"), (D,))
 FAULTS = (
-    "root", "no shift", "stride", "class without place", "values of y", "width", "class hidden", "axis", "twice", "gate of one more",
+    "root", "no shift", "stride", "class without place", "values of y", "width", "class hidden", "axis", "twice", "gate of half more",
     "no last norm", "mean", "last", "temperature", "limit",
 )
 PAIRS = {"vision": Pair(_vision, SHAPES, Vision, floats(5, 8, 8, C), FAULTS)}

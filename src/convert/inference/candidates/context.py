@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.inference.candidates.candidate import COMPUTE, Piece, equal, numbers_are_plain, ratio
+from convert.inference.candidates.candidate import COMPUTE, EQUAL, Piece, equal, numbers_are_plain, ratio
 from convert.inference.candidates.replay import Replay
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Arithmetic, Role
@@ -19,7 +19,7 @@ from convert.inference.forms.products.taken_columns import TakenParts
 from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.meetings.sites import Meeting, axes_of, role_of
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Operation, Value, producers_of, users_of
+from convert.programs.program import Operation, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
@@ -65,9 +65,9 @@ class Context:
 
     def __post_init__(self) -> None:
         first = self.replay.program.first_element
-        self._users = users_of(self.replay.program.operations)
+        self._users = self.replay.program.users
         self.taken = TakenParts(self._users)
-        self._made_by = producers_of(self.replay.program.operations)
+        self._made_by = self.replay.program.made_by
         self._names = list(first)
         self._starts = np.array(list(first.values()), int)
 
@@ -327,6 +327,7 @@ class Context:
             if any((c < 0).any() for c in chosen):
                 continue
             ways = list(COMPUTE) if len(target) == 1 else [Arithmetic.SAME]
+            given: list[tuple[Arithmetic, Array]] = []
             for way in ways:
                 found = tuple(
                     piece
@@ -338,6 +339,7 @@ class Context:
                     if any(len(np.unique(t)) != len(np.unique(c)) for t, c in zip(target, chosen, strict=True)):
                         break
                     return found
+                given.append((way, got))
                 plain = way is Arithmetic.SAME and len(target) == 1 and self.source.is_scaled(meeting.weight)
                 factor = ratio(got, operand) if plain else None
                 if factor is not None:
@@ -345,6 +347,10 @@ class Context:
                     found = self.pieces(t, c, factor * theta[c], way, meeting, factor)
                     if equal(self._read(found, read), operand):
                         return found
+            else:
+                found = self._each_in_its_way(target[0], chosen[0], operand, given, meeting) if len(target) == 1 else ()
+                if found and equal(self._read(found, read), operand):
+                    return found
         if (
             len(target) == 1
             and len(np.unique(target[0])) == target[0].size
@@ -355,6 +361,30 @@ class Context:
             if equal(self._read(found, read), operand):
                 return found
         return None
+
+    def _each_in_its_way(
+        self,
+        target: Array,
+        numbers: Array,
+        operand: Array,
+        given: Sequence[tuple[Arithmetic, Array]],
+        meeting: Meeting,
+    ) -> tuple[Piece, ...]:
+        """Return pieces of which each is computed in a way of its own, as a bias to a part of which a number is added; none if an element fits in no way.
+
+        Args:
+            target, numbers, operand, meeting: as of `fitted`, of one factor.
+            given: the ways, with the target's operand if all elements are computed in it.
+        """
+        rest, found = np.ones(target.shape, bool), list[Piece]()
+        for way, got in given:
+            here = rest & np.isclose(got, operand, rtol=EQUAL, atol=0)
+            if here.any():
+                found += self.pieces(
+                    target[here], numbers[here], COMPUTE[way](self.source.theta[numbers[here]]), way, meeting
+                )
+            rest &= ~here
+        return () if rest.any() or len(np.unique(target)) != target.size else tuple(found)
 
     def _read(self, pieces: Sequence[Piece], read: Callable[[], Array]) -> Array:
         with self.replay.assigned([(p.tensor, p.elements, p.values) for p in pieces]):

@@ -24,7 +24,7 @@ from convert.inference.meetings.data_products import DataProducts
 from convert.inference.meetings.rows import Rows, of_each_expert, of_each_vector
 from convert.inference.meetings.sites import Meeting, Product, meetings, of_one_weight, products, role_of
 from convert.programs.fingerprint import EXACT, TINY, ValueTable, fingerprint, per_size, size_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUNDING = 1e-12  # relative and absolute: a sum in another order
@@ -61,8 +61,8 @@ class Source:
             for result in operation.results:
                 if result.data:
                     self.table.add(result.array, index)
-        self._made_by = producers_of(program.operations)
-        self.taken = TakenParts(users_of(program.operations))
+        self._made_by = program.made_by
+        self.taken = TakenParts(program.users)
         for index, operation in enumerate(program.operations):
             for taken in self.taken.results(operation):
                 self.table.add(taken, index)
@@ -170,8 +170,7 @@ class Source:
 
     def is_sum(self, value: Value) -> bool:
         """Whether a value of parameters is a sum of elements of several leaves."""
-        whole = all(of.shape == value.array.shape and (of >= 0).all() for of in value.elements)
-        if len(value.elements) < 2 or not whole:
+        if len(value.elements) < 2 or not is_of_each_element(value):
             return False
         made = sum(self.theta[of] for of in value.elements)
         return bool(np.allclose(made, value.array, rtol=ROUNDING, atol=ROUNDING))
@@ -206,6 +205,11 @@ class Source:
         """Whether an array is a value of the source, or the rows of one of its products."""
         self.table.tolerance = tolerance
         return bool(self.table.find(array)) or bool(len(self._rows.find([array], tolerance)))
+
+
+def is_of_each_element(value: Value) -> bool:
+    """Whether each element of a value of parameters is computed from an element of each of its factors."""
+    return bool(value.elements) and all(of.shape == value.array.shape and (of >= 0).all() for of in value.elements)
 
 
 def _float_values(program: Program) -> Iterator[Array]:

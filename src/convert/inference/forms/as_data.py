@@ -8,7 +8,7 @@ Perceiver, the queries of a decoder, the probe of a pooling layer; layers are ap
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import COPIES
 from convert.inference.meetings.sites import OUTPUT, role_of
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 
 LEARNED_INPUT = "learned_input"  # an operation that gives a parameter as data
 
@@ -126,7 +126,7 @@ def outputs_as_data(program: Program) -> Program:
     The numbers are those of the output's name, so that both programs have the same.
     """
     outputs, operations = dict(program.outputs), list(program.operations)
-    made = producers_of(program.operations)
+    made = program.made_by
     for name, value in program.outputs.items():
         if not value.of_parameters or value.array.dtype.kind != "f":
             continue
@@ -155,7 +155,7 @@ def _learned(program: Program, turned_over: bool) -> list[str]:
         program: the record.
         turned_over: whether the activation is the last operand of a product that is turned over.
     """
-    made = producers_of(program.operations)
+    made = program.made_by
     names = {value: name for name, value in program.parameters.items()}
     live: set[Value] = set()
     found: list[str] = []
@@ -182,7 +182,7 @@ def _pass_on(operation: Operation, live: set[Value]) -> None:
         live.update(operation.results)
 
 
-def _root(product: Operation, made: dict[Value, Operation], last: bool) -> Value | None:
+def _root(product: Operation, made: Mapping[Value, Operation], last: bool) -> Value | None:
     """Return the parameter that a product is applied to: a vector beside a matrix, as a first state is under `vmap`; or the one behind
     more operations than the other; or else the first, or the `last`.
     """
@@ -213,7 +213,7 @@ def _turned_over(operations: Sequence[Operation], index: int) -> bool:
     return False
 
 
-def _walked(value: Value, made: dict[Value, Operation]) -> tuple[Value, int]:
+def _walked(value: Value, made: Mapping[Value, Operation]) -> tuple[Value, int]:
     """Return the parameter that a value is computed from by norms and the like, and how many operations mix its elements."""
     count = 0
     while (operation := made.get(value)) is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import COPIES, JOINS, MOVES, are_same, before_moves, step
 from convert.inference.meetings.sites import parameter_operands, role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, computed_by, producers_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, computed_by
 
 LAYERS = (Role.PRODUCT, Role.CONVOLUTION, Role.LOOKUP)
 Run = Callable[[Sequence[Array]], Sequence[Array]]
@@ -99,7 +99,7 @@ class Rewriting:
         self._parts = dict(stacks or {})
         self._whole = set(self._parts)  # values in parts that operations give as well
         self._new: dict[Value, Value] = {}
-        self._made_by = producers_of(program.operations)
+        self._made_by = program.made_by
         for operation in program.operations:
             self._read(operation)
         self._program = program
@@ -113,7 +113,7 @@ class Rewriting:
     def _read(self, operation: Operation) -> None:
         """Take the next operation of the program."""
         operands = tuple(map(self._now, operation.operands))
-        now = operation if operands == operation.operands else replace(operation, operands=operands)
+        now = operation if operands == operation.operands else self._with(operation, operands)
         in_parts = any(x in self._parts for x in operands) and self.goes_on(now)
         done = in_parts and (self._by_part(now) or self._of_one_part(now))
         if self._keep:
@@ -122,11 +122,20 @@ class Rewriting:
             return
         self._put_together(operands)
         axis = self.joined_axis(now) if self._joined else None
-        if axis is not None and not self._are_steps(operation.operands):
+        if axis is not None and not self.are_steps(operation.operands):
             rows = one_after_the_other([x.array.shape[axis] for x in operands])
             self._parts[now.results[0]] = Parts(axis, rows, operands, now, frozenset([now]))
         elif not self._keep:
             self.operations.append(now)
+
+    def _with(self, operation: Operation, operands: tuple[Value, ...]) -> Operation:
+        """Return an operation on other operands; its results are of parameters alone if these are."""
+        if operation.data and not any(x.data for x in operands):
+            trial = _Trial(operands, operation.again)
+            made = tuple(_of_parameters(operation, trial, at) for at in range(len(operation.results)))
+            self._new.update(zip(operation.results, made, strict=True))
+            operation = replace(operation, results=made)
+        return replace(operation, operands=operands)
 
     def goes_on(self, operation: Operation) -> bool:
         """Whether an operation is tried on the parts."""
@@ -140,7 +149,7 @@ class Rewriting:
         """Whether the joins are counted of the rows that an operation is applied to."""
         return bool(parameter_operands(operation)) and role_of(operation) in LAYERS
 
-    def _are_steps(self, values: Sequence[Value]) -> bool:
+    def are_steps(self, values: Sequence[Value]) -> bool:
         """Whether one of the first two of some values is computed from the other, as those of a loop; one may be rows of an earlier step."""
         for one, other in (values[:2], values[1::-1]):
             _, first, _ = before_moves(one, self._made_by, MOVES)
@@ -203,18 +212,18 @@ class Rewriting:
             return False
         trials = [self._alone(operation, k) for k in range(len(self._parts[value].values))]
         results = [trial.results() for trial in trials]
-        steps = []
+        taken = list[_Trial]()
         for at, result in enumerate(operation.results):
             of = [k for k, made in enumerate(results) if made and are_same(made[at], result.array)]
             if len(of) != 1:
                 return False
             trial = trials[of[0]]
-            steps.append(replace(operation, operands=trial.operands, results=(result,), again=_only(trial.run, at)))
-        for one in [] if self._keep else steps:
+            taken.append(replace(trial, run=_only(trial.run, at)))
+        for trial, whole in [] if self._keep else zip(taken, operation.results, strict=True):
+            one = self._with(replace(operation, results=(whole,), again=trial.run), trial.operands)
             (part,) = (x for x in one.operands if x in self._parts[value].values)
-            (result,) = one.results
-            if part.array.shape == result.array.shape and np.array_equal(part.array, result.array):
-                self._new[result] = part
+            if part.array.shape == whole.array.shape and np.array_equal(part.array, whole.array):
+                self._new[whole] = part
             else:
                 self.operations.append(one)
         return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.forms.elements import JOINS, MOVES, SPLITS, are_same, with_instead
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value
 
 MAX_DEPTH = 64  # operations on each chunk
 
@@ -50,7 +50,7 @@ def chunks_together(program: Program, *, keep: bool) -> Program:
 
 
 def _chunked(program: Program) -> Iterator[_Chunks]:
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     places = {operation: k for k, operation in enumerate(program.operations)}
     for join in program.operations:
         if join.name in JOINS and join.operands == join.data and len(set(join.operands)) == len(join.operands) > 1:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.forms.elements import JOINS, MOVES, elements_moved, joined
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 
 
 def parts_of_joined(program: Program) -> Program:
     """Return the program with the values that it joins in place of the same parts of the whole."""
-    made_by, same = producers_of(program.operations), dict[Value, Value]()
+    made_by, same = program.made_by, dict[Value, Value]()
     operations: list[Operation] = []
     for operation in program.operations:
         join = made_by.get(operation.operands[0]) if operation.operands and operation.name in MOVES else None

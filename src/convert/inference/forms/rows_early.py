@@ -16,14 +16,14 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import are_same, numbered, step
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
 SLICES = frozenset(("slice", "narrow", "dynamic_slice"))
 
 
 def takes_rows_late(program: Program) -> bool:
     """Whether rows are taken of a value that an operation on each row gives."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return any(_in_front(operation, made_by) is not None for operation in program.operations)
 
 
@@ -33,7 +33,7 @@ def rows_early(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether what is computed of all rows stays in the program as well. Otherwise it stays where anything else uses it.
     """
-    made_by, uses = producers_of(program.operations), times_used(program)
+    made_by, uses = program.made_by, times_used(program)
     left_out: set[Operation] = set()
     operations: list[Operation] = []
     for operation in program.operations:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from convert.inference.meetings.sites import parameter_operands
-from convert.programs.program import Operation, Program, computed_by, producers_of
+from convert.programs.program import Operation, Program, computed_by
 
 
 def used_late(program: Program) -> Program:
     """Return the program in this order; of what an operation is given, what takes most layers comes first."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     place = {operation: k for k, operation in enumerate(program.operations)}
     ordered: dict[Operation, None] = {}
     used = {x for operation in program.operations for x in operation.operands}

@@ -19,7 +19,7 @@ from convert.programs.choices import (
     numbers,
 )
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Array, Operation, Program, Value, users_of
+from convert.programs.program import Array, Operation, Program, Value
 
 
 def hidden_by_choice(source: Program, target: Program, tolerance: float) -> Operation | None:
@@ -35,7 +35,7 @@ def hidden_by_choice(source: Program, target: Program, tolerance: float) -> Oper
         return None
     values, known = Source(source), _known_forms(source, tolerance)
     limits = [x.array for operation in source.operations for x in operation.operands if _is_number(x) and x.constant]
-    users = users_of(target.operations)
+    users = target.users
 
     def differs(choice: Operation) -> bool:
         own = frozenset[str]().union(*(operand.leaves for operand in choice.operands)) <= target.buffers

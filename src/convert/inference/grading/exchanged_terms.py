@@ -15,10 +15,11 @@ import numpy as np
 
 from convert.inference.derivation import Grade, Part, Role, Tensor
 from convert.inference.forms.elements import JOINS, MOVES, before_moves, behind_moves, in_turn, joined, numbered
+from convert.inference.grading.commuting import commuting
 from convert.inference.grading.other_ways import numbers_of_ways, some_of
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.graph import root
-from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
+from convert.programs.program import Operation, Program, Value, times_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -146,6 +147,12 @@ def _exchanges(target: Program) -> Iterator[Exchange]:
                 yield exchange
     yield from _beside_joined(target, forms)
     yield from _transposed(target, forms)
+    for pair in commuting(target):
+        if not (all(map(forms.is_moved, pair)) or forms.form(pair[0]) == forms.form(pair[1])):
+            continue  # a scale, and the softplus of another one
+        one, two = (value.elements[0].ravel() for value in pair)
+        if (exchange := _joined([(one, two), (two, one)])) is not None:
+            yield exchange
 
 
 def _beside_joined(target: Program, forms: _Forms) -> Iterator[Exchange]:
@@ -168,7 +175,7 @@ def _beside_joined(target: Program, forms: _Forms) -> Iterator[Exchange]:
 
 def _transposed(target: Program, forms: _Forms) -> Iterator[Exchange]:
     """Yield the elements of matrices beside those of their transposes, where a value meets itself: ``x_i w_ij x_j`` is ``x_j w_ji x_i`` with the transpose."""
-    made_by, users = forms.made_by, users_of(target.operations)
+    made_by, users = forms.made_by, target.users
     for operation in target.operations:
         weights = [x for x in operation.operands if forms.is_moved(x)]
         if role_of(operation) is not Role.PRODUCT or len(weights) != 1 or len(operation.data) != 1:
@@ -198,7 +205,7 @@ def _joined(pairs: Sequence[tuple[Array, Array]]) -> Exchange | None:
 
 def _chains(target: Program) -> Iterator[list[tuple[bool, Value]]]:
     """Yield the terms of each sum, product, maximum and minimum, and of each stack that is summed up, each with whether it is taken away."""
-    made_by, uses, users = producers_of(target.operations), times_used(target), users_of(target.operations)
+    made_by, uses, users = target.made_by, times_used(target), target.users
     seen: set[Operation] = set()
     for operation in reversed(target.operations):
         if operation not in seen and _chain(operation).name:
@@ -245,7 +252,7 @@ class _Forms:
     def of(target: Program) -> _Forms:
         """Return those of a program."""
         flat = [np.zeros(0), *(value.array.ravel() for value in target.parameters.values())]
-        return _Forms(producers_of(target.operations), np.concatenate(flat))
+        return _Forms(target.made_by, np.concatenate(flat))
 
     def is_moved(self, value: Value) -> bool:
         """Whether a value has elements of parameters as they are, in any layout."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.candidates.candidate import Choice, Piece
-from convert.inference.candidates.source import Source
+from convert.inference.candidates.source import Source, is_of_each_element
 from convert.inference.derivation import MORE_ROWS, Arithmetic, Evidence, Grade, Part, Role, Tensor, Tie
 from convert.inference.grading.alternatives import Way
 from convert.inference.meetings.contracted import contracted_axes, summed_axes
@@ -19,9 +19,12 @@ from convert.inference.open_tensors import by_likeness, is_candidate, stacked_al
 from convert.inference.search import Search
 from convert.inference.segment.segments import Segment, Solution
 from convert.programs.divergence.graph import root
-from convert.programs.program import Value, producers_of
+from convert.programs.program import Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
+DIGITS = 12  # behind the point, of a number that a sum of leaves has besides
+MOST_NUMBERS = 4  # of the parts of one bias
+FEWEST = 3  # elements that show each
 TOLD_BY = "inputs with other numbers in these columns, such as random ones,"
 
 
@@ -84,7 +87,7 @@ def _is_made_zero(search: Search, choice: Choice) -> bool:
         return False
     given = set(search.target.inputs.values())
     (met, *_) = operation.data
-    if root(met, producers_of(search.target.operations)) in given:
+    if root(met, search.target.made_by) in given:
         return False
     found = replace(met, array=search.replay.value(met))  # with what is known of the weights
     operands = tuple(found if value is met else value for value in operation.operands)
@@ -229,7 +232,7 @@ def _parts(search: Search, choice: Choice, piece: Piece, segment: Segment) -> It
             elements, "", piece.places[order], piece.arithmetic, evidence, 1.0, contracted, leaves, piece.values[order]
         )
         added = _added_up(source, piece)
-        yield from [whole] if added is None else _by_leaves(source, whole, added[:, order])
+        yield from [whole] if added is None else _by_leaves(source, whole, *(of[..., order] for of in added))
         return
     owner = np.searchsorted(source.starts, numbers, "right") - 1
     # a length of a weight norm stands there for each element of its row
@@ -255,23 +258,27 @@ def _as_recorded(source: Source, meeting: Meeting) -> Meeting:
     return Meeting(meeting.index, (own,), 1, Role.CONVOLUTION) if moved else meeting
 
 
-def _added_up(source: Source, piece: Piece) -> Array | None:
-    """Return the numbers of the elements that are added up to each computed value, a row for each term; None where it is no such sum."""
+def _added_up(source: Source, piece: Piece) -> tuple[Array, Array] | None:
+    """Return what is added up to each computed value: the numbers of the elements, a row for each term, and a number; None where it is no such sum."""
     assert piece.meeting is not None and piece.places is not None
     weight, places = piece.meeting.weight, piece.places
-    if not source.is_sum(weight) or places.max(initial=-1) >= weight.array.size:
+    if not is_of_each_element(weight) or places.max(initial=-1) >= weight.array.size:
         return None
-    its_own = np.array_equal(weight.array.ravel()[places], piece.values)
-    return np.stack([of.ravel()[places] for of in weight.elements]) if its_own else None
+    if not np.array_equal(weight.array.ravel()[places], piece.values):
+        return None
+    elements = np.stack([of.ravel()[places] for of in weight.elements])
+    rest = np.round(piece.values - source.theta[elements].sum(0), DIGITS)
+    few = len(np.unique(rest)) <= min(MOST_NUMBERS, len(rest) // FEWEST)
+    return (elements, rest) if few or not rest.any() else None
 
 
-def _by_leaves(source: Source, whole: Part, numbers: Array) -> Iterable[Part]:
-    """Yield the parts of a sum that add elements of the same leaves, in the order of the tensor."""
+def _by_leaves(source: Source, whole: Part, numbers: Array, added: Array) -> Iterable[Part]:
+    """Yield the parts of a sum that add elements of the same leaves and the same number, in the order of the tensor."""
     assert whole.values is not None
     owners = np.searchsorted(source.starts, numbers, "right") - 1
-    for of in dict.fromkeys(map(tuple, owners.T.tolist())):
-        here = np.equal(owners.T, of).all(1)
-        terms = tuple((source.names[k], row[here] - source.starts[k]) for k, row in zip(of, numbers, strict=True))
+    for of in dict.fromkeys(zip(*owners.tolist(), added.tolist(), strict=True)):
+        here = np.equal(owners.T, of[:-1]).all(1) & (added == of[-1])
+        terms = tuple((source.names[k], row[here] - source.starts[k]) for k, row in zip(of[:-1], numbers, strict=True))
         yield replace(
             whole,
             elements=whole.elements[here],
@@ -279,6 +286,7 @@ def _by_leaves(source: Source, whole: Part, numbers: Array) -> Iterable[Part]:
             leaves=tuple(sorted({leaf for leaf, _ in terms})),
             values=whole.values[here],
             terms=terms,
+            number=of[-1],
         )
 
 

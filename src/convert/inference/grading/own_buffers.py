@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.derivation import Arithmetic, Evidence, Grade, Part, Role, Site, Tensor
-from convert.programs.program import Program, users_of
+from convert.programs.program import Program
 
 
 def with_own_buffers(tensors: Sequence[Tensor], target: Program, searched: Program) -> tuple[Tensor, ...]:
@@ -18,7 +18,7 @@ def with_own_buffers(tensors: Sequence[Tensor], target: Program, searched: Progr
         target: the record, as it ran.
         searched: the record in the form of the search.
     """
-    users, left = users_of(target.operations), users_of(searched.operations)
+    users, left = target.users, searched.users
     found = []
     for tensor in tensors:
         value = target.parameters.get(tensor.name)

@@ -5,6 +5,7 @@ A compressed interaction network, or a quadratic layer, takes both. What its mat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from convert.inference.derivation import Role, Tensor, Tie
 from convert.inference.forms.elements import places_before_moves
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_STEPS = 16  # layouts between a value, the products of its elements, and the layer behind them
@@ -50,7 +51,7 @@ def _partners(target: Program, tie: Tie) -> dict[int, int] | None:
     if side is None or axis is None:
         return None
     data = operation.operands[0 if role_of(operation) is Role.CONVOLUTION else 1 - side]
-    factors = _factors(data, producers_of(target.operations))
+    factors = _factors(data, target.made_by)
     if factors is None:
         return None
     one, two = (np.moveaxis(x, axis, 0).reshape(data.array.shape[axis], -1) for x in factors)
@@ -73,7 +74,7 @@ def _summed_axis(operation: Operation, side: int) -> int | None:
     return None if axes is None or axes[0][0] or len(axes[0][1]) != 1 else int(axes[0][1][0])
 
 
-def _factors(value: Value, made_by: dict[Value, Operation]) -> tuple[Array, Array] | None:
+def _factors(value: Value, made_by: Mapping[Value, Operation]) -> tuple[Array, Array] | None:
     """Return the two elements of one value whose product each element of a value is, as their numbers; None if it is no such product."""
     product, places = places_before_moves(value, made_by, MAX_STEPS)
     made = made_by.get(product)

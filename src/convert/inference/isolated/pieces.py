@@ -9,7 +9,7 @@ from itertools import accumulate
 from convert.inference.candidates.context import SPLITS
 from convert.inference.derivation import Role
 from convert.inference.meetings.sites import Meeting, role_of
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value
 
 Piece = tuple[int, int, int]  # the length of the axis, and where in it the piece begins and ends
 MAX_DEPTH = 32  # operations between the layer and the last of the cuts
@@ -35,7 +35,7 @@ class Pieces:
     """The pieces of one program."""
 
     def __init__(self, program: Program) -> None:
-        self._users = users_of(program.operations)
+        self._users = program.users
 
     def of(self, meeting: Meeting) -> frozenset[Piece]:
         """Return the pieces that are taken of an axis of what an operation gives, up to the next product.

@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.meetings.columns import Columns, matches
 from convert.inference.meetings.sites import Meeting, Product, axes_of
 from convert.programs.fingerprint import column_fingerprints
-from convert.programs.program import Operation, Program, producers_of
+from convert.programs.program import Operation, Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def _by_row(rows: Array) -> Columns:
 
 def of_each_expert(program: Program, found: Sequence[Meeting]) -> Iterator[tuple[Product, Meeting]]:
     """Yield the products of which the source computes only the sum, each times a factor of its rows: experts and their gates."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     for meeting in found:
         operation, side = meeting.operation, meeting.side
         axes = axes_of(operation, side)

@@ -17,7 +17,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.elements import move
 from convert.inference.meetings.sites import free_axes, parameter_operands, role_of
 from convert.programs import jax_elements
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ADDITIONS = ("add", "add_any")
@@ -132,7 +132,7 @@ class Gate:
 def gates(program: Program) -> list[Gate]:
     """Return the gates of a program, in the order of the operations that they enter."""
     sums: dict[Value, Sum] = {}
-    users = users_of(program.operations)
+    users = program.users
     found = []
     for index, operation in enumerate(program.operations):
         if (enters := NON_LINEAR.get(operation.name)) and (enters != "product" or len(operation.data) > 1):

@@ -225,7 +225,7 @@ def _anywhere(
     found: list[Meeting] = []
     for meeting in meetings:
         columns = meeting.columns(meeting.names)
-        one, two = matches(target, columns, context.tolerance)
+        one, two = _without_ties(*matches(target, columns, context.tolerance))
         if not context.free(
             _in_leaf(meeting, columns.numbers[two]), target.numbers[one]
         ):  # the rest of the leaf may be another layer's
@@ -248,6 +248,16 @@ def _anywhere(
         yield Candidate(
             _owned(context, target.numbers, chosen, owner, found), "columns of the data", ("anywhere", role, *kind)
         )
+
+
+def _without_ties(one: Array, two: Array) -> tuple[Array, Array]:
+    """Return pairs of equal columns; of those that have equal ones beside them, as the zeros that a mask makes, the pairs that are as far apart as the others."""
+    counts = np.bincount(one)[one] * np.bincount(two)[two]
+    steps, times = np.unique((one - two)[counts == 1], return_counts=True)
+    if not len(steps) or (counts == 1).all():
+        return one, two
+    kept = (counts == 1) | (one - two == steps[np.argmax(times)])
+    return one[kept], two[kept]
 
 
 def _in_leaf(meeting: Meeting, names: Array) -> Array:

@@ -25,7 +25,7 @@ from convert.inference.meetings.sites import Meeting, parameter_operands, produc
 from convert.inference.proposals.affine import Bias, Factor, Gate, gates
 from convert.inference.proposals.zero_blocks import rows_by_blocks, widths_along_last
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MAX_ORDERS = 48  # of the gates of a cell
@@ -75,7 +75,7 @@ class Cells:
     @cached_property
     def _mixing(self) -> frozenset[Value]:
         """The source's sigmoids that mix two values: 1 minus one is the sigmoid of the negated sum, so that a target may have either."""
-        users, made_by = users_of(self._source.operations), producers_of(self._source.operations)
+        users, made_by = self._source.users, self._source.made_by
         sigmoids = {gate.value for gate in self.source_gates if gate.enters == "sigmoid"}
         return frozenset(v for v in sigmoids if any(_mixes(user, made_by) for user in behind_moves(v, users)))
 

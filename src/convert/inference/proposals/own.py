@@ -12,6 +12,7 @@ import numpy as np
 from convert.inference.candidates.candidate import Array, Candidate, Piece
 from convert.inference.candidates.context import Context
 from convert.inference.derivation import Arithmetic
+from convert.inference.forms.own_numbers import says_nothing
 from convert.programs.program import Operation
 
 KIND = ("own",)  # of the candidate
@@ -22,7 +23,7 @@ def propose(context: Context, operation: Operation, side: int) -> Iterator[Candi
     """Yield the numbers that the module has itself, if operand `side` is computed from nothing but its buffers."""
     leaves = operation.operands[side].leaves
     own = _own(context, leaves)
-    if leaves <= context.replay.program.buffers and not any(map(_says_nothing, own.values())):
+    if leaves <= context.replay.program.buffers and not any(map(says_nothing, own.values())):
         yield Candidate(_pieces(own), "the module computes it itself", KIND)
 
 
@@ -34,16 +35,11 @@ def factors(context: Context, operation: Operation, side: int) -> Iterator[Candi
     if not lacking or lacking == weight.leaves:
         return
     own = _own(context, lacking)
-    if not any(map(_says_nothing, own.values())):
+    if not any(map(says_nothing, own.values())):
         yield Candidate(_pieces(own), "the module computes it itself", FACTOR)
     elif context.level > 0:
-        ones = {name: np.ones(array.size) if _says_nothing(array) else array for name, array in own.items()}
+        ones = {name: np.ones(array.size) if says_nothing(array) else array for name, array in own.items()}
         yield Candidate(_pieces(ones), "the source has no such parameter", (*FACTOR, "ones"))
-
-
-def _says_nothing(array: Array) -> bool:
-    """Whether zeros or ones fill a buffer, as they fill the statistics of a BatchNorm and the mask of a pruned weight before these are loaded."""
-    return bool(array.size) and np.ptp(array) == 0 and array[0] in (0, 1)
 
 
 def _own(context: Context, names: Collection[str]) -> dict[str, Array]:

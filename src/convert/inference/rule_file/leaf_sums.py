@@ -42,7 +42,7 @@ def _as_leaf(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> Part:
         return _of_other_axes(part, shapes)
     times, positions = float(len(part.terms) // len(names)), part.terms[0][1]
     alone = replace(part, leaf=PLUS.join(names), positions=positions, values=None, terms=())
-    return replace(alone, arithmetic=Arithmetic.SAME, factor=times)
+    return replace(alone, arithmetic=Arithmetic.SAME, factor=times, number=part.number / times)
 
 
 def _shape(part: Part, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

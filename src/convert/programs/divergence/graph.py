@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from convert.programs.divergence.kinds import LAYOUT, kind_of
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def on_the_way(program: Program, output: str) -> Program:
-    """Return the program with the operations alone that an output is computed from."""
-    producer = producers_of(program.operations)
+def on_the_way(program: Program, *outputs: str) -> Program:
+    """Return the program with the operations alone that some outputs are computed from."""
+    producer = program.made_by
     needed: set[Operation] = set()
-    waiting = [program.outputs[output]]
+    waiting = [program.outputs[output] for output in outputs]
     while waiting:
         operation = producer.get(waiting.pop())
         if operation is not None and operation not in needed:

@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Rerun
 from convert.programs.divergence.shared_values import FEW, Part, SharedValues, contains, same_numbers, visible
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,10 +41,10 @@ class Knowledge:
         self.source_goal = source.outputs[output]
         self.rerun = Rerun(target)
         self.producer = {v: k for k, operation in enumerate(target.operations) for v in operation.results}
-        self.made_by = producers_of(target.operations)
-        self.users = users_of(target.operations)
-        self.source_producer = producers_of(source.operations)
-        self.source_users = users_of(source.operations)
+        self.made_by = target.made_by
+        self.users = target.users
+        self.source_producer = source.made_by
+        self.source_users = source.users
         self.found: dict[Value, tuple[Part, ...]] = {}
         self.known: dict[Value, bool] = {}
         self.had: frozenset[Value] = frozenset()
@@ -146,6 +146,11 @@ class Knowledge:
                     found.append(user)
         return found
 
+    def is_shown(self, value: Value) -> bool:
+        """Whether a value is known by its own numbers, or by what it is computed from where it is no number or two of its own."""
+        few = value.data and value.array.size < FEW and value.array.dtype.kind == "f" and value in self.producer
+        return self.is_known(value) and not (few and not self.found.get(value))
+
     def behind(self, value: Value) -> tuple[Operation, ...]:
         """Return the operations that compute an unknown value from known ones."""
         found: set[int] = set()
@@ -153,7 +158,7 @@ class Knowledge:
         while waiting:
             one = waiting.pop()
             index = self.producer.get(one)
-            if index is not None and not self.is_known(one) and index not in found:
+            if index is not None and not self.is_shown(one) and index not in found:
                 found.add(index)
                 waiting.extend(self.target.operations[index].operands)
         return tuple(self.target.operations[k] for k in sorted(found))

@@ -353,7 +353,7 @@ class _Search:
         if trial.missing_at is not None:
             after = known.reached_in_source([part.value for part in known.found[trial.value]])
             source = tuple(one for one in source if one in after)
-        operands = tuple({v: None for one in target for v in one.data if known.is_known(v)}) or (trial.value,)
+        operands = tuple({v: None for one in target for v in one.data if known.is_shown(v)}) or (trial.value,)
         theirs = tuple({v: None for one in source for v in one.data if v in present}) or (trial.part.value,)
         put_in = next(iter((*change.values.values(), *change.operands.values())))
         given = tuple(map(known.array, operands))

@@ -42,6 +42,8 @@ PLAIN = {
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), "compares the values"),
 }
 APPLIED = ("exp", "log", "tanh", "sigmoid", "silu", "relu", "softplus", "elu", "erf", "sin", "cos")
+# Above which torch's softplus is a line to 2e-9: its default, and the same in float64 (`lift_torch.exact_arguments`).
+SOFTPLUS_LINES = (20.0, 40.0)
 ARITHMETIC = {
     "multiply": ("multiplies by {}", "multiplies"),
     "divide": ("divides by {}", "divides"),
@@ -187,7 +189,8 @@ class Words:
             other = factor_text(number) if number is not None else self.other(operation)
             return by.format(other) if other else alone
         if kind in APPLIED:
-            return f"applies {kind}"
+            lines = [x for x in operation.numbers if x not in SOFTPLUS_LINES] if kind == "softplus" else []
+            return f"applies {kind}" + (f", which is a line above {lines[0]:g}" if lines else "")
         if is_limit(operation):
             return f"limits the values {in_words(bounds(operation))}"
         if kind == "gelu":

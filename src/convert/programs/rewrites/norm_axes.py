@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from convert.programs.divergence.naming.operations import NORMED
 from convert.programs.divergence.rerun import Change, Computed
 from convert.programs.divergence.shared_values import FEW, same_numbers
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 REDUCES = ("mean", "sum", "var", "var_mean")
@@ -74,8 +74,8 @@ def _with(use: _Use, norm: Norm) -> Computed:
 
 def _norms(program: Program) -> Iterator[_Use]:
     """Yield the norms of values, each value once."""
-    producer = producers_of(program.operations)
-    users = users_of(program.operations)
+    producer = program.made_by
+    users = program.users
     seen: set[Value] = set()
     for one in program.operations:
         if kind_of(one) not in REDUCES or len(one.data) != 1 or len(seen) > MOST_NORMS:
@@ -90,7 +90,7 @@ def _norms(program: Program) -> Iterator[_Use]:
                     break
 
 
-def _normed(value: Value, producer: dict[Value, Operation]) -> Iterator[Value]:
+def _normed(value: Value, producer: Mapping[Value, Operation]) -> Iterator[Value]:
     """Yield what a reduction is taken of, as it is laid out for it and as it was computed, and what that is the square of."""
     yield from dict.fromkeys((value, root(value, producer)))
     made = producer.get(root(value, producer))
@@ -98,7 +98,7 @@ def _normed(value: Value, producer: dict[Value, Operation]) -> Iterator[Value]:
         yield made.data[0]
 
 
-def _scaled(given: Value, users: dict[Value, list[Operation]]) -> Iterator[Operation]:
+def _scaled(given: Value, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Operation]:
     """Yield the operations that divide or multiply, of as many elements, a few operations behind a value."""
     waiting, seen = [(given, 0)], {given}
     while waiting:

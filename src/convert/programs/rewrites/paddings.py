@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import kind_of
 from convert.programs.divergence.naming.windows import PADDING, padded
 from convert.programs.divergence.rerun import FAILS, Change, Computed, Now
-from convert.programs.program import Operation, Program, producers_of
+from convert.programs.program import Operation, Program
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -90,7 +90,7 @@ def _computed(read: Read, low: int, high: int) -> Computed:
 
 
 def _reads(program: Program) -> Iterator[Read]:
-    producer = producers_of(program.operations)
+    producer = program.made_by
     for at, one in enumerate(program.operations):
         settings = one.settings
         if kind_of(one) != "convolution" or "stride" not in settings or settings.get("transposed") or not one.data:

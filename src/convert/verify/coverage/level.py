@@ -25,7 +25,7 @@ from convert.writing.written import Written
 # Ends of the names under which a table is stored again: a tied head, the tables of an encoder and a decoder.
 COPIES = ("lm_head.weight", "predictions.decoder.weight", "proj_out.weight", "embed_tokens.weight")
 
-WITH_WEIGHTS = "nothing is wrong with code that needs numbers: the model level loads the module with the weights"
+WITH_WEIGHTS = "this is no fault: code that reads numbers while the module is built does not run on the meta device, and the model level loads the module with the weights"
 
 
 def check_coverage(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from convert.verify.sides.records import NOT_RECORDED, record_source, record_tar
 if TYPE_CHECKING:
     import torch
 
+    from convert.programs.divergence.search import Divergence
     from convert.programs.program import Operation, Program
     from convert.programs.rewrites.rewrite import Goal, Rewrite
 
@@ -243,6 +245,13 @@ def _compared(site: Site, source: Program, target: Program, name: str) -> OtherO
     return departs(site.module, source, target, name, _goal(site, source, name).error, site.enough)
 
 
+def _faults(found: Divergence | None) -> int:
+    """Return how many different repairs explain a difference, as the same in each layer is one; 0 where none do."""
+    if found is None or not found.proven:
+        return 0
+    return len({tuple((one.where, one.name) for one in (*repair.target, *repair.source)) for repair in found.repairs})
+
+
 def departs(
     module: torch.nn.Module,
     source: Program,
@@ -263,7 +272,12 @@ def departs(
 
     before = error(target.outputs[name].array)
     tolerance = min(max(SHARE * before, FINEST), COARSEST)
-    found = diverge(source, target, name, error, min(enough, SHARE * before), tolerance)
+    search = partial(diverge, source, target, name, error, min(enough, SHARE * before))
+    found = search(tolerance)
+    faults = _faults(found)
+    if faults > 1 and SHARE * tolerance >= FINEST:  # the error of an epsilon may be small at first, and grow
+        finer = search(SHARE * tolerance)
+        found = finer if 0 < _faults(finer) < faults else found
     if found is None:
         return OtherOperation()
     training = [path for path, module in module.named_modules() if module.training]

@@ -31,7 +31,6 @@ from convert.programs.choices import (
 )
 from convert.programs.divergence.naming.operations import CONSTANT
 from convert.programs.fingerprint import EXACT, ValueTable
-from convert.programs.program import users_of
 from convert.references.protocol import Reference
 from convert.verify.diagnosis.diagnose import Diagnosis
 from convert.verify.diagnosis.other_operation import departs
@@ -180,7 +179,7 @@ class _Side:
 
     @cached_property
     def _users(self) -> Mapping[Any, Sequence[Operation]]:
-        return users_of(self.program.operations)
+        return self.program.users
 
     @cached_property
     def _known(self) -> tuple[ValueTable[int], ValueTable[int]]:

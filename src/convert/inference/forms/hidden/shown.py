@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from convert.inference.forms.elements import MOVES, ShownAlone, elements_moved
+from convert.inference.forms.elements import COPIES, MOVES, ShownAlone, elements_moved
 from convert.inference.forms.hidden.certain import Certain, certain_elements, hides
 from convert.inference.forms.hidden.influence import HIDDEN, SHOWN, levels_of
 from convert.inference.forms.hidden.perturbed import changes, others, run
@@ -197,6 +197,9 @@ def _levels(operation: Operation, k: int, levels: Sequence[Array], certain: Cert
 def _levels_by_constants(operation: Operation, k: int, levels: Sequence[Array]) -> Array:
     """Return the levels of an operand, of which constants alone hide elements: zeros that multiply them, a choice, and places that are taken."""
     operand, others = operation.operands[k], [x for j, x in enumerate(operation.operands) if j != k]
+    whole = operation.name in COPIES and not others and operation.results[0].array.size >= operand.array.size
+    if whole and (levels[0] == SHOWN).all():
+        return np.full(operand.array.shape, SHOWN, np.int8)
     at = elements_moved(operation) if operation.name in MOVES and k == 0 and all(x.constant for x in others) else None
     if at is not None:
         found = np.zeros(operand.array.size, np.int8)

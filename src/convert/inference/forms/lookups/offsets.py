@@ -6,7 +6,7 @@ Other code has a table for each field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ def field_by_field(program: Program) -> Program:
     return each_lookup(program, _fields, _apart)
 
 
-def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | None:
+def _fields(operation: Operation, made_by: Mapping[Value, Operation]) -> _Fields | None:
     """Return the fields of a lookup; None if there is one, or if a number is a row of another field."""
     weight, data, result = operation.operands[0], operation.data, operation.results[0]
     if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim > 2 or len(data) != 1:
@@ -65,7 +65,7 @@ def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | 
     return _Fields(numbers, along[0], tuple(starts.tolist()), tuple(ends.tolist()))
 
 
-def _sum(index: Value, made_by: dict[Value, Operation]) -> tuple[Value, Array] | None:
+def _sum(index: Value, made_by: Mapping[Value, Operation]) -> tuple[Value, Array] | None:
     """Return the numbers and the constants, of their shape, that add up to an index; None if it is no such sum."""
     value = index
     for _ in range(MAX_STEPS):

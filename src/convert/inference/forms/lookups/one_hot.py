@@ -4,7 +4,7 @@ buckets, and of rows that the target computes, as the codes of a VQ-VAE.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.elements import LAYOUTS, moved_by, product_at, step
 from convert.inference.forms.lookups.tables import MAX_TABLES
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 LOOKUP = "index"
 FIELDS = "sum_of_fields"
@@ -96,7 +96,7 @@ def fields_apart(program: Program) -> Program:
 
     One program contracts the one-hot rows of all fields at once, the other looks up a row for each.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         fields = _fields(operation, made_by)
@@ -104,7 +104,7 @@ def fields_apart(program: Program) -> Program:
     return replace(program, operations=tuple(operations)) if len(operations) > len(program.operations) else program
 
 
-def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | None:
+def _fields(operation: Operation, made_by: Mapping[Value, Operation]) -> _Fields | None:
     """Return the fields; None if it is another product."""
     axes = _axes_of_one_hot_rows(operation, made_by)
     if axes is None:
@@ -119,7 +119,7 @@ def _fields(operation: Operation, made_by: dict[Value, Operation]) -> _Fields | 
     return None
 
 
-def _axes_of_one_hot_rows(operation: Operation, made_by: dict[Value, Operation]) -> Axes | None:
+def _axes_of_one_hot_rows(operation: Operation, made_by: Mapping[Value, Operation]) -> Axes | None:
     """Return the axes of one-hot rows that are computed of data, and those of a parameter that they meet; None if it is another product."""
     if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2:
         return None
@@ -171,13 +171,13 @@ def _field_by_field(product: Operation, fields: _Fields) -> list[Operation]:
 
 def rows_chosen_by_products(program: Program) -> int:
     """Return how many products of one-hot rows that a program computes of data take rows of a parameter."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_chosen(operation, made_by) is not None for operation in program.operations)
 
 
 def chosen_rows_as_lookups(program: Program) -> Program:
     """Return the program with a lookup by the place of the 1 instead of each such product."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         axis = _chosen(operation, made_by)
@@ -185,13 +185,13 @@ def chosen_rows_as_lookups(program: Program) -> Program:
     return replace(program, operations=tuple(operations))
 
 
-def _chosen(operation: Operation, made_by: dict[Value, Operation]) -> int | None:
+def _chosen(operation: Operation, made_by: Mapping[Value, Operation]) -> int | None:
     """Return the axis of a parameter along which a product takes places by one-hot rows that are computed of data; None if it is another product."""
     axes = _axes_of_one_hot_rows(operation, made_by)
     return axes[1][1][0] if axes is not None and not axes[0][0] and len(axes[0][1]) == 1 else None
 
 
-def _by_place(product: Operation, axis: int, made_by: dict[Value, Operation]) -> list[Operation]:
+def _by_place(product: Operation, axis: int, made_by: Mapping[Value, Operation]) -> list[Operation]:
     hot, table = _hot_and_table(product)
     turn = step(product, "transpose", (table,), table, lambda x: np.moveaxis(x, axis, 0))
     rows = moved_by(turn, table)
@@ -208,7 +208,7 @@ def _by_place(product: Operation, axis: int, made_by: dict[Value, Operation]) ->
     return [*found, replace(turn, results=(rows,)), take]
 
 
-def _index(hot: Value, made_by: dict[Value, Operation]) -> Value | None:
+def _index(hot: Value, made_by: Mapping[Value, Operation]) -> Value | None:
     """Return the value of data that one-hot rows are made of; None if there is none."""
     at, value = hot.array.argmax(-1), hot
     for _ in range(MAX_STEPS):

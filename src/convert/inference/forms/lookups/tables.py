@@ -6,7 +6,7 @@ second index; PyTorch code has a list of embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import moved_by, step
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 MAX_TABLES = 64
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def table_by_table(program: Program) -> Program:
 
 def each_lookup(
     program: Program,
-    read: Callable[[Operation, dict[Value, Operation]], T | None],
+    read: Callable[[Operation, Mapping[Value, Operation]], T | None],
     apart: Callable[[Operation, T], Iterable[Operation]],
 ) -> Program:
     """Return the program with several operations for each lookup of which something is read.
@@ -56,7 +56,7 @@ def each_lookup(
     Args:
         read: from a lookup and the operations by their results.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         found = read(operation, made_by) if role_of(operation) is Role.LOOKUP else None
@@ -64,7 +64,7 @@ def each_lookup(
     return replace(program, operations=tuple(operations))
 
 
-def _layout(operation: Operation, made_by: dict[Value, Operation]) -> _Layout | None:
+def _layout(operation: Operation, made_by: Mapping[Value, Operation]) -> _Layout | None:
     """Return where the tables are; None if there is one, or if the data chooses among them."""
     weight, data = operation.operands[0], operation.data
     if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim < 2 or len(data) != 1:
@@ -90,7 +90,7 @@ def _layout(operation: Operation, made_by: dict[Value, Operation]) -> _Layout | 
     return _Layout(tables[0], rows[0], features, axis, tuple(along[k][0] for k in features))
 
 
-def _without_data(index: Value, made_by: dict[Value, Operation], number: int = 0) -> Array:
+def _without_data(index: Value, made_by: Mapping[Value, Operation], number: int = 0) -> Array:
     """Return an index with a number in place of what an input chooses; constants that are joined with it stay."""
     made = made_by.get(index)
     if made is None or made.name not in ("concatenate", "cat", "stack"):
@@ -99,7 +99,7 @@ def _without_data(index: Value, made_by: dict[Value, Operation], number: int = 0
     return np.asarray(made.again(parts)[0])
 
 
-def _one_table(operation: Operation, made_by: dict[Value, Operation]) -> tuple[int, int] | None:
+def _one_table(operation: Operation, made_by: Mapping[Value, Operation]) -> tuple[int, int] | None:
     """Return the axis of the parameter along which a lookup has the same number for all inputs, and the number; None if there is none."""
     weight, data = operation.operands[0], operation.data
     if not weight.of_parameters or len(weight.elements) != 1 or weight.array.ndim < 2 or len(data) != 1:

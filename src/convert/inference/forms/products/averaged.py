@@ -14,7 +14,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import step
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 SUMS = frozenset(("sum", "reduce_sum", "mean"))
 FACTORS = frozenset(("mul", "div"))
@@ -40,7 +40,7 @@ class _Mean:
 
 def products_of_means(program: Program) -> int:
     """Return how many products of two values of data there are of which one is a mean."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_mean(operation, made_by) is not None for operation in program.operations)
 
 
@@ -51,7 +51,7 @@ def means_of_products(program: Program, *, keep: bool) -> Program:
         program: the record.
         keep: whether the products as they were stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         mean = _mean(operation, made_by)

@@ -6,7 +6,7 @@ other; the other program multiplies both values element by element, and has a la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from convert.inference.forms.elements import product_at
 from convert.inference.forms.products.joined import OfOne
 from convert.inference.meetings.sites import axes_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 MOST = 1_000_000  # numbers that two values give element by element
 
@@ -62,7 +62,7 @@ class _Pairs:
 
 def of_two_values(program: Program) -> Iterator[OfOne]:
     """Yield the products of a kernel with both of two values, where the program applies it to one of them first, and the reverse."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     for index, operation in enumerate(program.operations):
         found: list[Operation | None] = []
         if operation.name == "dot_general" and len(operation.data) == 2:
@@ -76,7 +76,7 @@ def of_two_values(program: Program) -> Iterator[OfOne]:
                 yield OfOne(index, product, 1, None, product.results[0].array)
 
 
-def _applied(value: Value, made_by: dict[Value, Operation]) -> _Applied | None:
+def _applied(value: Value, made_by: Mapping[Value, Operation]) -> _Applied | None:
     """Return the kernel and the value of which a product gives a value, in any order of its axes; None if none does."""
     order: Sequence[int] = range(value.array.ndim)
     made = made_by.get(value)
@@ -130,7 +130,7 @@ def _of_both(product: Operation, side: int, applied: _Applied) -> Operation | No
     return product_at(product, both, kernel)
 
 
-def _of_one_each(product: Operation, made_by: dict[Value, Operation]) -> Iterator[Operation]:
+def _of_one_each(product: Operation, made_by: Mapping[Value, Operation]) -> Iterator[Operation]:
     """Yield the products of a kernel with either of the two values of whose pairs of elements the program takes its product."""
     side = 0 if product.operands[1].data else 1
     data, weight = product.operands[1 - side], product.operands[side]
@@ -163,7 +163,7 @@ def _of_one_each(product: Operation, made_by: dict[Value, Operation]) -> Iterato
         yield product_at(product, Value(rows.reshape(-1, width), data=True, leaves=value.leaves), kernel)
 
 
-def _pairs(value: Value, made_by: dict[Value, Operation]) -> _Pairs | None:
+def _pairs(value: Value, made_by: Mapping[Value, Operation]) -> _Pairs | None:
     """Return the two values of which a product gives a value, in any order of its axes, some of which may be joined; None if none does."""
     made = made_by.get(value)
     if made is None:

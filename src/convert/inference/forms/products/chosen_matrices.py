@@ -17,7 +17,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import before_moves, elements_looked_up, step, take, taken
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 GROUPED = "ragged_dot_general"
 PLAIN = (((1,), (0,)), ((), ()))
@@ -41,7 +41,7 @@ class _Chosen:
 
 def matrix_by_matrix(program: Program) -> Program:
     """Return the program with further products: of the rows for which a matrix is chosen, with that matrix alone."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         for chosen in (*_of_groups(operation), *_of_lookups(operation, made_by)):

@@ -17,7 +17,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.sums.reordered import SUMS, Term
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import REFUSALS, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LINEAR_LAYOUTS = frozenset(
@@ -123,8 +123,8 @@ def commuted(program: Program, only: int | None = None) -> Iterator[Commuted]:
     Args:
         only: index of a product, for those of its weight alone.
     """
-    made_by = producers_of(program.operations)
-    users = users_of(program.operations)
+    made_by = program.made_by
+    users = program.users
     biases = dict(_biases(program))
     of_weights: dict[Any, list[_Product]] = {}
     every = list(_products(program))
@@ -199,7 +199,7 @@ def _of_one_tap(operation: Operation) -> Operation | None:
     return replace(operation, name="dot_general", operands=(data, weight), settings={"dimension_numbers": axes})
 
 
-def _in_front(product: _Product, value: Value, made_by: dict[Value, Operation]) -> Iterator[tuple[Array, int]]:
+def _in_front(product: _Product, value: Value, made_by: Mapping[Value, Operation]) -> Iterator[tuple[Array, int]]:
     """Yield the data that linear operations are applied to before the product, with the axis of its features; also each term of a sum that enters it."""
     size = len(product.matrix)
     turn = np.random.default_rng(0).normal(size=(size, size))
@@ -243,7 +243,7 @@ def _commutes(made: Operation, x: Value, axis: int, behind: int, turn: Array) ->
 
 
 def _behind(
-    products: Sequence[_Product], users: dict[Value, list[Operation]], biases: Mapping[Operation, _Bias]
+    products: Sequence[_Product], users: Mapping[Value, Sequence[Operation]], biases: Mapping[Operation, _Bias]
 ) -> Iterator[tuple[Array, int, Sequence[_Bias]]]:
     """Yield what linear operations that are applied to the results of products of one weight make of its data, with the axis of its features.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,7 +45,7 @@ def at_other_operands(source: Program, target: Program) -> frozenset[str]:
 
 def _factors(program: Program) -> dict[str, Counter[tuple[bool, ...]]]:
     """Return by what products with parameters are scaled, and how often at which operands: those of data or of parameters."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     found: dict[str, Counter[tuple[bool, ...]]] = defaultdict(Counter)
     for operation in program.operations:
         scaled = _scaled(operation, made_by)
@@ -66,7 +66,7 @@ def factors_behind(program: Program, numbers: frozenset[str], *, keep: bool) -> 
         numbers: these.
         keep: whether the products of what is scaled stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = dict(program.made_by)
 
     def instead(operation: Operation) -> list[Operation]:
         scaled = _scaled(operation, made_by)
@@ -77,14 +77,14 @@ def factors_behind(program: Program, numbers: frozenset[str], *, keep: bool) -> 
     return with_instead(program, instead, keep=keep)
 
 
-def _scaled(operation: Operation, made_by: dict[Value, Operation]) -> dict[int, _Scaled]:
+def _scaled(operation: Operation, made_by: Mapping[Value, Operation]) -> dict[int, _Scaled]:
     """Return the operands of a product with parameters that are scaled by a number, by position."""
     if role_of(operation) not in BILINEAR or not parameter_operands(operation) or len(operation.operands) != 2:
         return {}
     return {k: scaled for k, x in enumerate(operation.operands) if (scaled := _as_scaled(x, made_by))}
 
 
-def _as_scaled(value: Value, made_by: dict[Value, Operation]) -> _Scaled | None:
+def _as_scaled(value: Value, made_by: Mapping[Value, Operation]) -> _Scaled | None:
     """Return a value as a number times another one; None if it is not multiplied by one."""
     factor, moves, found = 1.0, list[Operation](), None
     while (made := made_by.get(value)) is not None:

@@ -6,7 +6,7 @@ One program multiplies element by element and adds up, the other takes a matrix 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,7 @@ REPEATS = ("broadcast_in_dim", "expand")
 
 def features_times_vectors(program: Program) -> list[int]:
     """Return the sizes of the vectors that one feature each is multiplied by."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     factors = _factors_of_data(program)
     return sorted(
         sum(n.size for n in made[1].results[0].elements)
@@ -33,7 +33,7 @@ def features_times_vectors(program: Program) -> list[int]:
 
 def vectors_of_each_feature(program: Program) -> list[int]:
     """Return the sizes of what several features are multiplied by, each by a vector of its own: ``x[..., None] * w`` with rows for the features."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sorted(
         sum(n.size for n in weight.elements)
         for operation in program.operations
@@ -43,7 +43,7 @@ def vectors_of_each_feature(program: Program) -> list[int]:
     )
 
 
-def _has_vector_for_each(weight: Value, data: Value, times: Operation, made_by: dict[Value, Operation]) -> bool:
+def _has_vector_for_each(weight: Value, data: Value, times: Operation, made_by: Mapping[Value, Operation]) -> bool:
     shape = times.results[0].array.shape
     of_data, of_weight = (set(axes_kept(x, shape, made_by)) for x in (data, weight))
     return bool(of_data & of_weight and of_weight - of_data)
@@ -57,7 +57,7 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
         features: whether one feature that is multiplied by a vector is a product, too.
     """
     uses = times_used(program)
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     factors = _factors_of_data(program) if features else set()
     operations: list[Operation] = []
     joined: set[Operation] = set()
@@ -66,7 +66,7 @@ def sums_as_products(program: Program, *, keep: bool, features: bool = False) ->
         times = made_by.get(operation.operands[0]) if operation.name in SUMS and operation.operands else None
         product = _product(operation, times, made_by)
         last = _parameter_last(times, made_by) if times is not None else []
-        if last and (apart := _product(operation, last[-1], made_by | producers_of(last))):
+        if last and (apart := _product(operation, last[-1], {**made_by, **producers_of(last)})):
             product = [*(product if keep else ()), *last[:-1], *apart]
             moved = True
         outer = _outer(operation, made_by, program.buffers, factors) if features else []
@@ -132,7 +132,7 @@ def _moved(like: Operation, value: Value, order: Sequence[int], shape: Sequence[
     return replace(step, again=lambda x: [run(x[0])])
 
 
-def _parameter_last(times: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+def _parameter_last(times: Operation, made_by: Mapping[Value, Operation]) -> list[Operation]:
     """Return the operations that multiply the data first, and the parameter last: ``(w x) y`` is ``(x y) w``; none where it is so already."""
     weight, data = _factors(times.results[0], times.results[0].array.shape, made_by)
     if weight is None or len(data) < 2:
@@ -149,7 +149,7 @@ def _parameter_last(times: Operation, made_by: dict[Value, Operation]) -> list[O
 
 
 def _factors(
-    value: Value, shape: Sequence[int], made_by: dict[Value, Operation]
+    value: Value, shape: Sequence[int], made_by: Mapping[Value, Operation]
 ) -> tuple[Value | None, tuple[Value, ...]]:
     """Return the parameter and the data that are multiplied element by element to give a value; None where no parameter is."""
     made = made_by.get(value)
@@ -161,7 +161,7 @@ def _factors(
     return None, ()
 
 
-def _product(total: Operation, times: Operation | None, made_by: dict[Value, Operation]) -> list[Operation]:
+def _product(total: Operation, times: Operation | None, made_by: Mapping[Value, Operation]) -> list[Operation]:
     """Return the operations that take the place of a sum; none if it adds up squares or no product, or over axes of one operand alone."""
     if times is None or times.name != "mul" or len(set(times.operands)) != 2 or not times.results[0].data:
         return []  # squares are those of a norm, or of a variance
@@ -192,7 +192,7 @@ def _factors_of_data(program: Program) -> set[Value]:
 
 
 def _outer(
-    times: Operation, made_by: dict[Value, Operation], buffers: frozenset[str], factors: Collection[Value]
+    times: Operation, made_by: Mapping[Value, Operation], buffers: frozenset[str], factors: Collection[Value]
 ) -> list[Operation]:
     """Return the operations that take the place of a product of one feature with a vector; none if it is another."""
     if (
@@ -246,7 +246,7 @@ def summed_axes(total: Operation, rank: int) -> tuple[int, ...]:
     return tuple(range(rank)) if said is None else tuple(sorted(int(k) % rank for k in np.ravel(said)))
 
 
-def axes_kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation]) -> list[int]:
+def axes_kept(value: Value, shape: Sequence[int], made_by: Mapping[Value, Operation]) -> list[int]:
     """Return the axes of the product along which a value is not repeated."""
     rank = value.array.ndim
     first = len(shape) - rank
@@ -257,7 +257,7 @@ def axes_kept(value: Value, shape: Sequence[int], made_by: dict[Value, Operation
     ]
 
 
-def is_repeated(value: Value, axis: int, made_by: dict[Value, Operation]) -> bool:
+def is_repeated(value: Value, axis: int, made_by: Mapping[Value, Operation]) -> bool:
     """Whether a value is the same in all places along an axis, as all is that it is computed of, place by place."""
     if value.array.ndim < -axis or value.array.shape[axis] == 1:
         return True

@@ -5,14 +5,14 @@ One program takes the differences of all pairs, and adds up their squares, the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from convert.inference.forms.elements import step
 from convert.inference.forms.products.contractions import SUMS, axes_kept, reshaped, summed_axes, without_repeats
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 POWERS = ("integer_pow", "pow")
 
@@ -38,7 +38,7 @@ class _Distance:
 
 def distances(program: Program) -> list[int]:
     """Return the sizes of the parameters from which a program takes squared distances as sums of squared differences."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     found = [made for operation in program.operations if (made := _distance(operation, made_by))]
     return sorted(each.difference.operands[each.side].array.size for each in found)
 
@@ -49,7 +49,7 @@ def distances_as_products(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the differences stay values of the program.
     """
-    made_by, uses = producers_of(program.operations), times_used(program)
+    made_by, uses = program.made_by, times_used(program)
     operations: list[Operation] = []
     left_out: set[Operation] = set()
     for operation in program.operations:
@@ -63,7 +63,7 @@ def distances_as_products(program: Program, *, keep: bool) -> Program:
     return replace(program, operations=tuple(x for x in operations if x not in left_out))
 
 
-def _distance(total: Operation, made_by: dict[Value, Operation]) -> _Distance | None:
+def _distance(total: Operation, made_by: Mapping[Value, Operation]) -> _Distance | None:
     square = made_by.get(total.operands[0]) if total.name in SUMS and total.operands else None
     if square is None or not _is_square(square):
         return None

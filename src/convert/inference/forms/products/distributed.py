@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import COPIES, SPLITS, as_moved, before_moves, without_idle
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
 SUMS = ("add", "add_any", "sub")
 MOST = 3  # sums in front of one product
@@ -38,7 +38,7 @@ class _Sum:
 
 def products_of_sums(program: Program) -> Counter[int]:
     """Return the sizes over which products of two values of data sum that are given a sum with a parameter: features, or what scores weigh."""
-    made_by, uses = producers_of(program.operations), times_used(program)
+    made_by, uses = program.made_by, times_used(program)
     first: dict[
         Value, Operation
     ] = {}  # a form may keep the product that it writes in another way, which gives the same value
@@ -55,7 +55,7 @@ def distributed(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the products of the sums stay in the program as well.
     """
-    made_by, uses = producers_of(program.operations), times_used(program)
+    made_by, uses = dict(program.made_by), times_used(program)
     operations: list[Operation] = []
     for operation in program.operations:
         steps = _steps(operation, made_by, uses, MOST)
@@ -106,7 +106,7 @@ def _steps(
     return [*made, total]
 
 
-def _sum(product: Operation, made_by: dict[Value, Operation], uses: Counter[Value]) -> _Sum | None:
+def _sum(product: Operation, made_by: Mapping[Value, Operation], uses: Counter[Value]) -> _Sum | None:
     """Return the first operand of a product of data that is a sum with a parameter."""
     if role_of(product) is not Role.PRODUCT or len(product.data) != 2 or len(product.operands) != 2:
         return None
@@ -117,7 +117,7 @@ def _sum(product: Operation, made_by: dict[Value, Operation], uses: Counter[Valu
     return None
 
 
-def _adds_parameter(operation: Operation, made_by: dict[Value, Operation], uses: Counter[Value]) -> bool:
+def _adds_parameter(operation: Operation, made_by: Mapping[Value, Operation], uses: Counter[Value]) -> bool:
     """Whether an operation adds a parameter to data that is not the product of a layer as it is, or a part of it, whose bias it would be."""
     if operation.name not in SUMS or len(operation.operands) != 2 or operation.settings.get("alpha", 1) != 1:
         return False

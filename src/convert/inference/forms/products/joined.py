@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -20,7 +20,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.elements import moved, product_at
 from convert.inference.forms.sums.reordered import SUMS, terms
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 SAME_ELEMENTS = ("reshape", "convert_element_type", "copy", "stop_gradient")
 LAYOUTS = (*SAME_ELEMENTS, "transpose")
@@ -50,7 +50,7 @@ class OfOne:
 
 def of_each_value(program: Program) -> Iterator[OfOne]:
     """Yield the products of each value that a product takes side by side with others, and of some of them, and the biases of their sums."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     places = {operation: index for index, operation in enumerate(program.operations)}
     operations: list[Operation] = []
     terms_of: dict[Value, list[Value]] = {}  # of what a product of all gives, also in another layout
@@ -96,7 +96,7 @@ def _products_of_several(operation: Operation, side: int, blocks: Sequence[slice
                 yield _product(operation, side, slice(run[0].start, run[-1].stop))
 
 
-def _blocks(operation: Operation, side: int, made_by: dict[Value, Operation]) -> list[slice]:
+def _blocks(operation: Operation, side: int, made_by: Mapping[Value, Operation]) -> list[slice]:
     """Return where the values are that stand side by side along the axis that a product sums over; none if it is one."""
     axes = _summed_axes(operation, side) if len(operation.data) == 1 and len(operation.operands) == 2 else None
     if axes is None or not operation.operands[side].of_parameters or not operation.operands[side].elements:
@@ -165,7 +165,7 @@ def _cut(array: Array, axis: int, block: slice) -> Array:
     return np.take(array, np.arange(block.start, block.stop), axis)
 
 
-def _widths(value: Value, axis: int, made_by: dict[Value, Operation]) -> list[int]:
+def _widths(value: Value, axis: int, made_by: Mapping[Value, Operation]) -> list[int]:
     """Return the widths of the values of data that stand side by side along an axis; none if it is one."""
     last, size = axis == value.array.ndim - 1, value.array.shape[axis]
     for _ in range(MAX_DEPTH):
@@ -198,7 +198,7 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
     Where the products have one matrix, also the product of the sum of their values: ``x W + p W`` is ``(x + p) W``.
     """
     uses = times_used(program)
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     places = {operation: index for index, operation in enumerate(program.operations)}
     inner = {
         x for operation in program.operations if operation.name in SUMS for x in operation.operands if uses[x] == 1
@@ -225,7 +225,7 @@ def of_all_values(program: Program) -> Iterator[OfOne]:
 
 
 def summands(
-    value: Value, made_by: dict[Value, Operation], uses: Counter[Value], first: bool = True, *, shared: bool = False
+    value: Value, made_by: Mapping[Value, Operation], uses: Counter[Value], first: bool = True, *, shared: bool = False
 ) -> Iterator[Value]:
     """Yield the terms of a sum.
 
@@ -243,7 +243,7 @@ def summands(
         yield value
 
 
-def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation, Value, Value] | None:
+def product_of(value: Value, made_by: Mapping[Value, Operation]) -> tuple[Operation, Value, Value] | None:
     """Return the operation, data and weight of a product; of some columns of one, such as a gate's, with or without biases, those of the weight."""
     made = made_by[value]
     whole = _last_axes(made)
@@ -269,7 +269,7 @@ def product_of(value: Value, made_by: dict[Value, Operation]) -> tuple[Operation
     return operation, data, part
 
 
-def _without_biases(operation: Operation, made_by: dict[Value, Operation]) -> Operation:
+def _without_biases(operation: Operation, made_by: Mapping[Value, Operation]) -> Operation:
     """Return the operation that gives what biases are added to, in the same shape."""
     while operation.name in SUMS and len(operation.data) == 1 and any(x.of_parameters for x in operation.operands):
         before = made_by.get(operation.data[0])

@@ -8,7 +8,7 @@ multiplies each node by the bases and adds up what they give.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,7 +28,7 @@ from convert.inference.forms.elements import (
 )
 from convert.inference.forms.products.commuted import equal
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 PLAIN = (((1,), (0,)), ((), ()))
 ROW_BY_ROW = (((1,), (1,)), ((0,), (0,)))
@@ -70,14 +70,14 @@ def bases_mixed_first(program: Program) -> Program:
 
 
 def _all_mixed(program: Program) -> Iterator[_Mixed]:
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     for operation in program.operations:
         if role_of(operation) is Role.PRODUCT and len(operation.operands) == len(operation.data) == 2:
             both = (_mixed(operation, side, made_by) for side in (0, 1))
             yield from [one for one in both if one is not None][:1]
 
 
-def _mixed(operation: Operation, side: int, made_by: dict[Value, Operation]) -> _Mixed | None:
+def _mixed(operation: Operation, side: int, made_by: Mapping[Value, Operation]) -> _Mixed | None:
     """Return what a product adds up, if operand `side` has the numbers of the bases; None if it is something else."""
     axes = axes_of(operation, side)
     _, lookup, moves = before_moves(operation.operands[side], made_by)

@@ -6,7 +6,7 @@ are computed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.products.commuted import LINEAR, LINEAR_LAYOUTS, MAX_DEPTH, equal, run_with
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value
 
 FACTOR = 3.0  # by which a value is multiplied to see whether it multiplies a result
 
@@ -36,7 +36,7 @@ class MovedFactor:
 
 def moved_factors(program: Program) -> Iterator[MovedFactor]:
     """Yield the multiplications by one number of parameters, in front of the linear operations that give what it multiplies, and behind."""
-    made_by, users = producers_of(program.operations), users_of(program.operations)
+    made_by, users = program.made_by, program.users
     for index, operation in enumerate(program.operations):
         if role_of(operation) is not Role.SCALE or len(operation.operands) != 2 or len(operation.data) != 1:
             continue
@@ -56,7 +56,7 @@ def _as_number(weight: Value) -> Value | None:
     return replace(weight, array=weight.array.ravel()[0], elements=tuple(np.asarray(x[0]) for x in elements))
 
 
-def _in_front(value: Value, made_by: dict[Value, Operation], depth: int) -> Iterator[Array]:
+def _in_front(value: Value, made_by: Mapping[Value, Operation], depth: int) -> Iterator[Array]:
     """Yield the data of which a value is a linear function."""
     made = made_by.get(value)
     if made is None or made.name not in LINEAR or not depth:
@@ -68,7 +68,7 @@ def _in_front(value: Value, made_by: dict[Value, Operation], depth: int) -> Iter
             yield from _in_front(x, made_by, depth - 1)
 
 
-def _behind(operation: Operation, users: dict[Value, list[Operation]]) -> Iterator[Array]:
+def _behind(operation: Operation, users: Mapping[Value, Sequence[Operation]]) -> Iterator[Array]:
     """Yield what linear operations that are applied to the result would make of what is multiplied."""
     value, array = operation.results[0], operation.data[0].array
     for _ in range(MAX_DEPTH):

@@ -14,12 +14,12 @@ from convert.inference.forms.elements import before_moves
 from convert.inference.forms.products.moved_factors import MovedFactor
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.programs.divergence.kinds import kind_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 
 def moved_signs(program: Program) -> Iterator[MovedFactor]:
     """Yield the products of elements with parameters that have a sign, with the sign at each other place."""
-    made_by, users = producers_of(program.operations), users_of(program.operations)
+    made_by, users = program.made_by, program.users
     for index, operation in enumerate(program.operations):
         if role_of(operation) is not Role.SCALE or len(operation.operands) != 2 or len(operation.data) != 1:
             continue

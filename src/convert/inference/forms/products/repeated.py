@@ -13,19 +13,19 @@ import numpy as np
 
 from convert.inference.forms.elements import step
 from convert.inference.forms.products.contractions import is_repeated, reshaped, without_repeats
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 VIEWS = ("view", "reshape", "_unsafe_view")
 
 
 def data_once(program: Program) -> Program:
     """Return the program without repeated data in its products with parameters."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations = [made for operation in program.operations for made in _once(operation, made_by) or [operation]]
     return replace(program, operations=tuple(operations))
 
 
-def _once(product: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+def _once(product: Operation, made_by: Mapping[Value, Operation]) -> list[Operation]:
     """Return the operations that take the place of a product; none if it repeats no data."""
     if product.name != "bmm" or len(product.data) != 1 or not any(x.elements for x in product.operands):
         return []

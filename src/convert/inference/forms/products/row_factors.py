@@ -5,7 +5,7 @@ A cosine with learned vectors divides the data by its norm before the product in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import as_moved, before_moves, step, with_instead
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class _Scaled:
 
 def products_of_scaled_rows(program: Program) -> int:
     """Return how many products with a parameter are given rows that are multiplied or divided by a number each."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_scaled(operation, made_by) is not None for operation in program.operations)
 
 
@@ -44,7 +44,7 @@ def row_factors_behind(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the products of the scaled rows stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
 
     def instead(operation: Operation) -> list[Operation]:
         scaled = _scaled(operation, made_by)
@@ -53,7 +53,7 @@ def row_factors_behind(program: Program, *, keep: bool) -> Program:
     return with_instead(program, instead, keep=keep)
 
 
-def _scaled(product: Operation, made_by: dict[Value, Operation]) -> _Scaled | None:
+def _scaled(product: Operation, made_by: Mapping[Value, Operation]) -> _Scaled | None:
     """Return the rows of a product with a parameter as scaled ones; None if they are not, or if they add up to 1, as a softmax makes them."""
     sides = parameter_operands(product)
     if role_of(product) is not Role.PRODUCT or len(product.operands) != 2 or len(sides) != 1:

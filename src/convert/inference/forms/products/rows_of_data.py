@@ -7,7 +7,7 @@ the vector of each end, and takes what belongs to the ends of an edge.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,7 +27,7 @@ from convert.inference.forms.elements import (
 from convert.inference.forms.products.commuted import equal
 from convert.inference.forms.products.taken_rows import rows_of, taken_behind
 from convert.inference.meetings.sites import axes_of, parameter_operands, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 MOST_AXES = 5  # of a result whose order is looked for
 
@@ -51,7 +51,7 @@ class _Part:
 
 def products_of_taken_rows(program: Program) -> int:
     """Return how many products with a parameter are given rows that are taken of data."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(bool(_parts(operation, made_by)) for operation in program.operations)
 
 
@@ -61,7 +61,7 @@ def rows_of_data_behind(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the products with the rows stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         steps = list(_of_parts(operation, _parts(operation, made_by)))
@@ -69,7 +69,7 @@ def rows_of_data_behind(program: Program, *, keep: bool) -> Program:
     return replace(program, operations=tuple(operations))
 
 
-def _parts(product: Operation, made_by: dict[Value, Operation]) -> list[_Part]:
+def _parts(product: Operation, made_by: Mapping[Value, Operation]) -> list[_Part]:
     """Return the values of which a product with a parameter is given rows, side by side; none where no rows are taken."""
     sides = parameter_operands(product)
     if role_of(product) is not Role.PRODUCT or len(product.operands) != 2 or len(sides) != 1:
@@ -86,7 +86,7 @@ def _parts(product: Operation, made_by: dict[Value, Operation]) -> list[_Part]:
     return found if any(part.looked_up for part in found) and all(part.value.data for part in found) else []
 
 
-def _joined_parts(join: Operation, at: Array, axis: int, made_by: dict[Value, Operation]) -> Iterator[_Part]:
+def _joined_parts(join: Operation, at: Array, axis: int, made_by: Mapping[Value, Operation]) -> Iterator[_Part]:
     """Yield the values that are joined, if each has some columns whole.
 
     Args:
@@ -106,7 +106,7 @@ def _joined_parts(join: Operation, at: Array, axis: int, made_by: dict[Value, Op
             yield _part(value, columns, np.moveaxis(at[..., columns] - start, -1, axis), made_by)
 
 
-def _part(value: Value, columns: Array, at: Array, made_by: dict[Value, Operation]) -> _Part:
+def _part(value: Value, columns: Array, at: Array, made_by: Mapping[Value, Operation]) -> _Part:
     """Return the rows of a value, or of that of which a lookup that no parameter decides takes them."""
     _, made, moves = before_moves(value, made_by)
     if made is not None and role_of(made) is Role.LOOKUP and made.operands[0].data:

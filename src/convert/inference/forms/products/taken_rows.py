@@ -7,7 +7,7 @@ added up by distance and multiply the table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from convert.inference.derivation import Role
 from convert.inference.forms.elements import before_moves, elements_looked_up, step
 from convert.inference.forms.products.commuted import equal
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ def rows_taken_behind(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the products with the rows stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         steps = _with_table(operation, made_by)
@@ -67,7 +67,7 @@ def rows_taken_behind(program: Program, *, keep: bool) -> Program:
     return replace(program, operations=tuple(operations))
 
 
-def _with_table(product: Operation, made_by: dict[Value, Operation]) -> list[Operation]:
+def _with_table(product: Operation, made_by: Mapping[Value, Operation]) -> list[Operation]:
     """Return the operations that take the place of a product with rows of a table; none if it is another."""
     if role_of(product) is not Role.PRODUCT or len(product.operands) != 2:
         return []
@@ -85,7 +85,7 @@ def _with_table(product: Operation, made_by: dict[Value, Operation]) -> list[Ope
     return []
 
 
-def _located(value: Value, made_by: dict[Value, Operation]) -> tuple[Value, Array] | None:
+def _located(value: Value, made_by: Mapping[Value, Operation]) -> tuple[Value, Array] | None:
     """Return a table of which constant indices take a value, and where each element of the value is in it; None if there is none."""
     _, made, moves = before_moves(value, made_by)
     if made is None or role_of(made) is not Role.LOOKUP:

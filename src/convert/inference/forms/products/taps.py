@@ -6,7 +6,7 @@ The two programs may then differ in what a convolution has and a sum has not: th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from convert.inference.forms.elements import step
 from convert.inference.forms.products.joined import product_of, summands
 from convert.inference.forms.sums.reordered import SUMS
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 SHIFTS = ("slice", "pad", "dynamic_slice", "concatenate", "convert_element_type", "copy")
 MOST_TAPS = 32
@@ -48,7 +48,7 @@ def convolutions(program: Program) -> int:
 
 def taps_as_convolutions(program: Program) -> Program:
     """Return the program with a convolution behind each sum of shifted data times the taps of a kernel; it gives the same value."""
-    made_by, uses = producers_of(program.operations), times_used(program)
+    made_by, uses = program.made_by, times_used(program)
     found: dict[Operation, list[Operation]] = {}
     for operation in program.operations:
         if operation.name in SUMS and operation.results[0].data:
@@ -62,7 +62,7 @@ def taps_as_convolutions(program: Program) -> Program:
     return replace(program, operations=tuple(x for one in program.operations for x in (one, *found.get(one, ()))))
 
 
-def _tap(value: Value, made_by: dict[Value, Operation]) -> _Tap | None:
+def _tap(value: Value, made_by: Mapping[Value, Operation]) -> _Tap | None:
     found = product_of(value, made_by) if value in made_by else None
     if found is None or found[1].array.ndim != RANK:
         return None

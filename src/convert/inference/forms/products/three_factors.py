@@ -14,14 +14,14 @@ from convert.inference.derivation import Role
 from convert.inference.forms.elements import product_at
 from convert.inference.forms.products.joined import OfOne
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 MOST = 1_000_000  # numbers that two values give element by element
 
 
 def of_all_pairs(program: Program) -> Iterator[OfOne]:
     """Yield the products of a vector with what two values give element by element, where the program scales one of them by it."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     for index, operation in enumerate(program.operations):
         if role_of(operation) is not Role.PRODUCT or len(operation.operands) != 2 or len(operation.data) != 2:
             continue

@@ -11,7 +11,7 @@ Rows that a program joins first are taken apart too, where the other program mul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import JOINS, moved, places_before_moves, step, take, taken
 from convert.inference.meetings.sites import axes_of, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Array, Operation, Program, Value
 
 MAX_PARTS = 8  # of one product
 MAX_MOVES = 6  # between values that are joined and the product
@@ -80,7 +80,7 @@ class _Rows:
 
 def products_of_joined_rows(program: Program) -> int:
     """Return how many products are applied to rows of several values."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     found = ((operation, matrices_of(operation)) for operation in program.operations)
     return sum(len(_rows(operation, m, made_by)) > 1 for operation, m in found if m is not None)
 
@@ -92,8 +92,8 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
         keep: whether the whole products stay in the program as well.
         apart: whether rows of several values are multiplied apart.
     """
-    made_by = producers_of(program.operations) if apart else {}
-    users = users_of(program.operations)
+    made_by = program.made_by if apart else {}
+    users = program.users
     outputs = set(program.outputs.values())
     products: dict[Operation, tuple[Matrices, Array, Sequence[_Rows]]] = {}
     total = max([1 + int(n.max(initial=0)) for x in program.parameters.values() for n in x.elements], default=0)
@@ -127,7 +127,7 @@ def used_parts(program: Program, *, keep: bool, apart: bool = False) -> Program:
     return replace(program, operations=tuple(x for x in operations if x not in joins or x.results[0] in needed))
 
 
-def _rows(operation: Operation, matrices: Matrices, made_by: dict[Value, Operation]) -> list[_Rows]:
+def _rows(operation: Operation, matrices: Matrices, made_by: Mapping[Value, Operation]) -> list[_Rows]:
     """Return the values that the rows of a product's data are those of.
 
     Rows of constants are no value of their own: a packed sequence that is read backwards begins from zeros beside the states of
@@ -183,7 +183,7 @@ def _columns(operation: Operation, matrices: Matrices) -> Array:
     return numbers.reshape(len(numbers), -1)
 
 
-def _used(result: Value, users: dict[Value, list[Operation]], outputs: set[Value]) -> Array:
+def _used(result: Value, users: Mapping[Value, Sequence[Operation]], outputs: set[Value]) -> Array:
     """Return which elements of a value the program uses, behind operations that only move elements or treat each by itself."""
     used = np.zeros(result.array.size, bool)
     todo = [(result, np.arange(used.size))]

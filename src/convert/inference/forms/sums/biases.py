@@ -6,15 +6,16 @@ bias is added to is cut and added to more, the part of the bias is added to all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from convert.inference.forms.elements import MOVES, moved, step, take, taken
+from convert.inference.forms.sums.numbers_early import AddedLater
 from convert.inference.forms.sums.reordered import SUMS
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 MAX_TERMS = 8
 
@@ -36,7 +37,7 @@ class _Terms:
     """The terms of a program's sums."""
 
     def __init__(self, program: Program) -> None:
-        self._uses, self._made_by = times_used(program), producers_of(program.operations)
+        self._uses, self._made_by = times_used(program), program.made_by
 
     def of(self, operation: Operation) -> list[_Term]:
         """Return the terms of the sum that an operation completes; none if it completes none."""
@@ -64,12 +65,22 @@ class _Terms:
             yield from self._behind(made.operands[0], found[made.results.index(value)][places])
 
 
-def biases_together(program: Program) -> Program:
-    """Return the program with a further sum behind each of which several terms are parameters, or one and a constant."""
+def biases_together(program: Program, added: Mapping[Operation, AddedLater]) -> Program:
+    """Return the program with a further sum behind each of which several terms are parameters, or one and a constant.
+
+    Args:
+        program: the record.
+        added: the numbers that it adds to parts of sums: these get one more sum, with the numbers.
+    """
     terms = _Terms(program)
     operations: list[Operation] = []
     for operation in program.operations:
-        operations += (operation, *_again(program, operation, terms.of(operation)))
+        found = terms.of(operation)
+        operations += (operation, *_again(program, operation, found))
+        if operation in added:
+            numbers = added[operation].numbers
+            every = np.arange(numbers.size).reshape(numbers.shape)
+            operations += _again(program, operation, [*found, _Term(Value(numbers), every)])
     return replace(program, operations=tuple(operations))
 
 

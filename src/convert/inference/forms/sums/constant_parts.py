@@ -252,8 +252,8 @@ def _apart(operation: Operation, marks: dict[Value, _Marks], known: dict[Value, 
         made.append(Value(result, data=True, leaves=part.leaves | meets.leaves))
         steps.append(replace(operation, operands=operands, results=(made[-1],)))
     known[operation.results[0]] = replace(parts, values=tuple(made))
-    join = partial(_joined, axis=parts.axis)
-    return [*steps, step(operation, "concatenate", tuple(made), operation.results[0], join)]
+    join = step(operation, "concatenate", tuple(made), operation.results[0], partial(_joined, axis=parts.axis))
+    return [*steps, replace(join, settings={JOINS["concatenate"]: parts.axis})]
 
 
 def _parts(value: Value, marks: Array, rank: int) -> _Parts | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.forms.elements import LAYOUTS, before_moves, moved_by, spread_like
-from convert.programs.program import Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Operation, Program, Value, times_used
 
 KINDS: dict[str, Any] = {"add": np.add, "add_any": np.add, "sub": np.add, "mul": np.multiply}
 NAMES = {np.add: "add", np.multiply: "mul"}
@@ -46,7 +46,7 @@ class _Rewriting:
 
     def __post_init__(self) -> None:
         self._uses = times_used(self.program)
-        self._made_by = producers_of(self.program.operations)
+        self._made_by = self.program.made_by
 
     def steps(self, operation: Operation) -> list[Operation] | None:
         """Return what takes the place of the last operation of a sum; None if nothing does."""

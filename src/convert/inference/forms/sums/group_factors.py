@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.forms.elements import step, with_instead
-from convert.programs.program import REFUSALS, Array, Operation, Program, Value, producers_of
+from convert.programs.program import REFUSALS, Array, Operation, Program, Value
 
 SUMS_OF_ROWS = frozenset(("scatter-add", "scatter_add", "index_add", "reduce_sum", "sum"))
 MAX_DEPTH = 3  # products and quotients in which a number stands
@@ -39,7 +39,7 @@ class _Scaled:
 
 def sums_of_scaled_groups(program: Program) -> int:
     """Return how many sums have a number for each group in what they add up."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_scaled(operation, made_by) is not None for operation in program.operations)
 
 
@@ -49,7 +49,7 @@ def group_factors_behind(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the sums of the scaled elements stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = dict(program.made_by)
     return with_instead(program, lambda operation: _without_numbers(operation, made_by, MAX_NUMBERS), keep=keep)
 
 

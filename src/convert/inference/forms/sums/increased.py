@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.forms.elements import step
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 
 ADDS = ("add", "add_any")
 
 
 def increased_values(program: Program) -> int:
     """Return how often a program adds a multiple of a value to it, by a parameter."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_factor(operation, made_by) is not None for operation in program.operations)
 
 
@@ -26,7 +26,7 @@ def by_one_more(program: Program, *, keep: bool) -> Program:
         program: the record.
         keep: whether the sums stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     for operation in program.operations:
         found = _factor(operation, made_by)

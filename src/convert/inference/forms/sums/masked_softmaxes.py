@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from convert.inference.forms.elements import before_moves, step, without_idle
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 SUMS = frozenset(("sum", "reduce_sum"))
 MASKS = frozenset(("mul", "where", "select_n", "masked_fill"))
@@ -22,7 +22,7 @@ AS_IT_IS = frozenset(("_to_copy", "convert_element_type", "clone", "contiguous",
 
 def scores_masked_first(program: Program) -> Program:
     """Return the program in which no softmax is masked and divided by its sum again."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     made = [_masked_first(operation, made_by) for operation in program.operations]
     if not any(made):
         return program

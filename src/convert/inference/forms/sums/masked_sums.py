@@ -5,31 +5,32 @@ One program chooses zeros where a position is hidden and adds up, the other mult
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from convert.inference.forms.elements import step
 from convert.inference.forms.sums.masked_softmaxes import SUMS, kept_by
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value
 
 CHOICES = frozenset(("where", "select_n", "masked_fill"))
 
 
 def sums_of_chosen(program: Program) -> int:
     """Return how many values are added up with zeros in place of some elements."""
-    users = users_of(program.operations)
+    users = program.users
     return sum(bool(_product(operation, users)) for operation in program.operations)
 
 
 def chosen_as_products(program: Program) -> Program:
     """Return the program in which each such value is a product with the mask."""
-    users = users_of(program.operations)
+    users = program.users
     made = [_product(operation, users) or [operation] for operation in program.operations]
     return replace(program, operations=tuple(operation for each in made for operation in each))
 
 
-def _product(choice: Operation, users: dict[Value, list[Operation]]) -> list[Operation]:
+def _product(choice: Operation, users: Mapping[Value, Sequence[Operation]]) -> list[Operation]:
     """Return the mask and the product that give the result of an operation; none if it is no such value."""
     if choice.name not in CHOICES:
         return []

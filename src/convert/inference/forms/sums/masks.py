@@ -16,7 +16,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import LAYOUTS, moved_by
 from convert.inference.meetings.sites import VISIBLE_SUM, role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 SOFTMAX = frozenset(("exp", "_softmax", "_safe_softmax"))
 BY_ELEMENT = frozenset(("add", "add_any", "sub", "mul", "div", "where", "select_n", "masked_fill"))
@@ -47,7 +47,7 @@ def visible_sums(program: Program) -> Iterator[VisibleSum]:
 
 
 def _visible_sums(program: Program, hides: Mapping[int, Array]) -> Iterator[VisibleSum]:
-    made = producers_of(program.operations)
+    made = program.made_by
     for index, hidden in sorted(hides.items()):
         operation = program.operations[index]
         if role_of(operation) is not Role.SHIFT or len(operation.operands) != 2 or not hidden.any():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from convert.inference.forms.elements import LAYOUTS, before_moves, moved_by, spread_like, step, without_idle
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 SIGNS = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1)}  # of the operands
 FACTORS = {"mul": np.multiply, "div": np.divide}
@@ -62,7 +62,7 @@ def means_first(program: Program, *, keep: bool) -> Program:
         program: the record.
         keep: whether the sums as they were stay in the program as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     operations: list[Operation] = []
     found = False
     for operation in program.operations:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from convert.programs.program import Operation, Program, Value, producers_of, times_used
+from convert.programs.program import Operation, Program, Value, times_used
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SUMS = ("add", "add_any", "sub")
@@ -61,7 +61,7 @@ def terms(program: Program) -> Iterator[Term]:
 
 def distributed(program: Program) -> Iterator[Term]:
     """Yield the meetings of parameters with the terms of a sum that they multiply."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     for index, operation in enumerate(program.operations):
         if operation.name != "mul" or len(operation.operands) != 2 or len(operation.data) != 1:
             continue
@@ -72,7 +72,7 @@ def distributed(program: Program) -> Iterator[Term]:
             yield Term(index, operation, side, data, data * weight.array)
 
 
-def _summands(total: Value, made_by: dict[Value, Operation]) -> list[Array]:
+def _summands(total: Value, made_by: Mapping[Value, Operation]) -> list[Array]:
     """Return the terms of a sum or difference of data; none if it is none, or a long one."""
     found: list[Array] = []
     todo = [total]

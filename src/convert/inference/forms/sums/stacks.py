@@ -6,7 +6,7 @@ one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ import numpy as np
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import LAYOUTS, elements_moved, step, take, taken, without_idle
 from convert.inference.meetings.sites import role_of
-from convert.programs.program import Array, Operation, Program, Value, producers_of
+from convert.programs.program import Array, Operation, Program, Value
 
 TAKES = frozenset(
     ("slice", "select", "unbind", "unstack", "split", "split_with_sizes", "unsafe_split", "chunk", "squeeze", "gather")
@@ -41,7 +41,7 @@ class _Taken:
 
 def parts_of_stacks(program: Program) -> int:
     """Return how many values are parts of what parameters in a stack make of one value."""
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     return sum(_taken(operation, k, made_by) is not None for operation, k in _takes(program))
 
 
@@ -51,7 +51,7 @@ def stacks_apart(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether the parts are taken of the whole as well.
     """
-    made_by = producers_of(program.operations)
+    made_by = program.made_by
     steps: dict[tuple[Operation, int], list[Operation]] = {}
     for operation, k in _takes(program):
         taken = _taken(operation, k, made_by)
@@ -77,7 +77,7 @@ def _takes(program: Program) -> list[tuple[Operation, int]]:
     ]
 
 
-def _taken(take: Operation, number: int, made_by: dict[Value, Operation]) -> _Taken | None:
+def _taken(take: Operation, number: int, made_by: Mapping[Value, Operation]) -> _Taken | None:
     """Return of what a result is a part; None if no parameters in a stack make it, or of other elements than all of one value."""
     places = _moved(take)
     if places is None:

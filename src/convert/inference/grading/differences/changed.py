@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from convert.inference.forms.elements import without_idle
 from convert.inference.grading.differences.corrections import Correction
 from convert.programs.divergence.layouts import same
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rerun import rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,7 +54,7 @@ def _same_line(one: Operation, other: Operation) -> bool:
 
 def _places(correction: Correction, record: Program, program: Program, like: _Like) -> Iterator[tuple[Value, Value]]:
     """Yield the values that take the place of `made` in a record, with what takes that of `given`."""
-    made_by, own = producers_of(record.operations), producers_of(program.operations)
+    made_by, own = record.made_by, program.made_by
     if correction.made is correction.given:
         yield from _same_values(correction.given, record, program)
         return
@@ -97,13 +97,13 @@ def _same_constant(one: Array, other: Array) -> bool:
 
 def _same_values(given: Value, record: Program, program: Program) -> Iterator[tuple[Value, Value]]:
     """Yield the values that the same operations compute as one, each with itself."""
-    made_by, own = producers_of(record.operations), producers_of(program.operations)
-    users, own_users = users_of(record.operations), users_of(program.operations)
+    made_by, own = record.made_by, program.made_by
+    users, own_users = record.users, program.users
     if given not in made_by:
         yield from ((program.inputs[name],) * 2 for name, value in record.inputs.items() if value is given)
         return
 
-    def around(value: Value, made_by: Mapping[Value, Operation], users: Mapping[Value, list[Operation]]) -> Any:
+    def around(value: Value, made_by: Mapping[Value, Operation], users: Mapping[Value, Sequence[Operation]]) -> Any:
         return _behind(value, made_by, NEAR), sorted((one.name, one.where) for one in users.get(value, ()))
 
     wanted = around(given, made_by, users)
@@ -161,7 +161,7 @@ def _operation(
         made = correction.compute(arrays[0], dict(zip(names, arrays[1:], strict=True)))
         return [np.require(made.reshape(shape), requirements=["C", "W"])]  # torch takes no others
 
-    result = Value(made.array, data=True, leaves=given.leaves)
+    result = replace(made) if made.of_parameters else Value(made.array, data=True, leaves=given.leaves)
     return Operation(NAME, (given, *inputs), (result,), {}, again, where, module)
 
 

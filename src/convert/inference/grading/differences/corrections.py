@@ -7,6 +7,7 @@ Functions without weights are exchanged, and numbers that are added to parameter
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,9 +58,11 @@ class Correction:
 def corrections(known: Knowledge) -> Iterator[Correction]:
     """Yield what may correct the target, the likeliest first."""
     yield from _of_numbers(known)
+    yield from _of_parameters(known)
     yield from _of_tables(known)
     region, present = known.region(), known.present()
     entries = [known.target.operations[k] for k in region if known.is_entry(k)]
+    yield from _of_added(entries[:ENTRIES], known)
     for entry in entries[:ENTRIES]:
         for value in dict.fromkeys(v for operand in entry.data for v in _begins(operand, known)):
             yield from _of_value(value, known, present)
@@ -73,6 +76,52 @@ def _of_numbers(known: Knowledge) -> Iterator[Correction]:
             if number not in theirs:
                 given = next(x for x in operation.operands if x.of_parameters)
                 yield Correction(given, operation.results[0], partial(_plus, other), (), other)
+
+
+def _of_parameters(known: Knowledge) -> Iterator[Correction]:
+    """Yield what the source computes of a leaf alone, in place of what the target computes of that parameter, as the log of a variance: functions of nearly the same steps first."""
+    found: list[tuple[int, Correction]] = []
+    theirs = [(x, _of_each_element(x, known.source)) for x in known.source.parameters.values()]
+    for given in known.target.parameters.values():
+        every = [other for x, functions in theirs if functions and same(x.array, given.array) for other in functions]
+        for mine in _of_each_element(given, known.target) if every else ():
+            if any(same(mine.made.array, other.made.array) for other in every):
+                continue
+            for other in every:
+                steps, meant = (Counter(map(kind_of, function.steps)) for function in (mine, other))
+                compute = partial(_computed, other, None, given.array.shape)
+                apart = ((steps - meant) + (meant - steps)).total()
+                found.append((apart, Correction(given, mine.made, compute)))
+    yield from (correction for _, correction in sorted(found, key=lambda one: one[0]))
+
+
+def _of_each_element(value: Value, program: Program) -> list[Function]:
+    """Return the functions of a parameter that a program computes of each of its elements alone."""
+    return [function for function in functions_of(value, program) if function.of_each and not function.inputs]
+
+
+def _of_added(entries: Sequence[Operation], known: Knowledge) -> Iterator[Correction]:
+    """Yield numbers that the source adds to a value that both have, or subtracts, in place of those of the target: the epsilon of a norm."""
+    for entry in entries:
+        ours = _value_and_number(entry)
+        for part in known.found.get(ours[0], ()) if ours is not None else ():
+            for user in known.source_users.get(part.value, ()) if part.axis is None else ():
+                theirs = _value_and_number(user)
+                if ours is None or theirs is None or kind_of(user) != kind_of(entry) or theirs[1] == ours[1]:
+                    continue
+                sign = 1 if kind_of(entry) == "add" else -1
+                yield Correction(ours[0], entry.results[0], partial(_plus, sign * theirs[1]), (), theirs[1])
+
+
+def _value_and_number(operation: Operation) -> tuple[Value, float] | None:
+    """Return the value that an operation adds a number to, or takes it from, and the number; None where it does something else."""
+    if kind_of(operation) not in ("add", "subtract") or len(operation.operands) != 2 or len(operation.data) != 1:
+        return None
+    (value,) = operation.data
+    side = operation.operands.index(value)
+    number = operation.operands[1 - side].number
+    turned = kind_of(operation) == "subtract" and side == 1
+    return None if number is None or turned else (value, number)
 
 
 def _plus(number: float, array: Array, _: Mapping[str, Array]) -> Array:

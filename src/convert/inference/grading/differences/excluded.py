@@ -29,7 +29,7 @@ from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.divergence.search import Divergence
 from convert.programs.divergence.shared_values import confirms
 from convert.programs.fingerprint import EXACT, ValueTable
-from convert.programs.program import Operation, Program, Value, producers_of, times_used, users_of
+from convert.programs.program import Operation, Program, Value, times_used
 from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -117,7 +117,7 @@ def _is_better_in_another_order(source: Program, target: Program) -> bool:
 
 def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     """Whether a value is that of the source but for the order of a layer's results, for each of its rows: other weights give that order."""
-    made_by = producers_of(target.operations)
+    made_by = target.made_by
     operation = made_by.get(repair.operands[0]) if repair.operands else None
     for _ in range(DEPTH):
         if operation is None or role_of(operation) is Role.PRODUCT or len(operation.data) != 1:
@@ -149,7 +149,7 @@ def _takes_other_columns(repair: Repair, target: Program) -> bool:
     steps = (*repair.target, *repair.source)
     if not repair.target or len(repair.operands) != 1 or not all(one.name in MOVES for one in steps):
         return False
-    (value,), made_by = repair.operands, producers_of(target.operations)
+    (value,), made_by = repair.operands, target.made_by
     shape, want = value.array.shape, repair.want
     for axis, size in enumerate(shape):
         others = want.ndim == len(shape) and np.delete(want.shape, axis).tolist() == np.delete(shape, axis).tolist()
@@ -187,7 +187,7 @@ def _is_in_a_layer(repair: Repair, target: Program) -> bool:
     if (found := _lacking(repair)) is None:
         return False
     value, lacking, slack = found
-    by_column, made_by = _is_by_column(lacking, slack), producers_of(target.operations)
+    by_column, made_by = _is_by_column(lacking, slack), target.made_by
     return any(
         _is_multiple(lacking, made.data[0].array, slack) if role_of(made) is Role.PRODUCT else by_column
         for made in _layers_of_sum(value, made_by)
@@ -205,7 +205,7 @@ def _is_behind(repair: Repair, target: Program) -> bool:
 
 def _other_term_has_bias(value: Value, target: Program, made_by: Mapping[Value, Operation]) -> bool:
     """Whether a parameter is added to another term of a sum that a value goes into, and to nothing else: ``x + (y + b)`` is ``(x + b) + y``."""
-    users, uses = users_of(target.operations), times_used(target)
+    users, uses = target.users, times_used(target)
     for _ in range(DEPTH):
         user = users[value][0] if uses[value] == 1 and users.get(value) else None
         if user is None or (role_of(user) is not Role.SHIFT and user.name not in MOVES):
@@ -227,7 +227,7 @@ def _parameters_hold_it(value: Value, target: Program) -> bool:
 
     So it is wherever the value goes: through matrices, and sums with other data.
     """
-    users, outputs = users_of(target.operations), {*target.outputs.values()}
+    users, outputs = target.users, {*target.outputs.values()}
     todo, seen = [value], set[Value]()
     while todo:
         at = todo.pop()

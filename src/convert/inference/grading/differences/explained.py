@@ -32,6 +32,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Run = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 SHARE = 1e-3  # of the error that may be left when the operation is replaced
 FINEST = 1e-9
+SMALL = 100  # so much smaller than the error is what counts as equal, where the error is near to `FINEST`
+DIGITS = 1e-12  # relative: what rounding leaves of float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,18 @@ def where_it_ended(search: Search) -> Difference:
     return Difference(site, search.failure.problem, shown=False)
 
 
+def _not_a_number(ended: Difference, error: ConvertError) -> Difference:
+    """Return where a search ended, with the words that the target gives NaN there with the weights that were found."""
+    finding = error.findings[0]
+    if finding.code != "output-not-a-number":
+        return ended
+    at = f" ({finding.path})" if finding.path else ""
+    problem = (
+        f"with the weights that were found, the target gives NaN, and the JAX model does not: {finding.problem}{at}"
+    )
+    return replace(ended, problem=problem, brief="")
+
+
 def not_reached(tensors: Sequence[Tensor], target: Program, index: int) -> tuple[Tensor, ...]:
     """Return the tensors; without candidates those that the target first reads behind an operation, where nothing was found for them.
 
@@ -80,7 +94,7 @@ def not_reached(tensors: Sequence[Tensor], target: Program, index: int) -> tuple
 def explained(
     ended: Difference,
     tensors: Sequence[Tensor],
-    guessed: GuessedRun | None,
+    guessed: GuessedRun | ConvertError,
     source: Program,
     *,
     hidden: bool = False,
@@ -92,13 +106,13 @@ def explained(
 
     Args:
         tensors: with the grades that hold although the programs differ: an open one may be guessed wrongly.
-        guessed: the run with what was guessed for them; None if it gives NaN.
+        guessed: the run with what was guessed for them, or why it has no outputs, as where they are NaN.
         source: with the weights of that run.
         hidden: whether the outputs agree, and the numbers differ that a choice is made by.
         as_they_are: whether other multiples of the weights do not make up for the difference.
     """
-    if guessed is None:
-        return ended
+    if isinstance(guessed, ConvertError):
+        return _not_a_number(ended, guessed)
     target, lacking = guessed.program, guessed.lacking
     if hidden:
         source, target = unlike_choices_as_outputs(source, target, EXACT)
@@ -114,7 +128,7 @@ def explained(
             return relative_error(got, want)
 
         before = error(target.outputs[name].array)
-        share = max(FINEST, SHARE * min(1.0, before))
+        share = max(min(FINEST, before / SMALL), DIGITS, SHARE * min(1.0, before))
         doubtful = {t.name for t in tensors if t.grade is Grade.OPEN and t.name in guessed.known}
         found = diverge(source, target, name, error, share, min(share, EXACT), lacking)
         if found is None or not (found.proven or found.entry):
@@ -146,21 +160,21 @@ def run_with_guesses(
     module: torch.nn.Module,
     run: Run,
     source: Program,
-) -> GuessedRun | None:
-    """Return a run of the target with the weights that were guessed; None if it gives NaN.
+) -> GuessedRun:
+    """Return a run of the target with the weights that were guessed.
 
     Args:
         buffers: of the target; those for which no leaf was guessed keep the module's own numbers.
         learned: parameters of the target that are data.
         source: the run whose weights and inputs it has.
+
+    Raises:
+        ConvertError: it gives NaN: with these weights the target's code shows nothing.
     """
     guessed = [t for t in tensors if t.name not in buffers or any(part.leaf or part.leaves for part in t.parts)]
     weights = proof.weights(guessed, source)
     state = {name: x for name, x in weights.items() if not np.isnan(x).any()}
-    try:
-        target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
-    except ConvertError:  # not a number: with these weights the target's code shows nothing
-        return None
+    target = recorded(module, run, {name: value.given for name, value in source.inputs.items()}, state)
     return GuessedRun(parameters_as_data(target, learned), state.keys(), weights.keys() - state.keys())
 
 

@@ -11,7 +11,7 @@ from convert.inference.forms.elements import MOVES, before_moves, behind_moves
 from convert.inference.meetings.sites import role_of
 from convert.programs.divergence.repair import Repair
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used, users_of
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 STEPS = (Role.SCALE, Role.SHIFT)
 
@@ -51,7 +51,7 @@ def _before_what_both_do(repair: Repair) -> tuple[Value, Array, Sequence[Operati
 
 def _axes_of_layers(value: Value, target: Program) -> Iterator[tuple[int, bool]]:
     """Yield the axes of a value along which a layer in front of it gives its results, and those over which each layer behind it sums; and whether they have biases."""
-    made_by, users = producers_of(target.operations), users_of(target.operations)
+    made_by, users = target.made_by, target.users
     _, made, _ = before_moves(value, made_by)
     has_bias = made is not None and _adds_parameter(made)
     if made is not None and has_bias:

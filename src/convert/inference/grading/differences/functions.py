@@ -15,7 +15,7 @@ from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
 from convert.programs.divergence.layouts import same
 from convert.programs.divergence.rerun import again
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FURTHER = {
@@ -77,8 +77,8 @@ def functions_of(given: Value, program: Program) -> Iterator[Function]:
             continue
         of_given.update(operation.results)
         steps.append(operation)
-    users, outputs = users_of(program.operations), set(program.outputs.values())
-    made_by = producers_of(program.operations)
+    users, outputs = program.users, set(program.outputs.values())
+    made_by = program.made_by
     seen = [given.array]
     for step in reversed(steps):
         value = root(step.results[0], made_by)  # in front of what only lays it out anew

@@ -17,7 +17,7 @@ from convert.inference.meetings.sites import Meeting, parameter_operands, role_o
 from convert.inference.search import Search
 from convert.inference.segment.segments import Given
 from convert.programs.divergence.kinds import ELEMENTWISE, LAYOUT, kind_of
-from convert.programs.program import REFUSALS, Operation, Program, Value, producers_of
+from convert.programs.program import REFUSALS, Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 VALUES = 6  # so many values of the source's are tried at one operation
@@ -147,7 +147,7 @@ def _order(search: Search, value: Value, array: Array) -> tuple[int, ...]:
 
 def _shared(search: Search, value: Value) -> Iterator[tuple[Array, Array]]:
     """Yield what both programs have in front of a value of the target, of its shape: the target's and the source's array, the nearest first."""
-    made_by = producers_of(search.target.operations)
+    made_by = search.target.made_by
     todo, seen = [value], set[Value]()
     while todo:
         value = todo.pop(0)

@@ -117,6 +117,7 @@ def graded_up_to_the_difference(
     for name in behind_open(search, undecided, of_other_leaves) - shown:
         leaves.setdefault(name, set())
     made = tuple(_graded(t, grades.get(t.name, []), leaves.get(t.name)) for t in tensors)
+    made = _without_doubtful_constants(made, search.source.program)
     doubtful = _in_a_worse_order(search, made, states, draws, given, allowed)
     made = tuple(replace(t, grade=Grade.OPEN, guessed=True) if t.name in doubtful else t for t in made)
     if draws and any(tensor.grade is Grade.TIED for tensor in made):
@@ -217,6 +218,19 @@ def _graded(tensor: Tensor, grades: Sequence[Grade], rivals: set[str] | None) ->
     every = tuple(sorted({*tensor.candidates, *rivals})) if rivals else tensor.candidates
     candidates = () if grade in CLAIMED else every
     return replace(tensor, grade=grade, candidates=candidates, guessed=grade in (Grade.BEHIND, Grade.OPEN))
+
+
+def _without_doubtful_constants(tensors: Sequence[Tensor], source: Program) -> tuple[Tensor, ...]:
+    """Return the tensors; those for which the source seems to have no leaf are open where a leaf that it computes with is left, which may be it, or a part of it."""
+    read = frozenset[str]().union(*(value.leaves for value in source.outputs.values()))
+    left = read - {leaf for tensor in tensors for leaf in tensor.nearest}
+    least = min((source.parameters[leaf].array.size for leaf in left), default=None)
+    return tuple(
+        replace(t, grade=Grade.OPEN, guessed=True)
+        if t.is_constant and least is not None and least <= np.prod(t.shape)
+        else t
+        for t in tensors
+    )
 
 
 def _values(search: Search, state: dict[str, Array], source: Program) -> dict[Value, Array]:

@@ -20,7 +20,7 @@ from convert.inference.candidates.context import SPLITS
 from convert.inference.derivation import Grade, Part, Role, Tensor
 from convert.inference.forms.elements import MOVES, moved
 from convert.inference.meetings.sites import parameter_operands, products, role_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rerun import can_rerun, rerun
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -36,7 +36,7 @@ def other_orders(target: Program) -> Iterator[Places]:
 
     Parts of one size may also alternate, one element of each in turn.
     """
-    users, made_by = users_of(target.operations), producers_of(target.operations)
+    users, made_by = target.users, target.made_by
     found: dict[Any, dict[bytes, Array]] = {}  # by the layers, and by the line of code, for all layers at once
     for operation in target.operations:
         value = operation.operands[0] if operation.operands and operation.operands[0].data else None

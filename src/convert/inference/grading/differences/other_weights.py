@@ -23,7 +23,7 @@ from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import FAILS, Change, Rerun
 from convert.programs.divergence.search import Divergence
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Array, Operation, Program, Value, producers_of, times_used, users_of
+from convert.programs.program import Array, Operation, Program, Value, times_used
 
 MOST_REPAIRS = 40  # of a difference in a loop, or in all layers
 MOST_LAYERS = 6  # in front of a difference, the nearest
@@ -208,7 +208,7 @@ class _Graph:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.made_by, self.users = producers_of(program.operations), users_of(program.operations)
+        self.made_by, self.users = program.made_by, program.users
         self.numbers = {operation: k for k, operation in enumerate(program.operations)}
         self.uses = times_used(program)
         self.outputs = {*program.outputs.values()}

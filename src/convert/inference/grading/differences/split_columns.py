@@ -21,7 +21,7 @@ from convert.numerics.magnitude import relative_error
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.rerun import Change, Rerun
 from convert.programs.fingerprint import EXACT
-from convert.programs.program import Operation, Program, Value, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MOST_AXES = 5  # of the columns, which are tried in all orders
@@ -60,7 +60,7 @@ def are_split_in_another_order(repair: Repair, target: Program) -> bool:
 
 def _layers(program: Program) -> Iterator[Value]:
     """Yield what the layers of a program give, with their biases."""
-    users = users_of(program.operations)
+    users = program.users
     for operation in program.operations:
         if role_of(operation) is Role.PRODUCT and len(operation.data) == 1 and _has_parameters(operation):
             yield _with_bias(operation.results[0], users)

@@ -34,6 +34,7 @@ def _numbers(program: Program) -> Iterator[tuple[float, Operation]]:
         if operation.name in COMPARISONS | LIMITS | SHRINK.keys():
             values = [x for x in operation.operands if not x.constant and x.array.dtype.kind == "f"]
             numbers = (0.0,) if operation.name in AT_ZERO else operation.numbers
+            numbers = numbers[:1] if operation.name == "threshold" else numbers  # the other one is what it gives below
             numbers = numbers or (SHRINK[operation.name],) if operation.name in SHRINK else numbers
             if len(values) == 1:
                 yield from ((x, operation) for x in numbers if _has_both_sides(values[0], x))

@@ -14,11 +14,12 @@ import numpy as np
 from convert.inference.forms.elements import behind_moves
 from convert.inference.grading.notes.reach import ANY, Interval, decided, reaches
 from convert.programs.divergence.graph import root
+from convert.programs.divergence.words import SOFTPLUS_LINES
 from convert.programs.fingerprint import ValueTable
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LIMITS = {"clamp", "clamp_min", "clamp_max", "hardtanh", "max", "maximum", "min", "minimum"}
+LIMITS = {"clamp", "clamp_min", "clamp_max", "hardtanh", "max", "maximum", "min", "minimum", "fmax", "fmin"}
 BENDS = {
     "relu": (0.0,),
     "leaky_relu": (0.0,),
@@ -44,10 +45,20 @@ OF_SIZES = "every element takes the same side, and no number of the inputs chang
 OF_WEIGHTS = "every element takes the same side with all weights that were drawn, and no input changes it; compare this line in both"
 LEAVES = {"renorm", "embedding_renorm"}  # shorten rows that are too long
 OF_ROWS = "it leaves every number as it is, as no row is so long; give longer ones, or compare this line in both"
-LINES = (20.0, 40.0)  # of torch's softplus, where larger values are a line to 2e-9, and of the same in float64
 WRAPS = {"rem", "remainder", "fmod", "and", "bitwise_and"}  # may give a number as it is
 OF_WRAPS = "it leaves every number as it is; give numbers that it changes"
+STEPS = {
+    *("floor", "ceil", "round", "trunc", "sign", "sgn", "heaviside"),
+    *("bucketize", "searchsorted", "convert_element_type"),
+}
+LARGEST = 1e18  # that a step is tried with: whole numbers have no infinity
+OF_STEPS = "every element gives {number:g}; give numbers that give others, too, or compare this line in both"
+OF_SMALL = "no value is between {low:g} and {high:g}, where it gives 0; give inputs that reach it, or compare this line in both"
 COMPARISONS = {"gt", "ge", "lt", "le", "eq", "ne"}
+ANSWERS = {  # of a comparison: what makes one of several, turns it over, or makes a number of it
+    *("any", "all", "reduce_or", "reduce_and", "not", "bitwise_not", "logical_not", "logical_not_"),
+    *("convert_element_type", "_to_copy", "rsub", "sub"),
+}
 OF_FACTORS = "every element has one answer, and multiplies by it; give inputs that have the other one, too"
 NOT_A_NUMBER = {"is_finite", "isnan", "isinf", "isfinite"}  # conditions that guard
 
@@ -107,7 +118,7 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
     first = runs[0]
     names = [operation.name for operation in first.operations]
     runs = [run for run in runs if [operation.name for operation in run.operations] == names]
-    made, users = producers_of(first.operations), users_of(first.operations)
+    made, users = first.made_by, first.users
     reach = reaches(first)
     given = _whole_inputs(first, made)
     for index, operation in enumerate(first.operations):
@@ -122,10 +133,14 @@ def _unshown(runs: Sequence[Program]) -> Iterator[Unshown]:
             yield from _wraps(every, given)
         elif operation.name in LEAVES:
             yield from _leaves(every)
+        elif operation.name in STEPS:
+            yield from _step(every, reach)
+        elif operation.name == "hardshrink":
+            yield from _shrinks(every)
         elif operation.name == "logit":
             yield from _logit(every)
         elif operation.name in COMPARISONS and not decided(operation, reach):
-            yield from _factor(every, {user.name for user in behind_moves(operation.results[0], users)})
+            yield from _factor(every, _used_by(operation.results[0], users))
 
 
 def _whole_inputs(program: Program, made: Mapping[Value, Operation]) -> set[Value]:
@@ -175,7 +190,9 @@ def _counts_from_the_end(condition: Operation | None) -> bool:
 
 def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
     operation = runs[0]
-    of_inputs = operation.operands[0] in given and all(x.constant for x in operation.operands[1:])
+    value, *others = operation.operands
+    wrapped = value in given or (value.data and value.array.dtype.kind == "f")
+    of_inputs = wrapped and all(x.constant for x in others)
     if of_inputs and all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
         yield Unshown(operation, OF_WRAPS, next(iter(operation.numbers), 0.0))
 
@@ -183,6 +200,46 @@ def _wraps(runs: Sequence[Operation], given: set[Value]) -> Iterator[Unshown]:
 def _leaves(runs: Sequence[Operation]) -> Iterator[Unshown]:
     if all(np.array_equal(run.results[0].array, run.operands[0].array) for run in runs):
         yield Unshown(runs[0], OF_ROWS)
+
+
+def _step(runs: Sequence[Operation], reach: Mapping[Value, Interval]) -> Iterator[Unshown]:
+    """Yield a step of which no run shows more than one side."""
+    operation, value = runs[0], next((x for x in runs[0].operands if x.data), None)
+    whole = operation.name != "convert_element_type" or operation.results[0].array.dtype.kind in "iu"
+    if value is None or value.array.dtype.kind != "f" or not whole:
+        return
+    numbers = np.unique(np.concatenate([run.results[0].array.ravel() for run in runs]))
+    if len(numbers) == 1 and not _is_one_step(operation, value, reach.get(value, ANY)):
+        yield Unshown(operation, OF_STEPS.format(number=float(numbers[0])), float(numbers[0]))
+
+
+def _is_one_step(operation: Operation, value: Value, reach: Interval) -> bool:
+    """Whether a step gives the same at both ends of what a value can be."""
+    at = operation.operands.index(value)
+    arrays, ends = [x.array for x in operation.operands], list[Array]()
+    for end in reach:
+        arrays[at] = np.full(value.array.shape, np.clip(end, -LARGEST, LARGEST))
+        ends.append(np.asarray(operation.again(arrays)[0]))
+    return bool((ends[0] == ends[1]).all())
+
+
+def _shrinks(runs: Sequence[Operation]) -> Iterator[Unshown]:
+    """Yield the band in which a shrinking function gives zeros, where no value lies in it."""
+    size = next(iter(runs[0].numbers), 0.5)  # torch's default
+    if not any((np.abs(run.operands[0].array) <= size).any() for run in runs):
+        yield Unshown(runs[0], OF_SMALL.format(low=-size, high=size), size)
+
+
+def _used_by(value: Value, users: Mapping[Value, Sequence[Operation]]) -> set[str]:
+    """Return the names of the operations that use an answer, or what is made of it as a number."""
+    found, todo, seen = set[str](), [value], set[Value]()
+    while todo:
+        for user in behind_moves(todo.pop(), users):
+            found.add(user.name)
+            more = [x for x in user.results if x not in seen] if user.name in ANSWERS else []
+            seen.update(more)
+            todo += more
+    return found
 
 
 def _logit(runs: Sequence[Operation]) -> Iterator[Unshown]:
@@ -202,7 +259,7 @@ def _curve(runs: Sequence[Operation]) -> Iterator[Unshown]:
         yield Unshown(operation, OF_CURVES.format(size=size, least=least), size)
     largest = max((float(run.operands[0].array.max(initial=-np.inf)) for run in runs), default=-np.inf)
     for number in operation.numbers if operation.name == "softplus" else ():
-        if operation.data and largest < number and number not in LINES:
+        if operation.data and largest < number and number not in SOFTPLUS_LINES:
             problem = f"no value is above {number:g} (up to {largest:.3g}), where it is a line; give inputs that reach it, or compare this line in both"
             yield Unshown(operation, problem, number, True)
 
@@ -214,7 +271,7 @@ def _factor(runs: Sequence[Operation], used_by: Collection[str]) -> Iterator[Uns
         yield Unshown(operation, OF_FACTORS)
 
 
-def _made_by(value: Value, made: dict[Value, Operation]) -> Operation | None:
+def _made_by(value: Value, made: Mapping[Value, Operation]) -> Operation | None:
     """Return the operation that computes a value, but for its layout and a negation."""
     operation = made.get(value)
     while operation is not None and len(operation.operands) == 1 and operation.name not in NOT_A_NUMBER:

@@ -24,6 +24,7 @@ NO_CELL = "no cell of the rule language gives these tensors"
 PATTERN = {"{", "}", "*"}  # of paths in rules
 IN_PATTERNS = "its name has a brace or a star, which a rule reads as a pattern; give the module another name"
 COUNTER = "num_batches_tracked"  # of a batch norm: its rule writes it
+STATISTICS = {"running_mean", "running_var"}
 UNSURE = (Grade.OPEN, Grade.BEHIND, Grade.IN_FRONT)
 PARAMETRIZED_ROLES = {name: role for by_role in PARAMETRIZATIONS.values() for role, name in by_role.items()}
 
@@ -65,10 +66,9 @@ def describe_layers(derivation: Derivation, target: TargetModel, as_parameters: 
         if PATTERN & set(module.name):
             unknown |= dict.fromkeys((tensor.name for tensor in own.values()), IN_PATTERNS)
             continue
-        if not module.kind_name and {"running_mean", "running_var"} <= set(
-            own
-        ):  # a batch norm of the target's own code
-            module = replace(module, kind_name="batch_norm" if COUNTER in module.tensors else "parameter")
+        if not module.kind_name and (statistics := STATISTICS & own.keys()):  # a batch norm of the target's own code
+            counts = statistics == STATISTICS and COUNTER in module.tensors
+            module = replace(module, kind_name="batch_norm" if counts else "parameter")
         root = not module.name and module.kind_name != ATTENTION  # a rule for a layer needs the name of its module
         alone = module.kind_name == "linear" and set(own) == {"bias"}  # the weight is tied to a table
         if (

@@ -125,6 +125,7 @@ OF_BOTH: tuple[Question, ...] = (
     zeros_around,
     exchanged_axes,
     other_mask,
+    masked_otherwise,
     masked_alone,
     joined_number,
     other_norms,

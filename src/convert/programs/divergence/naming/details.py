@@ -121,10 +121,10 @@ def other_parameters(
             said = [words.chain(ops) for words, ops in zip((ours, theirs), made, strict=True)]
             numbers = [[scalar(one) for one in ops if kind_of(one) == "add"] for ops in made]
             kinds = [[ROOTS.get(kind_of(one), kind_of(one)) for one in ops if kind_of(one) != LAYOUT] for ops in made]
+            at = [places(ops) for ops in made]
             if kinds[0] == kinds[1] and numbers[0] != numbers[1]:
-                at = [places(ops) for ops in made]
                 return EPSILON, f"of {leaves}, the target {said[0]}{at[0]}; the JAX model {said[1]}{at[1]}"
-            return FUNCTION, f"of {leaves}, the target {said[0]}, and the JAX model {said[1]}"
+            return FUNCTION, f"of {leaves}, the target {said[0]}{at[0]}, and the JAX model {said[1]}{at[1]}"
     return None
 
 

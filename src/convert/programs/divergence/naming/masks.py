@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from convert.programs.divergence.graph import root
 from convert.programs.divergence.kinds import kind_of
+from convert.programs.divergence.layouts import same
 from convert.programs.divergence.naming.both import Both, line, unshared
 from convert.programs.divergence.naming.by_functions import EXTRA, MISSING
 from convert.programs.divergence.naming.functions import mask_offsets
@@ -29,16 +33,22 @@ def other_mask(both: Both) -> Described | None:
 
 
 def masked_otherwise(both: Both) -> Described | None:
-    """The JAX model masks a value that the target masks in its own way, in front of the place that it is replaced at, or behind it."""
+    """Both mask the same value, each in its own way; the target there, in front of the place that is replaced, or behind it."""
     repair = both.repair
-    theirs = [one for one in arithmetic(repair.source) if one.results[0].array.dtype.kind == "f"]
-    mine = _mask_of_the_target(both)
-    if len(theirs) != 1 or mine is None or _masks(theirs[0]) is None:
+    theirs = _floating(repair.source)
+    mine = _floating(repair.target) if repair.target else _mask_of_the_target(both)
+    if theirs is None or mine is None or _masks(theirs) is None or _masks(mine) is None:
         return None
-    meant, hidden = _hidden(theirs[0], both.theirs), _hidden(mine, both.ours)
+    meant, hidden = _hidden(theirs, both.theirs), _hidden(mine, both.ours)
+    value = next(x for x in mine.data if x.array.dtype.kind == "f")
+    if meant.shape != hidden.shape:  # a convolution of torch has the channels in front
+        hidden = _turned(hidden, value.array, [x.array for x in theirs.data])
     if meant.shape != hidden.shape or (hidden == meant).all():
         return None
-    return MASK, f"both mask {both.given}: {_difference(hidden, meant)}{places([mine])}; {_applied_in_jax(both)}"
+    return (
+        MASK,
+        f"both mask {both.ours.value(value)}: {_difference(hidden, meant)}{places([mine])}; {_applied_in_jax(both)}",
+    )
 
 
 def masked_alone(both: Both) -> Described | None:
@@ -60,6 +70,18 @@ def masked_alone(both: Both) -> Described | None:
             f"{both.sentence}; the {sides[0]} masks {both.ours.value(mine[0])} in front of it{places([made])}, the {sides[1]} does not",
         )
     return None
+
+
+def _turned(hidden: Array, given: Array, like: Sequence[Array]) -> Array:
+    """Return what is hidden of a value, with the axes in the order in which it is one of some others; as it is where it is none."""
+    orders = itertools.permutations(range(hidden.ndim) if hidden.shape == given.shape else ())
+    return next((hidden.transpose(k) for k in orders if k and any(same(given.transpose(k), x) for x in like)), hidden)
+
+
+def _floating(operations: Sequence[Operation]) -> Operation | None:
+    """Return the operation among some that computes numbers; None where several do: the others compute a mask."""
+    found = [one for one in arithmetic(operations) if one.results[0].array.dtype.kind == "f"]
+    return found[0] if len(found) == 1 else None
 
 
 def _mask_of_the_target(both: Both) -> Operation | None:
@@ -110,8 +132,19 @@ def _difference(hidden: Array, theirs: Array) -> str:
     one, two = mask_offsets(ours), mask_offsets(theirs)
     if one is None or two is None:
         more, fewer = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-        return f"the target shows {more} positions that the JAX model hides, and hides {fewer} that it shows"
+        each = _of_each(ours, theirs)
+        return f"the target shows {_positions(more // each)} that the JAX model hides, and hides {fewer // each} that it shows"
     return f"in the target a position sees {_reach(*one)}; in the JAX model, {_reach(*two)}"
+
+
+def _of_each(one: Array, two: Array) -> int:
+    """Return how many elements a position has: the features, heads and queries for which both masks are the same."""
+    equal = (all((x == x.take([0], axis)).all() for x in (one, two)) for axis in range(one.ndim))
+    return prod(size for size, of_all in zip(one.shape, equal, strict=True) if of_all)
+
+
+def _positions(count: int) -> str:
+    return "1 position" if count == 1 else f"{count} positions"
 
 
 def _reach(low: int, high: int) -> str:

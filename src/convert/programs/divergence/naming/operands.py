@@ -219,6 +219,8 @@ def of_parameters(both: Both) -> Described | None:
         return None  # the same operations in another order meet other elements of them
     if other and other[0] == EPSILON:  # what the two do with it is the same
         return CONSTANT, other[1]
+    if other and other[0] == FUNCTION and both.does == both.instead:
+        return other  # what both do with it is the same
     return (other[0], f"{both.sentence}; {other[1]}") if other else None
 
 

@@ -110,6 +110,24 @@ def _as_padded(value: Value, made: Array) -> Padded | None:
     return None
 
 
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What a convolution was given, in one order of axes: batch (output channels), features, then those along which the kernel moves.
+
+    Attributes:
+        order: of the axes of the value that it is given.
+        kernel: in this order.
+        padding: with zeros, by the convolution itself.
+    """
+
+    order: tuple[int, ...]
+    kernel: Array
+    padding: Pairs
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
 @dataclass(frozen=True)
 class _Convolution:
     """A convolution in one order of axes: batch, features, then those along which the kernel moves."""
@@ -261,35 +279,43 @@ def _said(one: _Convolution, cut: str) -> str:
     return (" and ".join(used) or "nothing") + (f" and {cut}" if cut else "")
 
 
+def settings_of(operation: Operation) -> Settings | None:
+    """Return the settings of a convolution of torch or of JAX; None for a transposed one, or one with other settings."""
+    settings, kernel = operation.settings, operation.operands[1].array
+    if (spec := settings.get("dimension_numbers")) is not None:
+        if any(n != 1 for n in settings["lhs_dilation"]):
+            return None
+        own = tuple((int(low), int(high)) for low, high in settings["padding"])
+        moves = tuple(settings["window_strides"]), tuple(settings["rhs_dilation"])
+        return Settings(
+            tuple(spec.lhs_spec), kernel.transpose(spec.rhs_spec), own, *moves, settings["feature_group_count"]
+        )
+    if settings["transposed"]:
+        return None
+    own = tuple((int(n), int(n)) for n in settings["padding"])
+    moves = tuple(settings["stride"]), tuple(settings["dilation"])
+    return Settings(tuple(range(kernel.ndim)), kernel, own, *moves, settings["groups"])
+
+
 def _convolution(operation: Operation, words: Words) -> _Convolution | None:
     """Return an operation of torch or of JAX; None for a transposed one, or one with other settings."""
-    settings, value, kernel = operation.settings, operation.operands[0], operation.operands[1].array
-    if (spec := settings.get("dimension_numbers")) is not None:
-        order, kernel = tuple(spec.lhs_spec), kernel.transpose(spec.rhs_spec)
-        own: Pairs = tuple((int(low), int(high)) for low, high in settings["padding"])
-        stride, dilation = settings["window_strides"], settings["rhs_dilation"]
-        groups, other = settings["feature_group_count"], any(n != 1 for n in settings["lhs_dilation"])
-    else:
-        order = tuple(range(value.array.ndim))
-        own = tuple((int(n), int(n)) for n in settings["padding"])
-        stride, dilation = settings["stride"], settings["dilation"]
-        groups, other = settings["groups"], settings["transposed"]
-    if other:
+    own = settings_of(operation)
+    if own is None:
         return None
-    padding = {"constant": own}
+    padding, value = {"constant": own.padding}, operation.operands[0]
     found = padded(value, words.producer)
     given = value.array
     if found is not None:
         inside = tuple(slice(low, n - high) for (low, high), n in zip(found.widths, given.shape, strict=True))
         given = given[inside]
-        widths = [found.widths[axis] for axis in order]
+        widths = [found.widths[axis] for axis in own.order]
         if any(map(any, widths[:2])):
             return None
-        before = padding.get(found.mode, ((0, 0),) * len(own))
+        before = padding.get(found.mode, ((0, 0),) * len(own.padding))
         padding[found.mode] = tuple((a + c, b + d) for (a, b), (c, d) in zip(before, widths[2:], strict=True))
     return _Convolution(
-        given.transpose(order),
-        kernel,
+        given.transpose(own.order),
+        own.kernel,
         tuple((mode, pairs) for mode, pairs in padding.items() if any(map(any, pairs))),
-        {"stride": tuple(stride), "dilation": tuple(dilation), "number of groups": groups},
+        {"stride": own.stride, "dilation": own.dilation, "number of groups": own.groups},
     )

@@ -12,7 +12,7 @@ from convert.core.text import where_they_differ
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.places.segments import LAYERS
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
@@ -89,7 +89,7 @@ def _rewrite(program: Program, chosen: Sequence[Copies], error: float) -> Rewrit
 
 def _copies(program: Program) -> Iterator[Copies]:
     """Yield the repeated values from which operations that move elements lead to products of two values, each once."""
-    producer = producers_of(program.operations)
+    producer = program.made_by
     seen: set[Value] = set()
     for operation in program.operations:
         for value in operation.data if kind_of(operation) in LAYERS and len(operation.data) > 1 else ():

@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way, root
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import again
 from convert.programs.divergence.words import Words, arithmetic, names_of, places
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.places.segments import Segment, segment_to
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
@@ -79,8 +79,8 @@ def _rewrite(program: Program, moves: Sequence[Move], error: float) -> Rewrite:
 
 def _moves(program: Program) -> Iterator[Move]:
     order = {value: k for k, one in enumerate(program.operations) for value in one.results}
-    producer = producers_of(program.operations)
-    users = users_of(program.operations)
+    producer = program.made_by
+    users = program.users
     for addition in program.operations:
         if kind_of(addition) != "add" or len(addition.data) != 2 or len(addition.operands) != 2:
             continue
@@ -100,7 +100,7 @@ def _behind(
     layer: Sequence[Operation],
     program: Program,
     order: Mapping[Value, int],
-    users: Mapping[Value, list[Operation]],
+    users: Mapping[Value, Sequence[Operation]],
 ) -> Iterator[Move]:
     """Yield the moves of what the target computes of the sum."""
     total = addition.results[0]
@@ -144,7 +144,7 @@ def _in_front(
 
 
 def _functions_of(
-    value: Value, program: Program, order: Mapping[Value, int], users: Mapping[Value, list[Operation]]
+    value: Value, program: Program, order: Mapping[Value, int], users: Mapping[Value, Sequence[Operation]]
 ) -> Iterator[tuple[Segment, ...]]:
     """Yield what is computed of one value alone, if nothing else is given it: a norm with its scale, or one function."""
     segments: list[Segment] = []
@@ -162,7 +162,7 @@ def _functions_of(
 
 
 def _next(
-    value: Value, program: Program, order: Mapping[Value, int], users: Mapping[Value, list[Operation]]
+    value: Value, program: Program, order: Mapping[Value, int], users: Mapping[Value, Sequence[Operation]]
 ) -> Segment | None:
     """Return the segment that is given a value, if no operation outside of it is."""
     seen: set[Value] = set()
@@ -188,7 +188,7 @@ def _between(
     last: Value,
     program: Program,
     producer: Mapping[Value, Operation],
-    users: Mapping[Value, list[Operation]],
+    users: Mapping[Value, Sequence[Operation]],
 ) -> list[Operation]:
     """Return the operations through which one value goes into another one; none if it does not."""
     behind: set[Operation] = set()

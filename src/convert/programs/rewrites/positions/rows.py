@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from convert.programs.divergence.naming.computed_tables import behind, describe_
 from convert.programs.divergence.naming.tables import off_by
 from convert.programs.divergence.repair import Repair
 from convert.programs.divergence.words import Words, names_of, places
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.positions.relative_positions import by_distance
 from convert.programs.rewrites.rewrite import Goal, Rewrite, line, rerun_with
 
@@ -81,7 +81,7 @@ def rows(source: Program, target: Program, goal: Goal, chosen: bool = False) -> 
 
 def _is_chosen(pick: Operation, program: Program) -> bool:
     """Whether numbers that the run computed decide which rows a pick takes."""
-    producer = producers_of(program.operations)
+    producer = program.made_by
     waiting = [v for v in pick.operands if v.array.dtype.kind in "iu"]
     seen: set[Value] = set()
     while waiting:
@@ -160,7 +160,7 @@ def _shift(ours: Array, theirs: Array, n: int) -> int:
 
 def _taken(program: Program) -> Iterator[Taken]:
     """Yield the rows that operations take of parameters, in the order of execution."""
-    producer = producers_of(program.operations)
+    producer = program.made_by
     names = {value: name for name, value in program.parameters.items()}
     for operation in program.operations:
         if kind_of(operation) != "pick":
@@ -173,7 +173,7 @@ def _taken(program: Program) -> Iterator[Taken]:
             yield Taken(names[table], operation, table.array, found)
 
 
-def _root(value: Value, producer: dict[Value, Operation]) -> Value:
+def _root(value: Value, producer: Mapping[Value, Operation]) -> Value:
     while (one := producer.get(value)) is not None and kind_of(one) == LAYOUT and len(one.operands) == 1:
         value = one.operands[0]
     return value

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import FEW
-from convert.programs.program import Program, Value, producers_of
+from convert.programs.program import Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 CUT = "state cut between steps"
@@ -55,7 +55,7 @@ def _uses(program: Program) -> Mapping[Value, list[Place]]:
 def _first_zeros(program: Program, uses: Mapping[Value, list[Place]]) -> list[Value]:
     """Return the values that are zeros, without those that are computed of zeros."""
     zeros = {v for v in uses if v.array.size >= FEW and v.array.dtype.kind == "f" and not v.array.any()}
-    made = producers_of(program.operations)
+    made = program.made_by
     return [v for v in uses if v in zeros and not (v in made and zeros.intersection(made[v].operands))]
 
 

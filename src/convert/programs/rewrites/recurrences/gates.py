@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.kinds import LAYOUT, kind_of
 from convert.programs.divergence.rerun import Change, Computed, Now, again
 from convert.programs.divergence.words import Words, names_of
-from convert.programs.program import Operation, Program, Value, producers_of, users_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -131,9 +131,9 @@ def _ways(behind: bool, biases: Sequence[tuple[Value, str]]) -> Iterator[tuple[s
 
 def _resets(program: Program) -> Iterator[_Reset]:
     """Yield the products of gates and states that are behind a linear map, or in front of one."""
-    producer = producers_of(program.operations)
+    producer = program.made_by
     number = {one: k for k, one in enumerate(program.operations)}
-    users = users_of(program.operations)
+    users = program.users
     for at, one in enumerate(program.operations):
         if kind_of(one) != "multiply" or len(one.operands) != 2:
             continue
@@ -149,7 +149,7 @@ def _resets(program: Program) -> Iterator[_Reset]:
                 yield _Reset(number[ahead[-1]], gate, other, ahead, one.results[0], made, weights, False, one)
 
 
-def _is_gate(value: Value, producer: dict[Value, Operation]) -> bool:
+def _is_gate(value: Value, producer: Mapping[Value, Operation]) -> bool:
     """Whether a value is a sigmoid, or a part of one."""
     one = producer.get(value)
     while one is not None and kind_of(one) in (LAYOUT, "part"):
@@ -157,7 +157,7 @@ def _is_gate(value: Value, producer: dict[Value, Operation]) -> bool:
     return one is not None and kind_of(one) == "sigmoid"
 
 
-def _linear_to(value: Value, producer: dict[Value, Operation]) -> tuple[Value, tuple[Operation, ...]] | None:
+def _linear_to(value: Value, producer: Mapping[Value, Operation]) -> tuple[Value, tuple[Operation, ...]] | None:
     """Return from which value operations with parameters alone lead through a product to this one, and the operations."""
     operations: list[Operation] = []
     while len(operations) < LONGEST and (one := producer.get(value)) is not None:
@@ -179,7 +179,7 @@ def _linear_to(value: Value, producer: dict[Value, Operation]) -> tuple[Value, t
     return None
 
 
-def _linear_from(value: Value, users: dict[Value, list[Operation]]) -> tuple[Operation, ...]:
+def _linear_from(value: Value, users: Mapping[Value, Sequence[Operation]]) -> tuple[Operation, ...]:
     """Return the operations that lead from a value through a product with parameters, and add parameters."""
     operations: list[Operation] = []
     product = False
@@ -198,13 +198,13 @@ def _linear_from(value: Value, users: dict[Value, list[Operation]]) -> tuple[Ope
     return tuple(operations) if product else ()
 
 
-def _weights(product: Operation, producer: dict[Value, Operation]) -> int | None:
+def _weights(product: Operation, producer: Mapping[Value, Operation]) -> int | None:
     """Return which operand of a product is parameters; None if none is, or all are."""
     found = [k for k, v in enumerate(product.operands) if _is_parameter(v, producer) and v.array.ndim > 1]
     return found[0] if len(found) == 1 else None
 
 
-def _weights_of(linear: Sequence[Operation], producer: dict[Value, Operation]) -> str:
+def _weights_of(linear: Sequence[Operation], producer: Mapping[Value, Operation]) -> str:
     product = next(one for one in linear if kind_of(one) in LAYERS)
     leaves = {leaf for v in product.operands if _is_parameter(v, producer) and v.array.ndim > 1 for leaf in v.leaves}
     return " and ".join(sorted(leaves)) or "a matrix"
@@ -215,7 +215,7 @@ def _data(product: Operation, weights: int) -> int:
     return next(k for k, v in enumerate(product.operands) if k != weights and v.array.ndim > 1)
 
 
-def _is_parameter(value: Value, producer: dict[Value, Operation]) -> bool:
+def _is_parameter(value: Value, producer: Mapping[Value, Operation]) -> bool:
     """Whether a value is parameters in any layout, or a part of them: at the first step, a product with zeros is of parameters alone, too."""
     while (one := producer.get(value)) is not None and kind_of(one) in (LAYOUT, "part", "join"):
         value = one.operands[0]
@@ -225,7 +225,7 @@ def _is_parameter(value: Value, producer: dict[Value, Operation]) -> bool:
 def _biases(program: Program, step: _Reset) -> Iterator[tuple[Value, str]]:
     """Yield the parameters that are added to what a step gives, a few operations behind it."""
     words = Words(program.operations, names_of(program))
-    users = users_of(program.operations)
+    users = program.users
     value = program.operations[step.at].results[0]
     for _ in range(LONGEST):
         of = users.get(value, [])
@@ -247,8 +247,8 @@ def complement(target: Program, goal: Goal, own: Callable[[Operation], bool]) ->
         own: whether an operation is of the model's own code; a layer of torch has its gates right.
     """
     program = on_the_way(target, goal.output)
-    producer = producers_of(program.operations)
-    users = users_of(program.operations)
+    producer = program.made_by
+    users = program.users
     number = {one: k for k, one in enumerate(program.operations)}
     found: dict[Any, list[tuple[Value, dict[int, Computed], Operation]]] = {}
     for one in program.operations:

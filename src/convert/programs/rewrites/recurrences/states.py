@@ -11,7 +11,7 @@ import numpy as np
 from convert.programs.divergence.graph import on_the_way
 from convert.programs.divergence.rerun import Change
 from convert.programs.divergence.shared_values import FEW, same_numbers, tells
-from convert.programs.program import Operation, Program, Value, producers_of
+from convert.programs.program import Operation, Program, Value
 from convert.programs.rewrites.rewrite import Goal, Rewrite, error_with, line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -130,7 +130,7 @@ def _zeros(program: Program) -> list[Value]:
     found = {
         v: None for v in given if v.constant and v.array.size >= FEW and v.array.dtype.kind == "f" and not v.array.any()
     }
-    made = producers_of(program.operations)
+    made = program.made_by
     return [v for v in found if not any(x in found for x in (made[v].operands if v in made else ()))][:MOST_STATES]
 
 

@@ -62,7 +62,7 @@ def _rewrite(target: Program, reads: _Reads, error: float) -> Rewrite:
 
 def _all_reads(program: Program) -> Iterator[_Reads]:
     """Yield the reads of old states, and of new ones, by one operand of one line in all steps."""
-    producer = producers_of(program.operations)
+    producer = program.made_by
     index = {one: k for k, one in enumerate(program.operations)}
     series = list(_series(program))
     made_in: dict[Value, tuple[int, int]] = {}  # state -> number of its series, and step
