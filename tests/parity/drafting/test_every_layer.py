@@ -62,13 +62,13 @@ def live(library: str, what: str) -> Live:
 
 
 def rows() -> list[Any]:
-    """All layers; every fifth runs by default."""
+    """All layers; every tenth runs by default."""
     found: list[Any] = []
     for library in LIBRARIES:
         module = importlib.import_module(f"support.layer_table.{library}")
         for what, case in module.CASES.items():
             for name in ("", "up") if hasattr(module, "renamed") and not case.named else ("",):
-                marks = [pytest.mark.slow] if len(found) % 5 else []
+                marks = [pytest.mark.slow] if len(found) % 10 else []
                 found.append(
                     pytest.param(library, what, name, id=f"{library} {what}{' as ' * bool(name)}{name}", marks=marks)
                 )

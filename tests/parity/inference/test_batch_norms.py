@@ -85,6 +85,7 @@ def test_a_norm_without_a_scale(norm: Any, module: Any, lines: tuple[str, str]) 
     )
 
 
+@pytest.mark.slow
 def test_the_statistics_of_a_stack_without_scale_and_bias() -> None:
     function, shapes = linen(Stack(block("BatchNorm", **NONE)), np.zeros((5, D)))
     net = Blocks(*(torch.nn.BatchNorm1d(D, affine=False) for _ in range(3)))
@@ -138,6 +139,7 @@ def test_another_ensemble_is_not_derived(fault: str) -> None:
     assert not derive(function, net, shapes, floats(5, D)).complete
 
 
+@pytest.mark.slow
 def test_one_batch_norm_that_becomes_two_has_two_counters() -> None:
     """Its rule has both as a list of targets, and writes their counters."""
 
@@ -168,6 +170,7 @@ class Bottleneck(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [False, True])
 def test_another_epsilon_of_a_norm_behind_a_linear_bottleneck(fault: bool) -> None:
     def function(w: Any, x: Any) -> Any:

@@ -176,6 +176,7 @@ class Condition(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_bias_in_front_of_a_broadcast(bias: bool) -> None:
     """Planted: the module has no bias behind it either."""

@@ -96,7 +96,7 @@ def derived(cell: str, from_zeros: bool, module: torch.nn.Module | None = None) 
     return found, written.text
 
 
-QUICK = ("flax.nnx.SimpleCell", "equinox.nn.LSTMCell(use_bias=False)")
+QUICK = ("flax.nnx.SimpleCell",)
 CELLS = [
     "flax.linen.GRUCell", "flax.linen.MGUCell", "flax.linen.LSTMCell", "flax.linen.SimpleCell", "flax.linen.SimpleCell(activation_fn=relu)",
     "flax.linen.SimpleCell(residual=True)", "flax.nnx.SimpleCell(residual=True)",

@@ -334,6 +334,7 @@ class Towers(torch.nn.Module):
         return torch.cat(found, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [0.0, 0.1])
 def test_a_prelu_of_each_layer_of_a_stack(slope: float) -> None:
     def function(w: Any, x: Any) -> Any:

@@ -240,7 +240,8 @@ def _spelled(width: int, **how: Any) -> Derivation:
     return derive(_spells, Speller(width, **how), shapes, floats(3, 7, D))
 
 
-@pytest.mark.parametrize("width", [pytest.param(2 * D, marks=pytest.mark.slow), D])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2 * D, D])
 def test_values_of_zeros_that_a_cell_is_given_side_by_side(width: int) -> None:
     """The context and the state are zeros in the first step; of one width, only the next step tells them apart."""
     found = _spelled(width)

@@ -81,6 +81,7 @@ def test_a_flow_is_derived() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "says"),
     [

@@ -84,8 +84,9 @@ def listed(heads: int, shared: bool) -> Any:
     return function, {**of_each, **({"v": (D, K)} if shared else {}), "o": (K if shared else heads * K, D), "b": (D,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("heads", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [4, 8])
 def test_a_layer_for_each_head(heads: int, shared: bool) -> None:
     found = derive(*_with(fused(heads, shared), Heads(heads, shared)))
     assert found.complete, found.differences

@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_queries_keys_and_values_of_each_head_are_one_rule(case: str) -> None:
     function, heads, of_keys, columns, rule = CASES[case]

@@ -187,6 +187,7 @@ class FusedLayers(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", [False, True])
 def test_products_that_are_added_to_parts_of_a_fused_matrix(planted):
     """Planted: what is added to the values is no product."""

@@ -92,6 +92,7 @@ def _in_line(rule: str) -> str:
     return rule.removeprefix("- ").replace("\n  ", ", ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "i"), [(NAMES, "i"), (NAMES[::-1], "j")])
 def test_the_elements_of_a_stack_have_the_names_of_modules(order: tuple[str, ...], i: str) -> None:
     module, names = Named(*order), ",".join(order)
@@ -266,10 +267,9 @@ class Cells(nn.Module):
         return self.rnn(x)[0] if self.deep else torch.stack([self.det(x)[0], self.lat(x)[0]])
 
 
-@pytest.mark.parametrize(
-    ("kind", "cell"), [("gru", "GRUCell"), pytest.param("lstm", "OptimizedLSTMCell", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "cell"), [("gru", "GRUCell"), ("lstm", "OptimizedLSTMCell")])
+@pytest.mark.parametrize("deep", [False, True])
 def test_a_stack_of_recurrent_cells_has_one_rule(kind: str, cell: str, deep: bool) -> None:
     recur, sizes = linen(flax.linen.RNN(getattr(flax.linen, cell)(H)), np.zeros((2, 5, H)))
     leaves = {name: (2, *shape) for name, shape in sizes.items()}

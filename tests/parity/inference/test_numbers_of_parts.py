@@ -76,6 +76,7 @@ def test_a_number_that_both_add_is_none_of_the_bias() -> None:
     assert _biases(rules(derive(_gates(1), module, GATES), module)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "module"),
     [
@@ -146,6 +147,7 @@ def test_a_number_that_is_written_in_another_way_is_none_of_the_bias(name: str) 
     assert _biases(rules(derive(function, module, shapes), module)) == []
 
 
+@pytest.mark.slow
 def test_a_mask_is_no_number_of_a_bias() -> None:
     """A module that lacks it computes something else, which no bias of an ordinary size makes up for."""
 
@@ -191,6 +193,7 @@ class Film(torch.nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_each_layer_has_its_own_number() -> None:
     shapes = {f"w{k}": (WIDTH, 3 * WIDTH) for k in range(LAYERS)} | {f"b{k}": (3 * WIDTH,) for k in range(LAYERS)}
     module = Film()
@@ -221,6 +224,7 @@ class Cell(torch.nn.Module):
         return self.o(torch.stack(made, 1).permute(0, 1, 3, 4, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_forget_gate_of_a_cell_with_convolutions(joined: bool) -> None:
     """haiku's Conv2DLSTM adds 1 to its forget gate, and has two biases; PyTorch's cells are written with one and no number."""

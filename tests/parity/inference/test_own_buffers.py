@@ -226,6 +226,7 @@ def test_a_mask_that_is_saved_as_floats_is_the_modules_own() -> None:
     assert not write_rules(found, model_of_module(module, "Model")).open
 
 
+@pytest.mark.slow
 def test_another_mask_in_such_a_buffer_is_a_difference() -> None:
     found = derive(_published, Published(fault=True), GPT, floats(3, 7, 16))
     assert not found.complete and found.differences
@@ -292,6 +293,7 @@ def _bases(w: Any, x: Any) -> Any:
 BASES = {"a": (WIDTH, WIDTH), "d": (WIDTH,), "o": (T, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", [True, False])
 def test_two_tables_that_the_jax_model_has_in_one(buffers: bool) -> None:
     module = Bases(table(1e4, False, False), buffers=buffers)
@@ -301,6 +303,7 @@ def test_two_tables_that_the_jax_model_has_in_one(buffers: bool) -> None:
     assert {t.parts[0].arithmetic for t in found.tensors if t.name in "cs"} == {Arithmetic.OWN}
 
 
+@pytest.mark.slow
 def test_one_of_two_tables_with_other_numbers_is_a_difference() -> None:
     found = derive(_bases, Bases(table(1e3, False, False), buffers=True), BASES)
     assert not found.complete and grades(found) <= {*UNPROVEN, Grade.TIED}

@@ -104,6 +104,7 @@ def test_there_is_no_note_where_it_would_say_nothing(model: Any, module: Any, si
     assert notes(model, module, size) == []
 
 
+@pytest.mark.slow
 def test_an_even_size_shows_the_difference():
     found = derive(of_linen(EVEN)[0], Net(), of_linen(EVEN)[1], floats(2, EVEN, D))
     assert "the target pads (1, 1) with zeros, and the JAX model (0, 1) with zeros" in found.differences[0].problem

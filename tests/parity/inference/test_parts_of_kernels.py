@@ -63,6 +63,7 @@ OF_OUTPUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outputs", "function", "shapes", "said"), [x[1:] for x in OF_OUTPUTS], ids=[x[0] for x in OF_OUTPUTS])  # fmt: skip
 def test_outputs_of_one_kernel_are_two_convolutions(outputs: Any, function: Any, shapes: Shapes, said: str) -> None:
     module = Apart(outputs)

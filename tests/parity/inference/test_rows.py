@@ -138,6 +138,7 @@ def _shapes(count: int) -> dict[str, tuple[int, ...]]:
     return experts | dict.fromkeys(("s1", "s2", "s3", "out"), (D, D)) | {"g": (D, 1)}
 
 
+@pytest.mark.slow
 def test_each_expert_is_tried_like_the_one_before() -> None:
     """Five experts took more than 20,000 candidates: each order of them was followed to the sum."""
     tried = {}
@@ -260,6 +261,7 @@ class Graph(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_product_that_is_gathered_and_added_to_others() -> None:
     module = Graph()
     found = derive(_graph, module, GRAPH, floats(NODES, D))

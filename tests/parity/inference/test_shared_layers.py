@@ -107,6 +107,7 @@ def test_tables_of_a_block_that_stands_twice_are_written_once() -> None:
     assert [rule.rpartition("constant: ")[2] for rule in written] == ["blocks.0.past", "blocks.0.future"]
 
 
+@pytest.mark.slow
 def test_other_tables_of_a_block_that_stands_twice() -> None:
     """The planted fault: the module's tables are higher by a hundredth."""
     found = derive(_repeated, Repeated(0.01), REPEATED, floats(20, WIDTH))

@@ -180,6 +180,7 @@ def convolved(depthwise: bool) -> tuple[Any, dict[str, tuple[int, ...]]]:
     return function, {f"{n}{i}": of for i in range(3) for n, of in of_each.items()} | {"o": (IN, 5), "ob": (5,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_a_convolution_is_a_sum_over_the_taps_of_the_module(depthwise: bool) -> None:
     function, shapes = convolved(depthwise)
@@ -191,12 +192,14 @@ def test_a_convolution_is_a_sum_over_the_taps_of_the_module(depthwise: bool) -> 
     assert kernels in rules(found, module)
 
 
+@pytest.mark.slow
 def test_taps_of_the_module_that_see_one_place_too_far() -> None:
     """Planted."""
     function, shapes = convolved(False)
     assert not derive(function, Taps(False, ahead=1), shapes, floats(2, 9, IN)).complete
 
 
+@pytest.mark.slow
 def test_data_that_is_rolled_is_a_circular_convolution() -> None:
     """As the embedding of values of an Autoformer: the padded data is no value of the source, but its patches are."""
 

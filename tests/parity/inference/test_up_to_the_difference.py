@@ -114,6 +114,7 @@ class Two(torch.nn.Module):
         return self.c(torch.sin(self.a(x)) * torch.sigmoid(self.b(x)))
 
 
+@pytest.mark.slow
 def test_what_nothing_in_front_of_the_difference_tells_apart_is_open() -> None:
     """Each of both leaves gives a value of the source; what tells them apart is where the programs differ."""
     found = derive(
@@ -260,6 +261,7 @@ def test_what_follows_in_front_of_the_difference_tells_elements_apart_that_meet_
         assert "sigmoid" in difference.problem and not any(said.startswith("tied") for said in summary(found, {}))
 
 
+@pytest.mark.slow
 def test_elements_that_nothing_in_front_of_the_difference_tells_apart_are_tied() -> None:
     """Any order of the embedding's elements gives the sum of their squares."""
     found = of_fields(lambda e, y: (e**2).sum((1, 2))[:, None] + y, lambda e, y: (e**2).sum((1, 2))[:, None] + y)

@@ -68,6 +68,7 @@ def _of_32_bits(x: Any) -> Any:
     return (x.astype(jnp.uint32) * jnp.uint32(FACTOR) % ROWS).astype(jnp.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_source", "of_target", "most"),
     [

@@ -125,6 +125,7 @@ def _large(mean: float, deviation: float, *shape: int) -> Callable[[int], dict[s
     return lambda seed: {"x": mean + deviation * np.random.default_rng(seed).normal(size=shape)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "module", "shapes", "inputs", "words"),
     [

@@ -68,6 +68,7 @@ def test_tokens_of_one_parameter_or_several(leaves: str, parameters: str) -> Non
     assert ("1 of 2" in written) == ("2 of 2" in written) == (leaves != parameters), written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", ["one", "two"])
 def test_registers_of_another_size_are_a_difference(leaves: str) -> None:
     made = derive(_source(leaves, 1.1), Tokens("one"), SHAPES | OF_TOKENS[leaves], floats(4, ROWS, WIDTH))

@@ -104,6 +104,7 @@ def positions(found: Derivation, name: str) -> list[int]:
     return list(part.positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taps", [0, 1, 3])
 def test_the_channels_of_one_kernel_are_those_of_two(taps: int) -> None:
     made = inferred(taps, False, True)
@@ -131,8 +132,8 @@ def test_the_channels_of_two_kernels_are_those_of_one(taps: int) -> None:
     ("fault", "said"),
     [
         ("first", "takes index 0 of axis 2"),
-        pytest.param("tanh", "applies tanh", marks=pytest.mark.slow),
-        pytest.param("tower", "what boxes/kernel gives", marks=pytest.mark.slow),
+        ("tanh", "applies tanh"),
+        ("tower", "what boxes/kernel gives"),
     ],
 )
 def test_all_layers_are_in_front_of_what_becomes_of_one_head(fault: str, said: str) -> None:

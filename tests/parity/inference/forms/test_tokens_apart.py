@@ -108,7 +108,8 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     return {**sizes, **biases, "cls": (D,), "pos": (1 + TOKENS, D)}
 
 
-@pytest.mark.parametrize(("function", "target"), [(apart, False), pytest.param(joined, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "target"), [(apart, False), (joined, True)])
 def test_a_class_token_that_is_apart_in_all_layers(function: Any, target: bool):
     found = derive(function, Transformer(target), _shapes(), floats(2, TOKENS, D))
     assert found.complete, found.differences

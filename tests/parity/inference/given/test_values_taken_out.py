@@ -15,6 +15,7 @@ from torch import nn
 from convert.core.errors import ConvertError
 from convert.inference.derivation import Derivation
 from support.inferred import WIDTH, derive, floats
+from support.marks import slow_but
 
 D = WIDTH
 LEAVES = {"w": (D, D), "v": (D, D)}
@@ -74,8 +75,9 @@ def found(module: nn.Module) -> Derivation:
     return derive(lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"], module, LEAVES, floats(7, D))
 
 
-@pytest.mark.parametrize(("how", "make"), TAKEN.values(), ids=TAKEN)
-def test_one_error_names_the_line_where_a_value_leaves_torch(how: str, make: Callable[[], Net]) -> None:
+@pytest.mark.parametrize("name", slow_but(["numpy", "list"], TAKEN))
+def test_one_error_names_the_line_where_a_value_leaves_torch(name: str) -> None:
+    how, make = TAKEN[name]
     with pytest.raises(ConvertError) as raised:
         found(make())
     (finding,) = raised.value.findings

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from support.inferred import derive, rules
+from support.marks import slow_but
 
 D, HEADS, RELATIONS, NODES = 8, 4, 2, 8
 SIZE = D // HEADS
@@ -72,7 +73,7 @@ def inputs(seed: int) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).normal(size=(NODES, D))}
 
 
-@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("joined", slow_but([False], [True, False]))
 def test_both_ends_side_by_side_or_apart(joined: bool) -> None:
     found = derive(attention(joined), Attention(not joined), SHAPES, inputs)
     assert found.complete, found.differences

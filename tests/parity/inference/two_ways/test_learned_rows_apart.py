@@ -100,6 +100,7 @@ class Reader(nn.Module):
         return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize(("of_source", "of_target"), [(False, True), (True, False)])
 def test_norm_of_joined_rows_is_that_of_each(of_source: bool, of_target: bool, norm: str) -> None:

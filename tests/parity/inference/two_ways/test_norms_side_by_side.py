@@ -143,6 +143,7 @@ def test_another_epsilon_in_one_of_two_norms_is_no_derivation(kind: str) -> None
     assert found.differences and found.proof is None and "in short" in found.differences[0].problem
 
 
+@pytest.mark.slow
 def test_the_wrong_half_is_no_derivation() -> None:
     found = _derive(_two("batch"), One("batch", swapped=True), shapes("batch", "main", "short"))
     assert not found.complete and found.differences and found.proof is None

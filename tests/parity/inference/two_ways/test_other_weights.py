@@ -86,6 +86,7 @@ FAULTS: dict[str, tuple[Any, Of, Of]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_no_weights_make_up_for_is_a_difference(name: str) -> None:
     function, of, last = FAULTS[name]
@@ -159,6 +160,7 @@ def bags(w: Leaves, x: Any) -> Any:
     return jnp.concatenate([y.reshape(len(x), -1), (y @ y.mT).reshape(len(x), -1)], 1) @ w["h"] + w["c"]
 
 
+@pytest.mark.slow
 def test_weights_of_each_value_that_is_joined() -> None:
     (difference,) = derive(bags, Bags(), BAGS, floats(ROWS, D + 6)).differences
     assert not difference.shown and "takes the mean" in difference.problem and "sums" in difference.problem

@@ -80,7 +80,7 @@ def _rotary(source: str, module: Rotary, *, bias: bool) -> Derivation:
     ("source", "target", "fused"),
     [
         ("interleaved", "halves", False),
-        ("halves", "interleaved", True),
+        pytest.param("halves", "interleaved", True, marks=pytest.mark.slow),
         pytest.param("halves", "interleaved", False, marks=pytest.mark.slow),
         pytest.param("interleaved", "halves", True, marks=pytest.mark.slow),
     ],
@@ -149,7 +149,7 @@ OF_GROUPS = {"q": (D, N, H), "k": (D, GROUPS, H), "v": (D, GROUPS, H), "o": (N, 
     ("source", "target"),
     [
         ("turns", "neighbours"),
-        ("groups", "turns"),
+        pytest.param("groups", "turns", marks=pytest.mark.slow),
         pytest.param("neighbours", "turns", marks=pytest.mark.slow),
     ],
 )

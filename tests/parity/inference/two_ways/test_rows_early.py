@@ -60,6 +60,7 @@ class Skips(nn.Module):
         return total.relu().mT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [(False, True), (True, False), (True, True)])
 def test_the_last_steps_in_front_of_a_layer_or_behind_it(source: bool, target: bool) -> None:
     made = derive(_source(late=source), Skips(late=target), SHAPES, floats(3, STEPS, C))
@@ -69,7 +70,8 @@ def test_the_last_steps_in_front_of_a_layer_or_behind_it(source: bool, target: b
     }
 
 
-@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
 def test_the_first_steps_are_a_difference(late: bool) -> None:
     made = derive(_source(late=not late), Skips(late=late, first=True), SHAPES, floats(3, STEPS, C))
     assert not made.complete and made.differences and UNPROVEN & grades(made)

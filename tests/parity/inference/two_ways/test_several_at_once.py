@@ -94,9 +94,8 @@ class TwoEncoders(nn.Module):
         return one * two.tanh()
 
 
-@pytest.mark.parametrize(
-    "functions", [(torch.relu, torch.relu), pytest.param((torch.relu, nn.functional.gelu), marks=FAULTS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("functions", [(torch.relu, torch.relu), (torch.relu, nn.functional.gelu)])
 def test_networks_over_stacked_parameters(functions: Any) -> None:
     found = _derived(_two_encoders, TwoEncoders(*functions), {name: (2, *shape) for name, shape in ENCODER.items()})
     assert _differs(found) if nn.functional.gelu in functions else _is_derived(found)
@@ -228,7 +227,8 @@ class Averaged(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize("name", ["mean", pytest.param("amax", marks=FAULTS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mean", "amax"])
 def test_heads_that_are_averaged(name: str) -> None:
     found = _derived(_averaged_weights, Averaged(lambda x: getattr(torch, name)(x, 0)), ATTENTION)
     assert _differs(found) if name == "amax" else _is_derived(found)

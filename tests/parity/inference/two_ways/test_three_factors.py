@@ -88,6 +88,7 @@ def test_a_similarity_in_any_form(function: Callable[..., Any], shapes: Any, for
     assert rules(found, module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "shapes", "form"), [(_whole, WHOLE, "scaled"), (_apart, APART, "whole")])
 def test_another_third_term_is_a_difference(function: Callable[..., Any], shapes: Any, form: str) -> None:
     found = _derive(function, Similarity(form, power=2), shapes)

@@ -143,7 +143,8 @@ def derived(**options: bool) -> Derivation:
     return infer(function, Model(**options).eval(), lambda net, given: {"y": net(**given)}, inputs, SHAPES)
 
 
-@pytest.mark.parametrize("joins", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("joins", [False, True])
 def test_towers_of_one_leaf_are_told_apart_by_the_sums_of_their_products(joins: bool) -> None:
     found = derived(joins=joins)
     assert found.complete and grades(found) == {Grade.DERIVED, Grade.INTERCHANGEABLE}, found.differences

@@ -105,6 +105,7 @@ class OfThree(torch.nn.Module):
         return self.o(torch.tanh(torch.einsum("bimo,bi,bm->bo", made, x[:, C:-MIDDLE], x[:, -MIDDLE:])))
 
 
+@pytest.mark.slow
 def test_three_axes_in_another_order_are_no_difference() -> None:
     """No order of three axes is found; as the layer's rows can have it, none is claimed to differ."""
 
