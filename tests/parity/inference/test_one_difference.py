@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], torch.nn.Module], dict[s
         decayed,
         Layers,
         DECAYED,
-        "in m.0: of m.0.a, the target changes the sign, applies exp, and the JAX model takes index 0 of axis 0, applies exp, changes the sign",
+        "in m.0: of m.0.a, the target changes the sign, applies exp (test_one_difference.py:99, in m.0), and the JAX model takes index 0 of axis 0, applies exp, changes the sign",
     ),
     "a table of other numbers": (
         forecast,

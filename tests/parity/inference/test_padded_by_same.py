@@ -108,3 +108,37 @@ def test_there_is_no_note_where_it_would_say_nothing(model: Any, module: Any, si
 def test_an_even_size_shows_the_difference():
     found = derive(of_linen(EVEN)[0], Net(), of_linen(EVEN)[1], floats(2, EVEN, D))
     assert "the target pads (1, 1) with zeros, and the JAX model (0, 1) with zeros" in found.differences[0].problem
+
+
+class Image(torch.nn.Module):
+    def __init__(self, padding: str, pool: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.c, self.pool = torch.nn.Conv2d(D, D, 3, 2 if padding == "valid" else 1, padding), pool
+
+    def forward(self, x: Any) -> Any:
+        return torch.tanh(self.pool(self.c(x.permute(0, 3, 1, 2))).permute(0, 2, 3, 1))
+
+
+class LinenImage(nn.Module):
+    padding: str
+    pool: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        strides = (2, 2) if self.padding == "VALID" else (1, 1)
+        return jnp.tanh(self.pool(nn.Conv(D, (3, 3), strides, self.padding)(x), (3, 3), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("padding", "jax_pool", "pool"),
+    [
+        ("valid", nn.max_pool, lambda x: torch.nn.functional.max_pool2d(x, 3, 2)),
+        ("same", nn.avg_pool, lambda x: torch.nn.functional.avg_pool2d(x, (3, 3), 2)),
+    ],
+)
+def test_settings_of_torch_that_have_one_number_for_all_axes(padding: str, jax_pool: Any, pool: Any):
+    """`aten.convolution` of ``padding="valid"`` has one number for both axes, as SigLIP's patches."""
+    function, shapes = linen(LinenImage(padding.upper(), jax_pool), jnp.zeros((2, 11, 11, D)))
+    found = derive(function, Image(padding, pool), shapes, floats(2, 11, 11, D))
+    assert found.complete, found.differences
+    assert not [note for note in found.notes if "SAME" in note]

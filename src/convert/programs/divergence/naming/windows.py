@@ -292,9 +292,16 @@ def settings_of(operation: Operation) -> Settings | None:
         )
     if settings["transposed"]:
         return None
-    own = tuple((int(n), int(n)) for n in settings["padding"])
-    moves = tuple(settings["stride"]), tuple(settings["dilation"])
-    return Settings(tuple(range(kernel.ndim)), kernel, own, *moves, settings["groups"])
+    padding, stride, dilation = (
+        _of_each_axis(settings[name], kernel.ndim - 2) for name in ("padding", "stride", "dilation")
+    )
+    own = tuple((n, n) for n in padding)
+    return Settings(tuple(range(kernel.ndim)), kernel, own, stride, dilation, settings["groups"])
+
+
+def _of_each_axis(numbers: Sequence[int], axes: int) -> tuple[int, ...]:
+    """Return a setting of torch for each axis of space; `padding="valid"` has one for all."""
+    return tuple(map(int, numbers)) * (axes if len(numbers) == 1 else 1)
 
 
 def _convolution(operation: Operation, words: Words) -> _Convolution | None:
