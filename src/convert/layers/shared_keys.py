@@ -239,7 +239,7 @@ BIAS = Key(
     SUM,
     "Path of the leaf of the bias; or a sum that the source computes, of leaves such as x/bias + h/bias or of a leaf and a number such as forget/bias + 1, where the target has one bias. Default: no bias.",
 )
-FROM_SUM = "; or a sum that the source computes, such as x/bias + h/bias, or scale + 1"
+FROM_SUM = "; or a sum that the source computes, such as x/bias + h/bias, or scale + 1; or filter/real + 1j * filter/imag, complex numbers of two leaves"
 FROM_SEVERAL = "; or a list of paths, whose leaves stand one after the other along an axis of inputs (D + E)"
 KEPT_AXES = Scalar(str, "axis letters such as ED, or .ED", parse_kept_axes)
 AXES = Key(

@@ -219,7 +219,7 @@ def in_float64(merges: Mapping[str, MergedLeaf]) -> dict[str, MergedLeaf]:
 
 
 class LowRankSource(Source):
-    """A view of a checkpoint in which one leaf replaces several: a low-rank pair and the weight that it is added to, or the leaves of a sum.
+    """A view of a checkpoint in which one leaf replaces several: a low-rank pair and the weight that it is added to, the leaves of a sum, or the parts of complex numbers.
 
     A merged leaf stands where the first of its leaves stood.
     """

@@ -1,4 +1,4 @@
-"""Merge the leaves of each low-rank pair, and of the weight that it is added to, into one leaf; and the leaves of each sum."""
+"""Merge the leaves of each low-rank pair, and of the weight that it is added to, into one leaf; and the leaves of each sum, and the parts of complex numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
 from convert.layers import Rule
 from convert.layers.base import Matched, MatchKey
-from convert.layers.leaf_sums import NEXT, role_of_sum, sums_of
+from convert.layers.leaf_sums import IMAGINARY, NEXT, role_of_sum, sign_of, sums_of
 from convert.layers.leaves import MisfitError, shape_mismatch
 from convert.layers.low_rank import Pair
 from convert.planning.adapters.attach import Adapters
 from convert.planning.low_rank_source import Merge
 from convert.planning.matching.match import Coverage
-from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
+from convert.planning.merged_leaf import Complex, Joined, MergedLeaf, Sum
 
 
 def merge_leaves(
@@ -86,7 +86,7 @@ def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[MergedLeaf
     for role, terms in of_rule.items():
         listed = [leaves.pop(term, {}) for term in terms]
         whole = [key for key in listed[0] if all(key in of_role for of_role in listed)]  # match.cover reports others
-        join = _joined if NEXT in terms[-1] else _sum
+        join = {NEXT: _joined, IMAGINARY: _complex}.get(sign_of(terms), _sum)
         sums = {key: join(found.rule, [of_role[key] for of_role in listed], source) for key in whole}
         leaves[role] = {key: one.name for key, one in sums.items()}
         made += sums.values()
@@ -99,25 +99,46 @@ def _with_sums(found: Matched, source: Source) -> tuple[Matched, list[MergedLeaf
 
 
 def _sum(rule: Rule, leaves: Sequence[str], source: Source) -> Sum:
-    specs = [source.leaves[leaf].spec for leaf in leaves]
     apart = bool(rule.kind.term_axes)  # then the letters say which axes are the same
-    for leaf, spec in zip(leaves, specs, strict=True):
-        if not is_float(spec.dtype) or (spec.shape != specs[0].shape and not apart):
-            floats = is_float(spec.dtype)
-            raise shape_mismatch(
-                rule,
-                leaf,
-                problem="the rule adds leaves up, element by element",
-                expected=f"the shape of {leaves[0]}: {specs[0]}" if floats else "floating-point numbers",
-                got=str(spec),
-                fix="correct the paths of the sum",
-            )
+    specs = _floats(rule, leaves, source, "adds leaves up", apart=apart)
     dtype = reduce(_wider, (spec.dtype for spec in specs))
     wide = "float64" if dtype == "float64" else "float32"
     if apart:
         shape, places = _spread(rule, [spec.shape for spec in specs])
         return Sum(tuple(leaves), TensorSpec(shape, wide), dtype, places)
     return Sum(tuple(leaves), TensorSpec(specs[0].shape, wide), dtype)
+
+
+def _complex(rule: Rule, leaves: Sequence[str], source: Source) -> Complex:
+    specs = _floats(rule, leaves, source, "makes complex numbers of two leaves")
+    dtype = "complex128" if "float64" in {spec.dtype for spec in specs} else "complex64"
+    real, imaginary = leaves
+    return Complex(real, imaginary, TensorSpec(specs[0].shape, dtype), dtype)
+
+
+def _floats(rule: Rule, leaves: Sequence[str], source: Source, does: str, *, apart: bool = False) -> list[TensorSpec]:
+    """Return the specs of leaves that are put together element by element.
+
+    Args:
+        does: what the rule does with them.
+        apart: whether their shapes may differ.
+
+    Raises:
+        MisfitError: they have different shapes, or are no floating-point numbers.
+    """
+    specs = [source.leaves[leaf].spec for leaf in leaves]
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if not is_float(spec.dtype) or (spec.shape != specs[0].shape and not apart):
+            floats = is_float(spec.dtype)
+            raise shape_mismatch(
+                rule,
+                leaf,
+                problem=f"the rule {does}, element by element",
+                expected=f"the shape of {leaves[0]}: {specs[0]}" if floats else "floating-point numbers",
+                got=str(spec),
+                fix="correct the paths of the sum",
+            )
+    return specs
 
 
 def _spread(rule: Rule, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.core.tensor_spec import TensorSpec
 from convert.core.value_ops import Cast
-from convert.layers.leaf_sums import PLUS
+from convert.layers.leaf_sums import PLUS, complex_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -177,6 +177,48 @@ class Sum(MergedLeaf):
         for leaf in whole:
             total += leaf[here].astype(np.float64)
         out[...] = Cast(out.dtype.name).apply(total)
+
+
+@dataclass(frozen=True)
+class Complex(MergedLeaf):
+    """Two leaves of one shape, the real and the imaginary parts of complex numbers.
+
+    Attributes:
+        real, imaginary: the leaves.
+        spec: of the complex numbers: complex64, or complex128 where a leaf is float64.
+        dtype: the same.
+    """
+
+    real: str
+    imaginary: str
+    spec: TensorSpec
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """``filter/real + 1j * filter/imag``."""
+        return complex_name(self.real, self.imaginary)
+
+    @property
+    def arithmetic(self) -> str:
+        return "complex numbers of two leaves"
+
+    @property
+    def in_pieces(self) -> str:
+        return self.real
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        return (self.imaginary,)
+
+    def in_float64(self) -> Complex:
+        return replace(self, spec=replace(self.spec, dtype="complex128"))
+
+    def fill_piece(self, out: Array, origin: tuple[int, ...], whole: Sequence[Array], kept: Array | None) -> None:
+        assert kept is not None
+        here = tuple(slice(start, start + size) for start, size in zip(origin, out.shape, strict=True))
+        out.real[...] = kept.astype(out.real.dtype)
+        out.imag[...] = whole[0][here].astype(out.imag.dtype)
 
 
 def _spread(leaf: Array, places: Sequence[int], shape: tuple[int, ...]) -> Array:

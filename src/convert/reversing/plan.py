@@ -22,10 +22,10 @@ from convert.core.value_ops import Add, AddIdentity, Cast, Multiply
 from convert.core.weight_norm_ops import LossyError, RowLengths
 from convert.core.yaml_nodes import Position
 from convert.layers.base import Part, Step
-from convert.layers.leaf_sums import what_is_lost
+from convert.layers.leaf_sums import IMAGINARY, NEXT, PLUS, what_is_lost
 from convert.planning.adapters.names import NamedPair
 from convert.planning.low_rank_source import Merge
-from convert.planning.merged_leaf import Joined, MergedLeaf, Sum
+from convert.planning.merged_leaf import Complex, Joined, MergedLeaf, Sum
 from convert.planning.plan import Plan
 from convert.reversing.config_json import config_conflicts
 from convert.reversing.left_out import HEAD, left_out
@@ -208,9 +208,10 @@ def _irreversible(plan: Plan, like: bool) -> Iterator[Finding]:
         )
     for merge in plan.merges.values():
         user = next(step for step in plan.steps if any(part.leaf == merge.name for part in step.parts))
+        what, lost = what_is_lost(_sign(merge))
         yield Finding(
             "not-reversible",
-            f"the tensor is {what_is_lost(isinstance(merge, Joined))} ({merge.name}); it does not tell them apart",
+            f"the tensor is {what} ({merge.name}); {lost}",
             rule=user.rule.line_only,
             path=user.name,
             fix=_of_merge(merge),
@@ -235,9 +236,14 @@ def merged_pairs(source: Source, pairs: Mapping[str, NamedPair]) -> PlanError:
     return PlanError(Finding("not-reversible", problem, path=str(source.display_path), expected="a tree without LoRA pairs", got=got, fix=fix))  # fmt: skip
 
 
+def _sign(merge: MergedLeaf) -> str:
+    """Return what stands between the leaves that a tensor is computed from."""
+    return NEXT if isinstance(merge, Joined) else IMAGINARY if isinstance(merge, Complex) else PLUS
+
+
 def _of_merge(merge: MergedLeaf) -> str:
     """Say what to do where a tensor is computed from several leaves."""
-    if isinstance(merge, Sum | Joined):
+    if isinstance(merge, Sum | Joined | Complex):
         return "keep the leaves apart in the target"
     if isinstance(merge, Merge) and merge.base is None:
         return "keep the factors apart in the target"

@@ -14,7 +14,7 @@ from convert.core.similarity import did_you_mean
 from convert.core.yaml_nodes import YamlNode, load_yaml
 from convert.layers import KINDS, Drop, Numbering, Rule, TargetLayer
 from convert.layers.base import LayerKind
-from convert.layers.leaf_sums import NEXT, PLUS, LeafSum, by_role
+from convert.layers.leaf_sums import IMAGINARY, NEXT, PLUS, LeafSum, by_role
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.layers.shared_keys import PATTERN, SHARED
 from convert.layers.transforms.rope import locate_heads
@@ -405,14 +405,19 @@ def _sources(kind: type[LayerKind], layer: LayerKind, values: Mapping[str, Any],
         return {"weight": values[word]}
     paths = _paths(values.get("from"))
     sources = dict(layer.patterns(paths[0])) if paths else {}
-    sources |= by_role("weight", paths, NEXT if kind.joins else PLUS) if len(paths) > 1 else {}
+    sources |= by_role("weight", paths, NEXT if kind.joins else _sign(values["from"])) if len(paths) > 1 else {}
     if "times" in values:
         sources[SECOND] = values["times"]
     if "plus" in values:
         sources |= {PLUS_FIRST: values["plus"]["from"], PLUS_SECOND: values["plus"]["times"]}
     for key, role in kind.leaf_keys.items():
-        sources |= by_role(role, _paths(values.get(key)))
+        sources |= by_role(role, _paths(values.get(key)), _sign(values.get(key)))
     return sources
+
+
+def _sign(value: Pattern | LeafSum | tuple[Pattern, ...] | None) -> str:
+    """Return what stands between the leaves that are added up."""
+    return IMAGINARY if isinstance(value, LeafSum) and value.imaginary else PLUS
 
 
 def _paths(value: Pattern | LeafSum | tuple[Pattern, ...] | None) -> tuple[Pattern, ...]:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -144,9 +146,47 @@ def test_complex_leaves_become_complex_tensors() -> None:
     assert found.to_dict()["complex_tensors"] == ["a.bias", "a.weight", "b.weight"]
 
 
+def test_a_complex_tensor_of_two_leaves_has_a_rule() -> None:
+    module = m.FNO("complex").eval()
+    found = derive(m.fno("two"), module, m.fno_shapes("two"), FIELDS)
+    (rule,) = [rule for rule in rules(found, module) if "1j" in rule]
+    assert rule == '- from: "re + 1j * im"\n  parameter: conv.weights1'
+
+
+class Reflected(torch.nn.Module):
+    """Layers of which each has a complex matrix and a complex bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(m.D, m.D, dtype=torch.cfloat) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            z = layer(x.to(layer.weight.dtype))
+            x = x + torch.tanh(z.real) * torch.sigmoid(z.imag)
+        return x
+
+
+def reflected(w: Mapping[str, Any], x: Any) -> Any:
+    for i in range(3):
+        z = x @ (w["re"][i] + 1j * w["im"][i]) + (w["bias_re"][i] + 1j * w["bias_im"][i])
+        x = x + jnp.tanh(z.real) * jax.nn.sigmoid(z.imag)
+    return x
+
+
+def test_complex_layers_of_stacked_leaves_have_a_rule() -> None:
+    module = Reflected().eval()
+    shapes = {"re": (3, m.D, m.D), "im": (3, m.D, m.D), "bias_re": (3, m.D), "bias_im": (3, m.D)}
+    found = derive(reflected, module, shapes)
+    check(found)
+    weight, bias = rules(found, module)
+    assert weight.startswith('- from: "re + 1j * im"\n  stacked: {i: 0}\n') and "layers.{i}.weight" in weight
+    assert bias.startswith('- from: "bias_re + 1j * bias_im"\n  stacked: {i: 0}\n')
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("of_source", "of_target"), [("two", "complex"), ("complex", "last axis")])
-def test_real_leaves_of_a_complex_tensor_have_no_words_yet(of_source: str, of_target: str) -> None:
+@pytest.mark.parametrize(("of_source", "of_target"), [("complex", "two"), ("complex", "last axis")])
+def test_complex_leaves_of_real_tensors_have_no_words_yet(of_source: str, of_target: str) -> None:
     leaves = ("c",) if of_source == "complex" else ()
     module = m.FNO(of_target).eval()
     found = derive(m.fno(of_source), module, m.fno_shapes(of_source), FIELDS, leaves)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.inference.derivation import Arithmetic, Derivation, Part, Tensor
+from convert.layers.leaf_sums import PLUS, TIMES_J, complex_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REAL_AND_COMPLEX = (
@@ -21,7 +22,8 @@ OWN_NUMBERS = "it has complex numbers that the module computes itself, and the r
 def in_complex_numbers(derivation: Derivation) -> tuple[Derivation, Mapping[str, str]]:
     """Return a derivation whose complex leaves and tensors have their own shapes, and the tensors without words, which it lacks.
 
-    A leaf's numbers are put together where they are those of a complex tensor.
+    A leaf's numbers are put together where they are those of a complex tensor. Of two real leaves, a complex tensor is made of one
+    that a rule names ``real + 1j * imaginary``; such leaves are float32, as no file holds wider complex numbers.
     """
     if not derivation.complex_leaves and not derivation.complex_tensors:
         return derivation, {}
@@ -38,7 +40,9 @@ def in_complex_numbers(derivation: Derivation) -> tuple[Derivation, Mapping[str,
         if not own and True not in of_complex:
             found.append(tensor)
             continue
-        made = _whole(tensor, leaves) if own and of_complex <= {True} else None
+        made = None
+        if own and len(of_complex) <= 1:
+            made = _of_pairs(tensor, leaves) if False in of_complex else _whole(tensor, leaves)
         if made is not None:
             found.append(made)
         else:
@@ -49,7 +53,11 @@ def in_complex_numbers(derivation: Derivation) -> tuple[Derivation, Mapping[str,
         name: x[..., 0] + 1j * x[..., 1] if name in derivation.complex_leaves else x
         for name, x in derivation.weights.items()
     }
-    return replace(derivation, tensors=tuple(found), leaves=leaves, weights=weights), wordless
+    whole = replace(derivation, tensors=tuple(found), leaves=leaves, weights=weights)
+    pairs = of_two_leaves(whole)
+    halves = {leaf for tensor in found if tensor.name in pairs for part in tensor.parts for leaf in part.leaves}
+    single = {name: x.astype(np.float32) if name in halves else x for name, x in weights.items()}
+    return replace(whole, weights=single), wordless
 
 
 def _whole(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> Tensor | None:
@@ -57,12 +65,10 @@ def _whole(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> Tensor | No
     made = replace(tensor, shape=tensor.shape[:-1], alternatives={})
     if not tensor.parts:
         return made
-    owner, position = (np.full(int(np.prod(tensor.shape)), -1) for _ in range(2))
-    for part in tensor.parts:
-        if part.arithmetic is not Arithmetic.SAME or part.factor != 1:
-            return None
-        owner[part.elements] = list(leaves).index(part.leaf)
-        position[part.elements] = part.positions
+    origin = _origin(tensor, list(leaves))
+    if origin is None:
+        return None
+    owner, position = origin
     real, imaginary = slice(0, None, 2), slice(1, None, 2)
     together = (
         (owner[real] == owner[imaginary]) & (position[real] + 1 == position[imaginary]) & (position[real] % 2 == 0)
@@ -70,6 +76,43 @@ def _whole(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> Tensor | No
     if not together[owner[real] >= 0].all() or ((owner[real] < 0) != (owner[imaginary] < 0)).any():
         return None
     return replace(made, parts=tuple(half for part in tensor.parts if len((half := _half(part, leaves)).elements)))
+
+
+def _origin(tensor: Tensor, leaves: list[str]) -> tuple[Array, Array] | None:
+    """Return the number of the leaf, and the place in it, of each element; -1 where no part has it; None where one is not a leaf's number."""
+    owner, position = (np.full(int(np.prod(tensor.shape)), -1) for _ in range(2))
+    for part in tensor.parts:
+        if part.arithmetic is not Arithmetic.SAME or part.factor != 1:
+            return None
+        owner[part.elements] = leaves.index(part.leaf)
+        position[part.elements] = part.positions
+    return owner, position
+
+
+def _of_pairs(tensor: Tensor, leaves: Mapping[str, tuple[int, ...]]) -> Tensor | None:
+    """Return a complex tensor each element of which has its real part in one real leaf, and its imaginary part at the same place of another; None if it is none."""
+    names = list(leaves)
+    origin = _origin(tensor, names)
+    if origin is None or (origin[0] < 0).any():
+        return None
+    (real, imaginary), (place, other) = ((of[0::2], of[1::2]) for of in origin)
+    if (real == imaginary).any() or (place != other).any():
+        return None
+    parts = []
+    for part in tensor.parts:
+        elements = part.elements[part.elements % 2 == 0] // 2
+        for k in np.unique(imaginary[elements]):
+            at = elements[imaginary[elements] == k]
+            pair = (part.leaf, names[k])
+            if leaves[pair[0]] != leaves[pair[1]]:
+                return None
+            parts.append(replace(part, elements=at, positions=place[at], leaf=complex_name(*pair), leaves=pair))
+    return replace(tensor, shape=tensor.shape[:-1], alternatives={}, parts=tuple(parts))
+
+
+def of_two_leaves(derivation: Derivation) -> set[str]:
+    """Return the complex tensors that two real leaves make, which no rule of a layer has, as its weight is one leaf."""
+    return {tensor.name for tensor in derivation.tensors for part in tensor.parts if f"{PLUS}{TIMES_J}" in part.leaf}
 
 
 def _half(part: Part, leaves: Mapping[str, tuple[int, ...]]) -> Part:

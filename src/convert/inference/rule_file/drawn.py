@@ -11,6 +11,7 @@ import numpy as np
 from convert.checkpoints.source import Leaf, Source
 from convert.core.tensor_spec import TensorSpec
 from convert.inference.derivation import Arithmetic, Part, Tensor
+from convert.layers.leaf_sums import complex_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,8 +47,9 @@ class DrawnLeaves(Source):
 
 
 def _stored(array: Array) -> Array:
-    """Return numbers in float64; complex ones in the one dtype that a file can hold."""
-    return np.asarray(array, np.complex64 if np.iscomplexobj(array) else np.float64)
+    """Return numbers in float64; complex ones, and the parts of such, in the one dtype that a file can hold."""
+    kept = array.dtype == np.float32
+    return np.asarray(array, np.complex64 if np.iscomplexobj(array) else np.float32 if kept else np.float64)
 
 
 def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | None:
@@ -55,8 +57,16 @@ def derived_array(tensor: Tensor, source: Source, root: str = "") -> Array | Non
     if not tensor.parts or any(part.arithmetic is Arithmetic.COMPUTED and part.values is None for part in tensor.parts):
         return None
     prefix = f"{root}/" if root else ""
-    leaves = {name: source.read(prefix + name) for part in tensor.parts if (name := part.leaf)}
+    leaves = {part.leaf: _read(part, source, prefix) for part in tensor.parts if part.leaf}
     return assembled(tensor.parts, tensor.shape, leaves)
+
+
+def _read(part: Part, source: Source, prefix: str) -> Array:
+    """Read the leaf of a part; of complex numbers, the two leaves with their parts."""
+    if len(part.leaves) != 2 or part.leaf != complex_name(*part.leaves):
+        return source.read(prefix + part.leaf)
+    real, imaginary = (source.read(prefix + leaf) for leaf in part.leaves)
+    return np.asarray(real + 1j * imaginary)
 
 
 def assembled(parts: Sequence[Part], shape: tuple[int, ...], leaves: Mapping[str, Array]) -> Array:

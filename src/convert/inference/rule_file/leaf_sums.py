@@ -12,7 +12,7 @@ import numpy as np
 from convert.core.path_pattern import escape_path
 from convert.drafting.like.module_patterns import common_pattern
 from convert.inference.derivation import Arithmetic, Derivation, Part
-from convert.layers.leaf_sums import PLUS, is_number
+from convert.layers.leaf_sums import PLUS, TIMES_J, is_number
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EXACT = 1e-12  # relative and absolute: a leaf with a number added, and multiplied
@@ -139,26 +139,31 @@ def _rounded(number: float) -> float:
 
 
 def terms_of(leaf: str) -> list[str]:
-    """Return the leaves, or the patterns, that are added up."""
-    return leaf.split(PLUS)
+    """Return the leaves, or the patterns, that are added up, or have the parts of complex numbers."""
+    return [term.removeprefix(TIMES_J) for term in leaf.split(PLUS)]
+
+
+def _sign(leaf: str) -> str:
+    """Return what stands between the leaves, or the patterns, of a sum."""
+    return f"{PLUS}{TIMES_J}" if f"{PLUS}{TIMES_J}" in leaf else PLUS
 
 
 def are_alike(leaves: Iterable[str]) -> bool:
     """Whether leaves are sums of as many leaves each, so that one pattern may say them."""
-    return len({len(terms_of(leaf)) for leaf in leaves}) <= 1
+    return len({(len(terms_of(leaf)), _sign(leaf)) for leaf in leaves}) <= 1
 
 
 def escaped(leaf: str) -> str:
     """Return a pattern that matches only this leaf, or the sum of such patterns."""
     terms = terms_of(leaf)
-    return PLUS.join(rf"\{term}" if len(terms) > 1 and is_number(term) else escape_path(term) for term in terms)
+    return _sign(leaf).join(rf"\{term}" if len(terms) > 1 and is_number(term) else escape_path(term) for term in terms)
 
 
 def common_path(paths: Sequence[str], *, nested: bool = False) -> str | None:
     """Return the pattern of several paths, term by term where they are sums; None if there is none."""
-    by_term = [terms_of(path) for path in paths]
-    if len({len(terms) for terms in by_term}) > 1:
+    if not are_alike(paths):
         return None
+    by_term = [terms_of(path) for path in paths]
     found = [common_pattern(list(terms), nested=nested) for terms in zip(*by_term, strict=True)]
     joined = [text for text in found if text is not None]
-    return PLUS.join(joined) if len(joined) == len(found) else None
+    return _sign(paths[0]).join(joined) if len(joined) == len(found) else None

@@ -16,7 +16,7 @@ from convert.drafting.yaml_entry import leaf_names_lines, rule_texts
 from convert.inference.derivation import NOT_REACHED, Derivation, Difference, Grade, Tensor
 from convert.inference.open_tensors import NOT_PROVEN, equal_widths, part_of, stacked_along
 from convert.inference.rule_file.attention import join_attention
-from convert.inference.rule_file.complex_tensors import in_complex_numbers
+from convert.inference.rule_file.complex_tensors import in_complex_numbers, of_two_leaves
 from convert.inference.rule_file.computed import settle
 from convert.inference.rule_file.joining.copies import with_copies
 from convert.inference.rule_file.joining.cut_rows import with_cut_rows
@@ -98,7 +98,7 @@ def write_rules(
         as_parameters: tensors that have rules of parameters, and not of layers.
     """
     derivation, parts_alone = in_complex_numbers(derivation)
-    layers = describe_layers(with_products(with_sums(derivation)), target, as_parameters)
+    layers = describe_layers(with_products(with_sums(derivation)), target, {*as_parameters, *of_two_leaves(derivation)})
     letters = Letters()
     entries: list[DraftEntry] = []
     unfinished: dict[int, PatternRule] = {}  # position of an entry with a question

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from convert.core.errors import OptionError, PlanError
 from convert.core.findings import Finding
 from convert.core.tensor_spec import TensorSpec, is_float, widens
-from convert.layers.leaf_sums import NEXT, PLUS, sums_of, what_is_lost
+from convert.layers.leaf_sums import IMAGINARY, NEXT, PLUS, TIMES_J, sign_of, sums_of, what_is_lost
 from convert.layers.leaves import MisfitError
 from convert.layers.transforms.weight_normalization import kept
 from convert.planning.facts.values import published_version
@@ -298,14 +298,15 @@ def _lost(rules: RuleFile, target: str) -> Iterator[Finding]:
     for rule in rules.rules:
         layer, why = rule.layer(target), ""
         terms = next(iter(sums_of([*rule.sources]).values()), ())
-        joined = any(NEXT in role for role in terms)
+        sign = sign_of(terms)
         if layer is not None and (rule.kind.pair is not None or terms):
-            why = f"{what_is_lost(joined)}; it does not tell them apart"
+            why = "; ".join(what_is_lost(sign))
         elif layer is not None and rule.normalized is not None and not kept(rule, layer):
             why = "the weight with its normalisation folded into it; it does not hold the weight without it"
         if why:
             fix = "keep the leaves apart in the target, or leave this rule out"
-            path = (NEXT.lstrip() if joined else PLUS).join(str(rule.sources[role]) for role in terms or [rule.lead])
+            between = {NEXT: NEXT.lstrip(), IMAGINARY: f"{PLUS}{TIMES_J}"}.get(sign, PLUS)
+            path = between.join(str(rule.sources[role]) for role in terms or [rule.lead])
             yield Finding("not-reversible", f"the tensor is {why}", rule=rule.at.line_only, path=path, fix=fix)
 
 

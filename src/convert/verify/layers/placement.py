@@ -14,7 +14,7 @@ from convert.layers.leaf_sums import sums_of
 from convert.layers.low_rank import PLUS_FIRST, PLUS_SECOND, SECOND
 from convert.planning.adapters.names import find_pairs
 from convert.planning.low_rank_source import Merge
-from convert.planning.merged_leaf import MergedLeaf, Sum
+from convert.planning.merged_leaf import Complex, MergedLeaf, Sum
 from convert.planning.plan import Plan
 from convert.rules.file import further_names
 
@@ -37,7 +37,8 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
     if layer is None or match is None:
         return finding("it takes a leaf that the rule does not name", pattern.text, part.leaf)
     if merge is not None and (stranger := _leaf_of_another_layer(plan, step.role, rule, merge, match)):
-        what = "low-rank pair" if isinstance(merge, Merge) else "sum" if isinstance(merge, Sum) else "matrix"
+        whats = {Merge: "low-rank pair", Sum: "sum", Complex: "complex number"}
+        what = next((word for kind, word in whats.items() if isinstance(merge, kind)), "matrix")
         return finding(f"the leaves of a {what} belong to different layers", f"leaves of {part.leaf}", stranger)
     axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)

@@ -23,7 +23,7 @@ from convert.verify.mistakes.integers import integer_mistakes
 from convert.verify.mistakes.layouts import fused_order_mistakes, layout_mistakes, stacked_axis_mistakes
 from convert.verify.mistakes.low_rank import pair_mistakes
 from convert.verify.mistakes.orders_of_parts import order_mistakes
-from convert.verify.mistakes.sums import joined_mistakes, number_mistakes, sum_mistakes
+from convert.verify.mistakes.sums import complex_mistakes, joined_mistakes, number_mistakes, sum_mistakes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NOT_IN_SOURCE = "bias that the source does not add"
@@ -54,6 +54,7 @@ def own_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     yield from sum_mistakes(step, plan)
     yield from number_mistakes(step, plan)
     yield from joined_mistakes(step, plan)
+    yield from complex_mistakes(step, plan)
     yield from integer_mistakes(step, plan)
     if step.group is None and len(step.parts) == 1 and _gates_of(step, plan) is None:
         yield from _of_kind(step, plan)

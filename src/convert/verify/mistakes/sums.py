@@ -1,4 +1,4 @@
-"""Mistakes with a sum: a leaf or a number of it left out, added twice, or subtracted. And with leaves that are joined: another order."""
+"""Mistakes with leaves that become one: with a sum, a leaf or a number of it left out, added twice, or subtracted; with joined leaves, another order; with the parts of complex numbers, the other part or sign."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from convert.core.value_ops import Add
 from convert.layers.base import Step
 from convert.layers.mistake import Mistake, symmetric
 from convert.layers.step_tensor import assemble, maker
-from convert.planning.merged_leaf import Joined, Sum
+from convert.planning.merged_leaf import Complex, Joined, Sum
 from convert.planning.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,6 +28,13 @@ NUMBERS = {  # the same of the number that a rule adds to a leaf
     "number of a sum left out": (0.0, "the leaf without the {} that the source adds"),
     "number of a sum added twice": (2.0, "the leaf with {} added twice"),
     "number of a sum subtracted": (-1.0, "the leaf with {} subtracted"),
+}
+
+
+PARTS = {  # mistake with complex numbers -> what it makes of their parts, and what that gives
+    "real and imaginary parts exchanged": (lambda real, imag: imag + 1j * real, "{1} + 1j * {0}"),
+    "imaginary parts subtracted": (lambda real, imag: real - 1j * imag, "{0} - 1j * {1}, the complex conjugate"),
+    "imaginary parts left out": (lambda real, imag: real + 0j * imag, "{0} alone"),
 }
 
 
@@ -49,6 +56,28 @@ def joined_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
     ):  # the first is that of the rule
         gives = f"the leaves in the order {', '.join(first.terms[k] for k in order)}"
         yield symmetric("leaves joined in another order", gives, "in that of the rule", _in_order(step, plan, order))
+
+
+def complex_mistakes(step: Step, plan: Plan) -> Iterator[Mistake]:
+    """Yield mistakes with the two leaves that have the parts of complex numbers."""
+    first = next((merge for part in step.parts if isinstance(merge := plan.merges.get(part.leaf), Complex)), None)
+    if first is None:
+        return
+    for name, (put, gives) in PARTS.items():
+        yield symmetric(name, gives.format(first.real, first.imaginary), first.name, _of_parts(step, plan, put))
+
+
+def _of_parts(step: Step, plan: Plan, put: Callable[[Array, Array], Array]) -> Callable[[], Array]:
+    """Return what computes the tensor with complex numbers that are put together in another way."""
+
+    def leaf_of(name: str) -> Array:
+        merge = plan.merges.get(name)
+        if not isinstance(merge, Complex):
+            return plan.source.read(name)
+        real, imaginary = (plan.checkpoint.read(leaf).astype(np.float64) for leaf in (merge.real, merge.imaginary))
+        return put(real, imaginary).astype(merge.spec.dtype)
+
+    return lambda: assemble(step.parts, [apply(part.ops, leaf_of(part.leaf)) for part in step.parts])
 
 
 def _in_order(step: Step, plan: Plan, order: Sequence[int]) -> Callable[[], Array]:
