@@ -38,7 +38,7 @@ def misplaced(plan: Plan, rule: Rule, step: Step, part: Part) -> Finding | None:
         return finding("it takes a leaf that the rule does not name", pattern.text, part.leaf)
     if merge is not None and (stranger := _leaf_of_another_layer(plan, step.role, rule, merge, match)):
         whats = {Merge: "low-rank pair", Sum: "sum", Complex: "complex number"}
-        what = next((word for kind, word in whats.items() if isinstance(merge, kind)), "matrix")
+        what = next((word for of, word in whats.items() if isinstance(merge, of)), "matrix")
         return finding(f"the leaves of a {what} belong to different layers", f"leaves of {part.leaf}", stranger)
     axes = [name for name, _ in sorted(rule.stacked.items(), key=lambda item: -item[1])]
     split = len(layer.path.groups) > len(pattern.groups)
