@@ -106,7 +106,7 @@ def _moved(operands: Sequence[Value], results: int, run: Run, scalars: Set[int])
         return [()] * results
     moved = [
         [
-            number.numpy().astype(np.int64) - 1
+            number.numpy().real.astype(np.int64) - 1  # a cast may have made them complex
             for number in run([_numbers(x, k, j in scalars) for j, x in enumerate(operands)])
         ]
         for k in range(factors.pop())

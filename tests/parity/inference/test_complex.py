@@ -184,6 +184,27 @@ def test_complex_layers_of_stacked_leaves_have_a_rule() -> None:
     assert bias.startswith('- from: "bias_re + 1j * bias_im"\n  stacked: {i: 0}\n')
 
 
+class Gains(torch.nn.Module):
+    """A real parameter that the code casts to complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.w = torch.nn.Parameter(torch.rand(m.D)), torch.nn.Linear(m.D, m.D, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.fft.fft(x, dim=1) * self.gain.to(torch.cfloat).exp()
+        return self.w(torch.fft.ifft(z, dim=1).real)
+
+
+def test_a_real_parameter_that_becomes_complex() -> None:
+    def function(w: Mapping[str, Any], x: Any) -> Any:
+        return jnp.fft.ifft(jnp.fft.fft(x, axis=1) * jnp.exp(w["gain"]), axis=1).real @ w["w"]
+
+    found = derive(function, Gains(), {"gain": (m.D,), "w": (m.D, m.D)})
+    check(found)
+    assert sources(found) == {"gain": "gain", "w.weight": "w"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("of_source", "of_target"), [("complex", "two"), ("complex", "last axis")])
 def test_complex_leaves_of_real_tensors_have_no_words_yet(of_source: str, of_target: str) -> None:
