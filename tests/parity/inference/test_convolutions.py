@@ -57,6 +57,14 @@ def test_convolutions(given: dict[str, Any], torchs: dict[str, Any], said: list[
     assert lines[0] == "- dimension_numbers: NHWC,HWIO->NHWC" and set(said) <= set(lines)
 
 
+def test_a_depthwise_convolution_has_a_letter_for_its_groups() -> None:
+    """So the rules are those of every width."""
+    module = Channels(torch.nn.Conv2d(4, 4, 3, padding=1, groups=4))
+    lines = rule_of(nn.Conv(4, (3, 3), padding="SAME", feature_group_count=4), module, 2, 9, 8, 4)
+    (letter,) = [line[-1] for line in lines if line.startswith("feature_group_count: ")]
+    assert f"axes: PQO{letter}" in lines  # O: the axis of the inputs of a group, which has one element
+
+
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "torchs", "crop", "said"),
     [

@@ -44,8 +44,12 @@ def convolution_keys(layer: LayerRule, named: Named, stacked: Collection[int]) -
     if any(key == SCALE for key, _ in layer.sources):
         first = (layout.groups or ((),))[0]
         keys.append((AXES, named.of[first[0].of, 0]))
-    if said.get("groups", "1") != "1" and "I" in roles:  # without this axis every channel is a group
-        keys.append(("feature_group_count", said["groups"]))
+    if (
+        said.get("groups", "1") != "1" and "I" in roles
+    ):  # without this axis, or with one element in it, every channel is a group
+        sizes = {role: layout.leaf_shape[axis] for axis, role in zip(kernel, roles, strict=True)}
+        every = layer.kind_name != TRANSPOSED and (sizes["I"], str(sizes["O"])) == (1, said["groups"])
+        keys.append(("feature_group_count", found[roles.index("O")] if every else said["groups"]))
     return keys
 
 
