@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
 from torch.nn import functional
 
-from support.inferred import WIDTH, derive, layer_norm
+from support.inferred import WIDTH, derive, layer_norm, tokens
 
 D = WIDTH
 SHAPES = {"w": (D, D), "c": (D,), "s": (D,), "b": (D,), "o": (D, 3)}
@@ -45,3 +46,33 @@ def test_what_no_layer_may_hold_is_a_difference() -> None:
     found = derive(lambda w, x: (jnp.tanh(x @ w["w"] + w["c"]) * jnp.tanh(w["s"] * x)) @ w["o"], Plain(), SHAPES)
     (difference,) = found.differences
     assert difference.shown and "in front of o" in difference.brief
+
+
+FIELDS, EACH, ROWS = 3, 4, 8
+COLUMNS = FIELDS * EACH
+OF_FIELDS = {"tables": (FIELDS, ROWS, EACH), "c": (COLUMNS, COLUMNS), "d": (COLUMNS, COLUMNS), "o": (2 * COLUMNS, 5)}
+
+
+class Crossed(torch.nn.Module):
+    """A cross layer beside a deep one; the tables of the fields are joined in an order."""
+
+    def __init__(self, order: slice) -> None:
+        super().__init__()
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(ROWS, EACH) for _ in range(FIELDS))
+        self.c, self.d = (torch.nn.Linear(COLUMNS, COLUMNS, bias=False) for _ in "cd")
+        self.o, self.order = torch.nn.Linear(2 * COLUMNS, 5, bias=False), order
+
+    def forward(self, x: Any) -> Any:
+        x0 = torch.cat([self.tables[k](x[:, k]) for k in range(FIELDS)[self.order]], 1)
+        return torch.tanh(self.o(torch.cat([x0 * self.c(x0) + x0, torch.relu(self.d(x0))], 1)))
+
+
+def crossed(w: Any, x: Any) -> Any:
+    x0 = jnp.concatenate([w["tables"][k][x[:, k]] for k in range(FIELDS)], -1)
+    return jnp.tanh(jnp.concatenate([x0 * (x0 @ w["c"]) + x0, jax.nn.relu(x0 @ w["d"])], -1) @ w["o"])
+
+
+def test_columns_in_another_order_that_the_layers_behind_take_are_no_certain_difference() -> None:
+    """The weights of all layers in that order make up for it: it was called a certain difference of equal programs."""
+    found = derive(crossed, Crossed(slice(None, None, -1)), OF_FIELDS, tokens(ROWS, 12, FIELDS))
+    assert not any(difference.shown for difference in found.differences)

@@ -66,6 +66,8 @@ def is_only_explanation(
         return False
     if _is_in_a_layer(found.repairs[0], target) or all(_is_behind(repair, target) for repair in found.repairs):
         return False
+    if _are_columns_for_a_layer(found.repairs[0], target):
+        return False
     if are_split_in_another_order(found.repairs[0], target) or _is_better_in_another_order(source, target):
         return False
     unshown = _unshown(found, target, output, {t.name for t in tensors if t.grade is Grade.OPEN}, error)
@@ -142,6 +144,36 @@ def _are_columns_of_a_layer(repair: Repair, target: Program) -> bool:
     return len(got) > 1 and any(
         np.allclose(got, np.sort(x.reshape(-1, width), 1), rtol=0, atol=EXACT * np.abs(x).max()) for x in theirs
     )
+
+
+def _are_columns_for_a_layer(repair: Repair, target: Program) -> bool:
+    """Whether what a value is computed of has the source's columns in another order, and a layer is behind it, which takes columns in any order.
+
+    With that order in the other layers whose values it meets, the layer behind makes up for it.
+    """
+    theirs = [x.array for x in repair.source_operands]
+    turned = any(_has_other_columns(got, want) for got in repair.given for want in theirs)
+    todo, seen = [x for one in repair.target[-1:] for x in one.results] if turned else [], set[Value]()
+    while todo:
+        at = todo.pop()
+        for user in target.users.get(at, ()) if at not in seen else ():
+            if role_of(user) is Role.PRODUCT and any(x.of_parameters for x in user.operands):
+                return True
+            todo += user.results
+        seen.add(at)
+    return False
+
+
+def _has_other_columns(got: Array, want: Array) -> bool:
+    """Whether the columns of an array are those of another one in another order."""
+    if got.shape != want.shape or got.ndim < 2 or len(got) < 2 or got.dtype.kind != "f" or want.dtype.kind != "f":
+        return False
+    one, two = (x.reshape(-1, x.shape[-1]) for x in (got, want))
+    slack = EXACT * np.abs(two).max(initial=0)
+    if not np.isfinite(slack) or not np.isfinite(one).all() or (np.abs(one - two) <= slack).all():
+        return False
+    one, two = (x[:, np.argsort(x[0], kind="stable")] for x in (one, two))
+    return bool((np.abs(one - two) <= slack).all())
 
 
 def _takes_other_columns(repair: Repair, target: Program) -> bool:
