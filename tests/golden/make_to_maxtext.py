@@ -50,7 +50,8 @@ DTYPES = ("bfloat16", "float32")
 
 
 def drawn(name: str, shape: list[int]) -> np.ndarray:
-    return np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(ml_dtypes.bfloat16)
+    drawn = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+    return drawn.astype(np.float32).astype(ml_dtypes.bfloat16)  # ml_dtypes before 0.7 rounded float64 to float32 first
 
 
 def names(mapped: Any) -> Iterator[str]:
