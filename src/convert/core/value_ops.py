@@ -134,7 +134,7 @@ def _is_native(dtype: np.dtype[Any]) -> bool:
 def _nearest(x: Array, to: np.dtype[Any]) -> Array:
     """Cast `x`, rounding once to nearest even.
 
-    ml_dtypes rounds float64 to float32 first, and has no casts between some of its own dtypes.
+    ml_dtypes before 0.7 rounds float64 to float32 first, and has no casts between some of its own dtypes.
     """
     if _is_native(to) or (x.dtype.itemsize < 4 and _is_native(x.dtype)) or x.dtype == np.float32:
         return x.astype(to)
