@@ -47,7 +47,7 @@ from convert.inference.grading.zeros import (
 )
 from convert.inference.isolated.found import Allowance, found_by_outputs
 from convert.inference.models import Inputs, Models, Runs
-from convert.inference.one_form import rows_apart
+from convert.inference.one_form import rows_in_form
 from convert.inference.records import Records
 from convert.inference.requirements import require_own_state, require_same_inputs
 from convert.inference.rounding import rounded_where, tolerance
@@ -275,8 +275,7 @@ def _with_the_difference(
             made = run_with_guesses(tensors, *of_target, models.module, models.run, source)
         except ConvertError as error:
             return error
-        apart = rows_apart(made.program, models.runs.forms, keep=False)  # no joined value is the source's
-        return replace(made, program=apart)
+        return replace(made, program=rows_in_form(made.program, models.runs.forms))
 
     guess = guessed(found, seen.shown_by)
     shown = explained(ended, found, guess, seen.shown_by, hidden=seen.hidden)

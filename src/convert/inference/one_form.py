@@ -166,6 +166,12 @@ def rows_apart(program: Program, forms: Forms, *, keep: bool) -> Program:
     return batches_apart(program, keep=keep) if forms.batches else program
 
 
+def rows_in_form(program: Program, forms: Forms) -> Program:
+    """Return the target with rows early and joined rows apart, if the forms name it: otherwise values of more rows are none of the source's."""
+    program = rows_early(program, keep=False) if forms.early else program
+    return rows_apart(program, forms, keep=False)
+
+
 def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     """Return a program in the form in which the two are searched.
 

@@ -1,28 +1,31 @@
 """Take rows of a value in front of what acts on each row: ``(x w + b)[3:]`` is ``x[3:] w + b``.
 
 A network of causal convolutions adds up what its layers skip, for the last steps alone: one program takes these steps of each layer's data,
-and another of the sum so far.
+and another of the sum so far. A decoder may compute one step more than its loop takes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import are_same, numbered, step
+from convert.inference.forms.elements import are_same, elements_moved, numbered, step, take
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
 SLICES = frozenset(("slice", "narrow", "dynamic_slice"))
+STEPS = SLICES | {"select"}
+LAID_OUT = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"))
 
 
 def takes_rows_late(program: Program) -> bool:
     """Whether rows are taken of a value that an operation on each row gives."""
+    program = _steps_together(program, keep=False)
     made_by = program.made_by
     return any(_in_front(operation, made_by) is not None for operation in program.operations)
 
@@ -33,6 +36,7 @@ def rows_early(program: Program, *, keep: bool) -> Program:
     Args:
         keep: whether what is computed of all rows stays in the program as well. Otherwise it stays where anything else uses it.
     """
+    program = _steps_together(program, keep=keep)
     made_by, uses = program.made_by, times_used(program)
     left_out: set[Operation] = set()
     operations: list[Operation] = []
@@ -40,6 +44,62 @@ def rows_early(program: Program, *, keep: bool) -> Program:
         steps = list(_early(operation, made_by, uses, left_out, keep=keep))
         operations += [*steps, operation] if keep and steps[-1] is not operation else steps
     return replace(program, operations=tuple(one for one in operations if keep or one not in left_out))
+
+
+def _steps_together(program: Program, *, keep: bool) -> Program:
+    """Return the program in which the rows that a loop takes of a value, one or more at a time, are taken at once in front of it.
+
+    Args:
+        keep: whether the loop goes on taking them of the whole value.
+    """
+    users, outputs = program.users, {*program.outputs.values()}
+    in_front: dict[Operation, Operation] = {}
+    instead: dict[Operation, Operation] = {}
+    for value, takers in users.items():
+        found = None if value in outputs or not value.data else _rows_of_all(value, takers)
+        if found is not None:
+            rows, instead_of = found
+            in_front[takers[0]] = rows
+            instead |= instead_of
+    if not in_front:
+        return program
+    operations: list[Operation] = []
+    for operation in program.operations:
+        operations += [in_front[operation]] if operation in in_front else []
+        operations.append(operation if keep else instead.get(operation, operation))
+    return replace(program, operations=tuple(operations))
+
+
+def _rows_of_all(value: Value, takers: Sequence[Operation]) -> tuple[Operation, dict[Operation, Operation]] | None:
+    """Return the operation that takes the rows which several operations take of a value, and these of what it gives.
+
+    None where they take rows of several axes, or all rows.
+    """
+    if len(takers) < 2 or not all(x.name in STEPS and len(x.data) == 1 and len(x.results) == 1 for x in takers):
+        return None
+    found = [elements_moved(taker) for taker in takers]
+    places = [of[0].reshape(x.results[0].array.shape) for of, x in zip(found, takers, strict=True) if of is not None]
+    if len(places) < len(takers):
+        return None
+    taken = np.unique(np.concatenate([of.ravel() for of in places]))
+    for axis, size in enumerate(value.array.shape):
+        rows = np.unique(np.unravel_index(taken, value.array.shape)[axis])
+        numbers = np.arange(value.array.size).reshape(value.array.shape).take(rows, axis)
+        if len(rows) < size and np.array_equal(np.sort(numbers, axis=None), taken):
+            break
+    else:
+        return None
+    first = _taking(takers[0], value, rows, axis)
+    order = np.argsort(numbers, axis=None)
+    instead = {}
+    for taker, of in zip(takers, places, strict=True):
+        at = order[np.searchsorted(taken, of)]
+        operands = (first.results[0], *taker.operands[1:])
+        if _gives(taker, operands, taker.results[0].array):
+            instead[taker] = replace(taker, operands=operands)
+        else:
+            instead[taker] = step(taker, "slice", operands[:1], taker.results[0], partial(take, places=at))
+    return first, instead
 
 
 def _early(
@@ -77,12 +137,29 @@ def _in_front(taking: Operation, made_by: Mapping[Value, Operation]) -> list[Ope
         return None
     places = np.asarray(taking.again([numbered(value), *(x.array for x in taking.operands[1:])])[0]).astype(int)
     rows = np.unique(np.unravel_index(places, shapes[0])[cut[0]])
+    if before.name in LAID_OUT:
+        in_front = _in_front_of_layout(taking, before, places)
+        return in_front if in_front and _in_front(in_front[0], made_by) else None
     for axes in _axes_of_rows(before, cut[0], value):
-        steps = [_taking(taking, x, rows, k) for x, k in zip(before.operands, axes, strict=True)]
+        steps = [None if k is None else _taking(taking, x, rows, k) for x, k in zip(before.operands, axes, strict=True)]
         operands = tuple(x if one is None else one.results[0] for x, one in zip(before.operands, steps, strict=True))
         if _gives(before, operands, result.array):
             own = [one for one in steps if one is not None and not one.operands[0].constant]
             return [*own, replace(before, operands=operands, results=(result,))]
+    return None
+
+
+def _in_front_of_layout(taking: Operation, layout: Operation, places: Array) -> list[Operation] | None:
+    """Return the operations that take the rows of what an operation lays out in another shape, and lay these out."""
+    value, (result,) = layout.operands[0], taking.results
+    numbers = np.arange(value.array.size).reshape(value.array.shape)  # C order: a layout keeps it
+    taken = np.sort(places, axis=None)
+    for axis, size in enumerate(value.array.shape):
+        rows = np.unique(np.unravel_index(taken, value.array.shape)[axis])
+        if len(rows) < size and np.array_equal(np.sort(numbers.take(rows, axis), axis=None), taken):
+            own = _taking(taking, value, rows, axis)
+            laid_out = partial(np.reshape, shape=result.array.shape)
+            return [own, step(layout, layout.name, own.results, result, laid_out)]
     return None
 
 
@@ -101,10 +178,8 @@ def _axes_of_rows(operation: Operation, axis: int, value: Value) -> Iterator[lis
             yield [k if x is data else None for x in operation.operands]
 
 
-def _taking(like: Operation, value: Value, rows: Array, axis: int | None) -> Operation | None:
-    """Return the operation that takes rows of a value; None where all of it is taken."""
-    if axis is None:
-        return None
+def _taking(like: Operation, value: Value, rows: Array, axis: int) -> Operation:
+    """Return the operation that takes rows of a value."""
     elements = tuple(numbers.take(rows, axis) for numbers in value.elements)
     result = Value(value.array.take(rows, axis), value.data, value.leaves, elements)
     return step(like, "slice", (value,), result, partial(_rows, rows=rows, axis=axis))

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from convert.inference.derivation import Grade
 from convert.inference.forms.rows_early import rows_early, takes_rows_late
 from convert.programs.record_torch import record_torch
 from convert.programs.rerun import rerun
-from support.inferred import UNPROVEN, derive, floats, grades
+from support.inferred import UNPROVEN, WIDTH, derive, floats, grades
 
 C, STEPS, DILATIONS = 8, 12, (1, 2, 1)
 LAST = STEPS - sum(DILATIONS)
@@ -77,9 +78,72 @@ def test_the_first_steps_are_a_difference(late: bool) -> None:
     assert not made.complete and made.differences and UNPROVEN & grades(made)
 
 
-def test_the_form_computes_the_same() -> None:
-    given = {"x": np.random.default_rng(0).normal(size=(3, STEPS, C))}
-    record = record_torch(Skips(late=True).double(), lambda net, x: {"y": net(x["x"])}, given)
+DECODER = {
+    "a": (WIDTH, WIDTH),
+    "ab": (WIDTH,),
+    "b": (WIDTH, WIDTH),
+    "bb": (WIDTH,),
+    "r": (WIDTH, WIDTH),
+    "o": (WIDTH, WIDTH),
+}
+
+
+def _decoder(w: Any, x: Any) -> Any:
+    """Two layers of the steps before, of zeros for the first one, and a loop over what they give."""
+    x = jnp.concatenate([jnp.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    y = jax.nn.relu(jax.nn.relu(x @ w["a"] + w["ab"]) @ w["b"] + w["bb"])
+    state, states = jnp.zeros_like(y[:, 0]), []
+    for t in range(y.shape[1]):
+        states.append(state := jnp.tanh(state @ w["r"] + y[:, t]))
+    return jnp.stack(states, 1) @ w["o"]
+
+
+class Decoder(nn.Module):
+    """Applies the two layers to the last step, too; its loop takes one step less, of a part of them if ``cut``."""
+
+    def __init__(self, *, cut: bool, activation: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.state, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.cut, self.activation = cut, activation
+
+    def forward(self, x: Any) -> Any:
+        x = torch.cat([torch.zeros_like(x[:, :1]), x], 1)
+        y = self.activation(self.second(self.first(x).relu()))
+        y = y[:, :-1] if self.cut else y
+        state, states = torch.zeros_like(y[:, 0]), []
+        for t in range(x.shape[1] - 1):
+            states.append(state := torch.tanh(self.state(state) + y[:, t]))
+        return self.out(torch.stack(states, 1))
+
+
+@pytest.mark.parametrize("cut", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_one_step_more_than_a_loop_takes(cut: bool) -> None:
+    made = derive(_decoder, Decoder(cut=cut, activation=torch.relu), DECODER)
+    assert made.complete and grades(made) == {Grade.DERIVED}
+
+
+@pytest.mark.parametrize("cut", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_difference_in_front_of_the_loop_is_named_there(cut: bool) -> None:
+    made = derive(_decoder, Decoder(cut=cut, activation=torch.nn.functional.leaky_relu), DECODER)
+    (difference,) = made.differences
+    assert difference.brief == "behind second: the target computes leaky_relu, the JAX model relu"
+    layers = {made.tensor(f"{name}.{kind}").grade for name in ("first", "second") for kind in ("weight", "bias")}
+    assert layers == {Grade.IN_FRONT}
+
+
+class _Steps(nn.Module):
+    """A loop that takes three of five rows, the last one first, and two of them at once at its end."""
+
+    def forward(self, x: Any) -> Any:
+        y = x.mT.reshape(-1, x.shape[1]).tanh().view(x.shape[0], x.shape[2], -1).mT
+        return y[:, 4] - 2 * y[:, 1] * y[:, 3] + y[:, 3:].sum(1)
+
+
+@pytest.mark.parametrize("module", [Skips(late=True), _Steps()])
+def test_the_form_computes_the_same(module: nn.Module) -> None:
+    given = {"x": np.random.default_rng(0).normal(size=(3, STEPS if isinstance(module, Skips) else 5, C))}
+    record = record_torch(module.double(), lambda net, x: {"y": net(x["x"])}, given)
     assert takes_rows_late(record)
     for keep in (False, True):
         made = rows_early(record, keep=keep)
