@@ -117,12 +117,15 @@ def _used_late(models: Models, seed: int, found: Searched) -> Searched:
 
 
 def _patiently(models: Models, seed: int, found: Searched) -> Searched:
-    """Search on where the patience of the search has ended."""
+    """Search on where the patience of the search has ended; first only for such ways on which each value that is joined is the source's."""
     if not found.search.ran_out:
         return found
-    patient = found.records.search()
-    patient.patient = True
-    return Searched(found.records, patient, True) if patient.solve() else found
+    for by_parts in (True, False):
+        patient = found.records.search()
+        patient.patient, patient.by_parts = True, by_parts
+        if (not by_parts or patient.joins) and patient.solve():
+            return Searched(found.records, patient, True)
+    return found
 
 
 def _of(records: Records) -> Searched:

@@ -12,6 +12,7 @@ from typing import Any
 
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import JOINS
 from convert.inference.meetings.sites import parameter_operands, role_of
 from convert.inference.segment.segments import LEVELS, Failure, Level, Segment, Solution, Ways
 from convert.inference.segment.walk import FORMS, OTHER_BEGIN, OTHER_LAYER, Signatures, Walk
@@ -59,6 +60,11 @@ class Search(Walk):
     def known(self) -> int:
         """Of how many parameters something is known."""
         return len(self.replay.known_parameters())
+
+    @property
+    def joins(self) -> bool:
+        """Whether the target joins data."""
+        return any(operation.name in JOINS and len(operation.data) > 1 for operation in self.target.operations)
 
     @property
     def _lacking(self) -> list[Operation]:

@@ -18,6 +18,7 @@ from convert.inference.candidates.factors import carriers, factor_of
 from convert.inference.candidates.replay import OtherPathError
 from convert.inference.candidates.source import Source
 from convert.inference.derivation import Role
+from convert.inference.forms.elements import JOINS, MOVES, behind_moves
 from convert.inference.meetings.added_up import weighs_rows
 from convert.inference.meetings.columns import are_few
 from convert.inference.meetings.sites import VISIBLE_SUM, parameter_operands, role_of
@@ -79,6 +80,7 @@ class Walk(OfSource):
         failure: the deepest operation at which everything was refuted.
         tried: candidates in all.
         patience: so many candidates after the deepest operation was reached.
+        by_parts: whether each value that is joined with others must be the source's: a source that joins nothing has none.
         skipped: what begins like an operation at which the programs differ (`code`): there only what was found in another layer is tried.
         met_nothing: whether no row met some parameter, so that other weights may show more.
         elsewhere: the parameters that were known where the target first took another path than in its record; None if it did not.
@@ -87,6 +89,7 @@ class Walk(OfSource):
     def __init__(self, source: Source, target: Program) -> None:
         super().__init__(source, target)
         self.failure, self.tried, self.patience = Failure(), 0, WITHOUT_PROGRESS
+        self.by_parts = False
         self.skipped: set[Any] = set()
         self.met_nothing = False
         self.elsewhere: Mapping[str, Array] | None = None
@@ -214,6 +217,9 @@ class Walk(OfSource):
                 self._hindered = True
                 self._refute(at, "no product of two values of the source has this result")
                 return
+            if self.by_parts and self._is_joined(operation) and not self._is_known_value(operation.results[0]):
+                self._refute(at, "the source has no such value as is joined with others")
+                return
             if not self._strict or not weighs_rows(operation) or not results[0].any():
                 continue
             gates = min(operation.operands, key=lambda x: x.array.shape[-1])
@@ -326,6 +332,11 @@ class Walk(OfSource):
         if at > self.failure.index:
             self.failure = Failure(at, problem)
             self._progress = self.tried
+
+    def _is_joined(self, operation: Operation) -> bool:
+        """Whether an operation that joins nothing gives a value that the target only joins with others."""
+        users = list(behind_moves(operation.results[0], self.target.users))
+        return bool(users) and operation.name not in MOVES and all(user.name in JOINS for user in users)
 
     def _is_known_value(self, value: Value) -> bool:
         array = self.replay.value(value)
