@@ -16,7 +16,7 @@ from convert.inference.forms.joined_rows import joins_rows
 from convert.inference.forms.kernels import kernels_opened
 from convert.inference.forms.networks_apart import stacked_networks
 from convert.inference.forms.own_numbers import own_numbers
-from convert.inference.forms.rows_early import takes_rows_late
+from convert.inference.forms.rows_early import rows_early, takes_rows_late
 from convert.inference.forms.sums.numbers_early import added_later
 from convert.inference.forms.weight_norms import (
     WeightNorm,
@@ -206,6 +206,7 @@ class Models:
                 self.runs.forms = forms
                 source, target = self.runs.program(seed, given), in_one_form(as_run, forms, keep=False)
         target = tables_as_data(source, target)
+        target = rows_early(target, keep=False) if self.runs.forms.early else target
         require_outputs_of_both(source, target)
         learned, of_target = learned_inputs(source, target)
         source, target = parameters_as_data(source, learned), parameters_as_data(target, of_target)

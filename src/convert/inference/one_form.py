@@ -203,6 +203,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = by_one_more(program, keep=keep) if forms.increased else program
     program = constants_as_data(sums_as_products(program, keep=keep, features=forms.features))
     program = sums_as_products(program, keep=keep)  # of what is data now
+    program = rows_early(program, keep=keep) if forms.early else program
     program = bases_mixed_first(program) if forms.bases and not keep else program
     program = rows_of_data_behind(program, keep=keep) if forms.ends else program
     program = used_parts(constants_last(means_first(program, keep=keep)), keep=keep, apart=forms.apart)

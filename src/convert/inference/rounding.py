@@ -35,10 +35,11 @@ def rounded_where(program: Program) -> str | None:
 
 def _constants(program: Program) -> Iterator[tuple[str, Array]]:
     computed = {result for operation in program.operations for result in operation.results}
+    given = {*program.inputs.values(), *program.parameters.values(), *computed}
     for operation in program.operations:
         for value in operation.operands:
             own = bool(value.leaves) and value.leaves <= program.buffers and not value.data
-            if own or (value.constant and value not in computed):
+            if own or (not value.leaves and value not in given):  # a constant, also as data (`forms.as_data`)
                 yield operation.where or operation.name, value.array
 
 

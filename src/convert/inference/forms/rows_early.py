@@ -1,26 +1,51 @@
-"""Take rows of a value in front of what acts on each row: ``(x w + b)[3:]`` is ``x[3:] w + b``.
+"""Take rows of a value in front of what acts on each row: ``(x w + b)[rows]`` is ``x[rows] w + b``.
 
 A network of causal convolutions adds up what its layers skip, for the last steps alone: one program takes these steps of each layer's data,
-and another of the sum so far. A decoder may compute one step more than its loop takes.
+and another of the sum so far. A decoder may compute one step more than its loop takes. A network of relative positions may run once for
+each distance, of which rows are then looked up, or for each pair of positions.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from convert.inference.derivation import Role
-from convert.inference.forms.elements import are_same, elements_moved, numbered, step, take
+from convert.inference.forms.elements import are_same, elements_moved, step, take
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
-SLICES = frozenset(("slice", "narrow", "dynamic_slice"))
-STEPS = SLICES | {"select"}
+STEPS = frozenset(("slice", "narrow", "dynamic_slice", "select"))
+TAKES = STEPS | {"index", "index_select", "gather"}
 LAID_OUT = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of an array: indices along some of its axes, taken as one.
+
+    Attributes:
+        axes: the first one, and the one behind the last.
+        indices: in C order of these axes.
+    """
+
+    axes: tuple[int, int]
+    indices: Array
+
+    def of(self, array: Array) -> Array:
+        """Return these rows of an array, along one axis in place of those."""
+        first, behind = self.axes
+        flat = array.reshape(*array.shape[:first], -1, *array.shape[behind:])
+        return flat.take(self.indices, first)
+
+    def at(self, first: int) -> _Rows:
+        """Return the same rows of an array that has these axes elsewhere."""
+        return _Rows((first, first + self.axes[1] - self.axes[0]), self.indices)
 
 
 def takes_rows_late(program: Program) -> bool:
@@ -82,18 +107,13 @@ def _rows_of_all(value: Value, takers: Sequence[Operation]) -> tuple[Operation, 
     if len(places) < len(takers):
         return None
     taken = np.unique(np.concatenate([of.ravel() for of in places]))
-    for axis, size in enumerate(value.array.shape):
-        rows = np.unique(np.unravel_index(taken, value.array.shape)[axis])
-        numbers = np.arange(value.array.size).reshape(value.array.shape).take(rows, axis)
-        if len(rows) < size and np.array_equal(np.sort(numbers, axis=None), taken):
-            break
-    else:
+    rows = _rows_at(taken, value.array.shape)
+    if rows is None:
         return None
-    first = _taking(takers[0], value, rows, axis)
-    order = np.argsort(numbers, axis=None)
+    first = _taking(takers[0], value, rows)
     instead = {}
     for taker, of in zip(takers, places, strict=True):
-        at = order[np.searchsorted(taken, of)]
+        at = np.searchsorted(taken, of)
         operands = (first.results[0], *taker.operands[1:])
         if _gives(taker, operands, taker.results[0].array):
             instead[taker] = replace(taker, operands=operands)
@@ -111,82 +131,100 @@ def _early(
     keep: bool,
 ) -> Iterator[Operation]:
     """Yield what takes the place of an operation: of one that takes rows, those in front of what acts on them, and this on the rows."""
-    alone = keep or (operation.name in SLICES and uses[operation.operands[0]] == 1)
+    alone = keep or (operation.name in TAKES and uses[operation.operands[0]] == 1)
     found = _in_front(operation, made_by) if alone else None
     if found is None:
         yield operation
         return
-    *slices, on_rows = found
+    taking, on_rows = found
     left_out.add(made_by[operation.operands[0]])
-    for one in slices:
+    for one in taking:
         yield from _early(one, made_by, uses, left_out, keep=keep)
-    yield on_rows
+    yield from on_rows
 
 
-def _in_front(taking: Operation, made_by: Mapping[Value, Operation]) -> list[Operation] | None:
-    """Return the operations that take the rows of an operation's operands, and the operation on these; None where it does not act on each row."""
-    if taking.name not in SLICES or not taking.operands[0].data or not all(x.constant for x in taking.operands[1:]):
+def _in_front(taking: Operation, made_by: Mapping[Value, Operation]) -> tuple[list[Operation], list[Operation]] | None:
+    """Return the operations that take the rows of an operation's operands, and those on these; None where it does not act on each row."""
+    if taking.name not in TAKES or not taking.operands[0].data or not all(x.constant for x in taking.operands[1:]):
         return None
     value, (result,) = taking.operands[0], taking.results
     before = made_by.get(value)
-    if before is None or len(before.results) != 1 or before.name in SLICES:
+    if before is None or len(before.results) != 1 or before.name in TAKES:
         return None
-    shapes = value.array.shape, result.array.shape
-    cut = [k for k, (all_, some) in enumerate(zip(*shapes, strict=False)) if all_ != some]
-    if len(shapes[0]) != len(shapes[1]) or len(cut) != 1:
+    moved = elements_moved(taking)
+    if moved is None:
         return None
-    places = np.asarray(taking.again([numbered(value), *(x.array for x in taking.operands[1:])])[0]).astype(int)
-    rows = np.unique(np.unravel_index(places, shapes[0])[cut[0]])
+    (places,) = moved
     if before.name in LAID_OUT:
-        in_front = _in_front_of_layout(taking, before, places)
-        return in_front if in_front and _in_front(in_front[0], made_by) else None
-    for axes in _axes_of_rows(before, cut[0], value):
-        steps = [None if k is None else _taking(taking, x, rows, k) for x, k in zip(before.operands, axes, strict=True)]
+        rows = _rows_at(places, before.operands[0].array.shape)
+        own = None if rows is None else _taking(taking, before.operands[0], rows)
+        if own is None or _in_front(own, made_by) is None:
+            return None
+        return [own], [_laid_out(before, own.results[0], result)]
+    rows = _rows_at(places, value.array.shape)
+    if rows is None:
+        return None
+    made = Value(result.array.reshape(rows.of(value.array).shape), data=True, leaves=result.leaves)
+    same_shape = made.array.shape == result.array.shape
+    for axes in _axes_of_rows(before, rows, value):
+        steps = [
+            None if k is None else _taking(taking, x, rows.at(k)) for x, k in zip(before.operands, axes, strict=True)
+        ]
         operands = tuple(x if one is None else one.results[0] for x, one in zip(before.operands, steps, strict=True))
-        if _gives(before, operands, result.array):
-            own = [one for one in steps if one is not None and not one.operands[0].constant]
-            return [*own, replace(before, operands=operands, results=(result,))]
+        if _gives(before, operands, made.array):
+            own_rows = [one for one in steps if one is not None and not one.operands[0].constant]
+            on_rows = replace(before, operands=operands, results=(result if same_shape else made,))
+            return own_rows, [on_rows] if same_shape else [on_rows, _laid_out(before, made, result)]
     return None
 
 
-def _in_front_of_layout(taking: Operation, layout: Operation, places: Array) -> list[Operation] | None:
-    """Return the operations that take the rows of what an operation lays out in another shape, and lay these out."""
-    value, (result,) = layout.operands[0], taking.results
-    numbers = np.arange(value.array.size).reshape(value.array.shape)  # C order: a layout keeps it
-    taken = np.sort(places, axis=None)
-    for axis, size in enumerate(value.array.shape):
-        rows = np.unique(np.unravel_index(taken, value.array.shape)[axis])
-        if len(rows) < size and np.array_equal(np.sort(numbers.take(rows, axis), axis=None), taken):
-            own = _taking(taking, value, rows, axis)
-            laid_out = partial(np.reshape, shape=result.array.shape)
-            return [own, step(layout, layout.name, own.results, result, laid_out)]
+def _rows_at(places: Array, shape: tuple[int, ...]) -> _Rows | None:
+    """Return which rows of an array of a shape elements are, in C order, that stand at these places; None where they are none, or it is all of them."""
+    numbers, places = np.arange(prod(shape)).reshape(shape), places.ravel()
+    alone = [(k, k + 1) for k in range(len(shape))]
+    for axes in (*alone, *((0, behind) for behind in range(2, len(shape) + 1))):
+        size, each = prod(shape[slice(*axes)]), prod(shape[axes[1] :])
+        others = numbers.size // max(size, 1)
+        if not others or len(places) % others:
+            continue
+        indices = places[: len(places) // others * each : each] // each % size
+        rows = _Rows(axes, indices)
+        if not np.array_equal(indices, np.arange(size)) and np.array_equal(rows.of(numbers).ravel(), places):
+            return rows
     return None
 
 
-def _axes_of_rows(operation: Operation, axis: int, value: Value) -> Iterator[list[int | None]]:
-    """Yield, for each operand, which of its axes may be that of the rows of the result; None: it has none."""
-    size, rank = value.array.shape[axis], value.array.ndim
+def _laid_out(like: Operation, value: Value, result: Value) -> Operation:
+    """Return the operation that gives a value another shape."""
+    return step(like, "reshape", (value,), result, partial(np.reshape, shape=result.array.shape))
+
+
+def _axes_of_rows(operation: Operation, rows: _Rows, value: Value) -> Iterator[list[int | None]]:
+    """Yield, for each operand, the first of its axes that may be those of the rows of the result; None: it has none."""
+    (first, behind), rank = rows.axes, value.array.ndim
+    sizes = value.array.shape[first:behind]
     if role_of(operation) in (Role.SHIFT, Role.SCALE) or all(
         x.array.shape in ((), value.array.shape) for x in operation.operands
     ):
-        at = [axis - rank + x.array.ndim for x in operation.operands]
-        yield [k if k >= 0 and x.array.shape[k] == size else None for x, k in zip(operation.operands, at, strict=True)]
+        yield [_with_sizes(x, first - rank + x.array.ndim, sizes) for x in operation.operands]
         return
     if len(operation.data) == 1:
         data = operation.data[0]
-        for k in [k for k, n in enumerate(data.array.shape) if n == size]:
-            yield [k if x is data else None for x in operation.operands]
+        for k in range(data.array.ndim):
+            if _with_sizes(data, k, sizes) is not None:
+                yield [k if x is data else None for x in operation.operands]
 
 
-def _taking(like: Operation, value: Value, rows: Array, axis: int) -> Operation:
+def _with_sizes(value: Value, first: int, sizes: tuple[int, ...]) -> int | None:
+    """Return an axis of a value if it and the next ones have these sizes; otherwise None."""
+    return first if first >= 0 and value.array.shape[first : first + len(sizes)] == sizes else None
+
+
+def _taking(like: Operation, value: Value, rows: _Rows) -> Operation:
     """Return the operation that takes rows of a value."""
-    elements = tuple(numbers.take(rows, axis) for numbers in value.elements)
-    result = Value(value.array.take(rows, axis), value.data, value.leaves, elements)
-    return step(like, "slice", (value,), result, partial(_rows, rows=rows, axis=axis))
-
-
-def _rows(array: Array, rows: Array, axis: int) -> Array:
-    return array.take(rows, axis)
+    elements = tuple(map(rows.of, value.elements))
+    result = Value(rows.of(value.array), value.data, value.leaves, elements)
+    return step(like, "slice", (value,), result, rows.of)
 
 
 def _gives(operation: Operation, operands: tuple[Value, ...], result: Array) -> bool:

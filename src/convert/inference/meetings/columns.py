@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from convert.programs.fingerprint import EXACT, TINY, column_fingerprints
 Array = np.ndarray[Any, np.dtype[Any]]
 SAME = 1e-12  # relative: two rows that were computed in one way
 NOTHING = 1e-8  # times the tolerance, relative to the largest column: so small a column is rounding, as of a channel far below zero behind a GELU
+CANCELLED = 0.1  # the same, of what constants that one program rounded to float32 leave in a column whose terms cancel
 FEW = 3  # equal columns that are tried in every order
 MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
@@ -161,6 +162,10 @@ def pair(target: Columns, source: Columns, tolerance: float = EXACT) -> Pairing 
         return None
     one, two = matches(target, source, tolerance)
     count = np.bincount(one, minlength=size)
+    if (count == 0).any():
+        largest = np.where(np.isfinite(target.scales), target.scales, 0).max(1, keepdims=True, initial=0)
+        one, two = matches(replace(target, scales=target.scales + CANCELLED * largest), source, tolerance)
+        count = np.bincount(one, minlength=size)
     if (count == 0).any():
         return None
     chosen = np.full(size, -1)

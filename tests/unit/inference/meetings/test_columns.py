@@ -64,3 +64,18 @@ def test_a_small_column_is_told_from_a_column_of_another() -> None:
     y = x.copy()
     y[:, 1] = 1e-6 * rng.normal(size=20)
     assert pair(columns_of_rows([x]), columns_of_rows([y])) is None
+
+
+def test_what_constants_of_float32_leave_in_a_column_of_small_numbers() -> None:
+    """A unit behind a ReLU that hardly fires: its numbers are differences of larger ones, and keep their error."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(49, 6))
+    x[:, 2] -= x[:, 2].max() - 0.02
+    x = np.maximum(x, 0)
+    near = np.where(x > 0, x + 7e-8 * rng.normal(size=x.shape), 0)
+    order = rng.permutation(6)
+    found = pair(columns_of_rows([near[:, order]]), columns_of_rows([x]))
+    assert found is not None and found.numbers.tolist() == order.tolist() and not found.tied.size
+    other = x.copy()
+    other[:, 2] *= 1 + 1e-4  # no rounding
+    assert pair(columns_of_rows([other]), columns_of_rows([x])) is None
