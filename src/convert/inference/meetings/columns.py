@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SAME = 1e-12  # relative: two rows that were computed in one way
 NOTHING = 1e-8  # times the tolerance, relative to the largest column: so small a column is rounding, as of a channel far below zero behind a GELU
 CANCELLED = 0.1  # the same, of what constants that one program rounded to float32 leave in a column whose terms cancel
-FEW = 3  # equal columns that are tried in every order
+FEW = 4  # equal columns that are tried in every order
 MAX_FACTORS = 3  # of a composite axis, such as (N C H)
 
 
