@@ -47,6 +47,7 @@ from convert.inference.forms.products.taps import convolutions, taps_as_convolut
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
 from convert.inference.forms.products.zeroed import zeroed_as_masked, zeroed_in_both
 from convert.inference.forms.rows_early import rows_early
+from convert.inference.forms.sums.biased_tables import biases_in_tables
 from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
@@ -190,6 +191,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = fields_apart(one_hot_as_lookups(program))
     program = chosen_rows_as_lookups(program) if forms.chosen else program
     program = parts_apart(field_by_field(table_by_table(program)))
+    program = biases_in_tables(program) if keep else program
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = rows_apart(learned_rows_together(program), forms, keep=keep)

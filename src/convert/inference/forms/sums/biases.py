@@ -21,7 +21,7 @@ MAX_TERMS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class _Term:
+class Term:
     """A term of a sum.
 
     Attributes:
@@ -33,13 +33,13 @@ class _Term:
     places: Array
 
 
-class _Terms:
+class Terms:
     """The terms of a program's sums."""
 
     def __init__(self, program: Program) -> None:
         self._uses, self._made_by = times_used(program), program.made_by
 
-    def of(self, operation: Operation) -> list[_Term]:
+    def of(self, operation: Operation) -> list[Term]:
         """Return the terms of the sum that an operation completes; none if it completes none."""
         if not _is_sum(operation):
             return []
@@ -47,20 +47,20 @@ class _Terms:
         places = np.arange(result.array.size).reshape(result.array.shape)
         return list(self._added(operation, places))
 
-    def _added(self, operation: Operation, places: Array) -> Iterator[_Term]:
+    def _added(self, operation: Operation, places: Array) -> Iterator[Term]:
         shape = operation.results[0].array.shape
         for operand in operation.operands:
             every = np.arange(operand.array.size).reshape(operand.array.shape)
             yield from self._behind(operand, np.broadcast_to(every, shape).ravel()[places])
 
-    def _behind(self, value: Value, places: Array) -> Iterator[_Term]:
+    def _behind(self, value: Value, places: Array) -> Iterator[Term]:
         made = self._made_by.get(value) if value.data and self._uses[value] == 1 else None
         if made is not None and _is_sum(made):
             yield from self._added(made, places)
             return
         found = moved(made, made.operands[0]) if made is not None and made.name in MOVES and made.operands else None
         if made is None or found is None:
-            yield _Term(value, places)
+            yield Term(value, places)
         else:
             yield from self._behind(made.operands[0], found[made.results.index(value)][places])
 
@@ -72,7 +72,7 @@ def biases_together(program: Program, added: Mapping[Operation, AddedLater]) -> 
         program: the record.
         added: the numbers that it adds to parts of sums: these get one more sum, with the numbers.
     """
-    terms = _Terms(program)
+    terms = Terms(program)
     operations: list[Operation] = []
     for operation in program.operations:
         found = terms.of(operation)
@@ -80,11 +80,11 @@ def biases_together(program: Program, added: Mapping[Operation, AddedLater]) -> 
         if operation in added:
             numbers = added[operation].numbers
             every = np.arange(numbers.size).reshape(numbers.shape)
-            operations += _again(program, operation, [*found, _Term(Value(numbers), every)])
+            operations += _again(program, operation, [*found, Term(Value(numbers), every)])
     return replace(program, operations=tuple(operations))
 
 
-def _again(program: Program, operation: Operation, terms: list[_Term]) -> Iterator[Operation]:
+def _again(program: Program, operation: Operation, terms: list[Term]) -> Iterator[Operation]:
     data = [term for term in terms if term.value.data]
     own = [term for term in terms if term.value.of_parameters and len(term.value.elements) == 1]
     constants = [term for term in terms if term.value.constant]

@@ -46,6 +46,7 @@ from convert.inference.rule_file.layers.sources import (
 from convert.inference.rule_file.layers.ways import has_other_ways, ways
 from convert.inference.rule_file.layers.zeros_before import without_zeros, zeros_before
 from convert.inference.rule_file.leaf_sums import are_alike
+from convert.layers.leaf_sums import PLUS
 
 NO_CONSTANT = "the source has no such parameter, and a rule of this kind writes no constant"
 GRID = (
@@ -93,6 +94,10 @@ def describe_tensors(
     said = {key: value for tensor in layer.tensors.values() for key, value in facts.get(tensor.name, {}).items()}
     kind = kind_of(module, layer.tensors, said, layer.first, derivation.leaves, derivation.tensors)
     if kind == "linear" and not module.kind_name and have_inputs_below_each_other(layer, derivation.leaves):
+        kind = "parameter"
+    if kind == "embedding" and any(
+        PLUS in part.leaf for part in layer.first.parts
+    ):  # only a parameter's rule adds leaves up
         kind = "parameter"
     if kind in CONVOLUTIONS and has_divided_axis(layer.first, derivation.leaves):  # permuted within it
         kind = "parameter"
