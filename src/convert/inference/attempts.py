@@ -135,7 +135,9 @@ def _of(records: Records) -> Searched:
 
 
 def _leads_further(other: Searched, found: Searched) -> bool:
-    return other.solved or other.search.found > found.search.found
+    """Whether a search found more, or as much and ended behind more parameters."""
+    ends = [(one.search.found, one.search.met) for one in (other, found)]
+    return other.solved or ends[0] > ends[1]
 
 
 def _knows_more(other: Searched, found: Searched) -> bool:

@@ -62,6 +62,13 @@ class Search(Walk):
         return len(self.replay.known_parameters())
 
     @property
+    def met(self) -> int:
+        """How many parameters data meets in front of the deepest operation at which everything was refuted."""
+        in_front = self.target.operations[: max(self.failure.index, 0)]
+        sides = [(one, parameter_operands(one)) for one in in_front if one.data]
+        return len({name for one, operands in sides for side in operands for name in one.operands[side].leaves})
+
+    @property
     def joins(self) -> bool:
         """Whether the target joins data."""
         return any(operation.name in JOINS and len(operation.data) > 1 for operation in self.target.operations)
@@ -75,7 +82,8 @@ class Search(Walk):
     def solve(self) -> bool:
         """Find a way from the end of `segments` to the outputs; True if there is one. Otherwise the deepest goes on from there."""
         known = self.segments
-        self.failure, self._progress = Failure(), self.tried
+        self.failure = self.strictly_failed = Failure()
+        self._progress = self.tried
         deepest: list[Segment] = []
         ways: list[Segment] = []
         at = known[-1].solution.end if known else 0

@@ -48,8 +48,6 @@ UNDECIDED = {  # leaves and layouts are left that the search does not try: what 
     ("experts", "not normed"),
     ("experts", "gelu"),
     ("translator", "no scale"),
-    ("translator", "keys for values"),
-    ("translator", "axis"),
     ("vision", "stride"),
     ("vision", "gate of half more"),  # a bias may hold the number
     ("encoder", "no type"),  # the table of positions may hold the vector

@@ -20,8 +20,9 @@ from convert.inference.forms.elements import are_same, elements_moved, step, tak
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value, times_used
 
-STEPS = frozenset(("slice", "narrow", "dynamic_slice", "select"))
-TAKES = STEPS | {"index", "index_select", "gather"}
+SLICES = frozenset(("slice", "narrow", "dynamic_slice"))
+STEPS = SLICES | {"select"}
+TAKES = SLICES | {"index", "index_select", "gather"}  # one row alone, such as a class token, is no such place
 LAID_OUT = frozenset(("view", "reshape", "_unsafe_view", "flatten", "unflatten"))
 
 

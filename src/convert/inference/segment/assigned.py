@@ -27,12 +27,14 @@ class Assigned:
         used: how often each element of the source is used.
         context: what proposals are made from.
         path: of all that was assigned and given; equal wherever these are the same, in any order.
+        taken: the choices that assigned it, in their order.
     """
 
     def __init__(self, source: Source, target: Program) -> None:
         self.source, self.target, self.replay = source, target, Replay(target)
         self.used = np.zeros(len(source.theta), np.int32)
         self.path = 0
+        self.taken: list[Choice] = []
         self._given: dict[Value, int] = {}
         self._order, self._first = target.operations, target.first_element
         self._made_by = {result: k for k, operation in enumerate(self._order) for result in operation.results}
@@ -67,6 +69,7 @@ class Assigned:
     def take(self, choice: Choice) -> None:
         """Take what a choice assigns."""
         candidate, operation = choice.candidate, self._order[choice.index]
+        self.taken.append(choice)
         self.path ^= choice.digest
         self.replay.assign(candidate.changes)
         for piece in candidate.pieces:
@@ -78,7 +81,8 @@ class Assigned:
                 self.context.of_siblings[siblings(operation)] = operation, piece.meeting.index
 
     def give_back(self, choice: Choice) -> None:
-        """Give back what a choice assigned."""
+        """Give back what a choice assigned, the last one that was taken."""
+        self.taken.pop()
         self.path ^= choice.digest
         for piece in choice.candidate.pieces:
             self.replay.assign([(piece.tensor, piece.elements, np.full(len(piece.elements), np.nan))])

@@ -130,7 +130,9 @@ class Failure:
     Attributes:
         index: of the target's operation, or how many there are, for the outputs.
         problem: what did not fit.
+        choices: what was assigned on the way to it.
     """
 
     index: int = -1
     problem: str = ""
+    choices: tuple[Choice, ...] = field(default=(), repr=False)

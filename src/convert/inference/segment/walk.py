@@ -78,6 +78,7 @@ class Walk(OfSource):
 
     Attributes:
         failure: the deepest operation at which everything was refuted.
+        strictly_failed: the deepest one at a strict level, which refutes the first wrong value, with what was assigned on the way.
         tried: candidates in all.
         patience: so many candidates after the deepest operation was reached.
         by_parts: whether each value that is joined with others must be the source's: a source that joins nothing has none.
@@ -88,7 +89,8 @@ class Walk(OfSource):
 
     def __init__(self, source: Source, target: Program) -> None:
         super().__init__(source, target)
-        self.failure, self.tried, self.patience = Failure(), 0, WITHOUT_PROGRESS
+        self.failure = self.strictly_failed = Failure()
+        self.tried, self.patience = 0, WITHOUT_PROGRESS
         self.by_parts = False
         self.skipped: set[Any] = set()
         self.met_nothing = False
@@ -128,6 +130,26 @@ class Walk(OfSource):
         self.context.strict = self._strict
         self.context.near, self._budget, self._limit, self._refuted = self._near, limit, self.tried + limit, {}
         yield from self._walk(begin, [])
+
+    def to_the_failure(self, begin: int) -> Solution | None:
+        """Return the way from an operation to the deepest one that a strict level reached; None if another one led there."""
+        failed = self.strictly_failed
+        choices = failed.choices[len(self.taken) :]
+        if failed.index <= begin or list(failed.choices[: len(self.taken)]) != self.taken:
+            return None
+        self._begin = begin
+        for choice in choices:
+            self.take(choice)
+        try:
+            for operation in self._order[begin : failed.index]:
+                if operation.data:
+                    self.replay.keep(operation, self.replay.run(operation))
+            return self._solution(failed.index, choices)
+        except REFUSALS:
+            return None
+        finally:
+            for choice in reversed(choices):
+                self.give_back(choice)
 
     def code(self, at: int) -> Any:
         """Return what an operation has in common with the same one in another layer."""
@@ -329,6 +351,8 @@ class Walk(OfSource):
 
     def _refute(self, at: int, problem: str) -> None:
         self._refuted[at] = self._refuted.get(at, 0) + 1
+        if self._strict and at > self.strictly_failed.index:
+            self.strictly_failed = Failure(at, problem, tuple(self.taken))
         if at > self.failure.index:
             self.failure = Failure(at, problem)
             self._progress = self.tried

@@ -66,6 +66,10 @@ def _step(search: Search, at: int) -> Segment | None:
     enters = bool(parameter_operands(operation))
     known = not enters or search.source.has(search.replay.value(operation.data[0]), search.context.tolerance)
     found = list(_partial(search, at, None))
+    deepest = search.to_the_failure(at)
+    most = max((len(s.solution.choices) for _, s in found), default=0)
+    if deepest is not None and len(deepest.choices) > most:
+        found.append((_merit(search, deepest), Segment(at, [deepest], LEVELS[0], 0, {}, exact=False)))
     if enters and not (known and any(len(s.solution.choices) > _constants(s.solution) for _, s in found)):
         found += _with_values(search, at)
     if not found:
