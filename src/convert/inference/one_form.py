@@ -47,7 +47,7 @@ from convert.inference.forms.products.taps import convolutions, taps_as_convolut
 from convert.inference.forms.products.used_parts import products_of_joined_rows, used_parts
 from convert.inference.forms.products.zeroed import zeroed_as_masked, zeroed_in_both
 from convert.inference.forms.rows_early import rows_early
-from convert.inference.forms.sums.biased_tables import biases_in_tables
+from convert.inference.forms.sums.biased_tables import biased_tables, biases_in_tables
 from convert.inference.forms.sums.biases import biases_together
 from convert.inference.forms.sums.constant_parts import columns_apart, parts_apart, products_of_constant_columns
 from convert.inference.forms.sums.constants_last import constants_last
@@ -89,6 +89,7 @@ class Forms:
         parts: all rows that are joined are taken apart, learned ones, too.
         masked: values of which a mask keeps some in a sum are products with the mask.
         increased: a value is multiplied by one more than a parameter where a multiple is added to it.
+        biased: a bias that the source adds to the rows of a table is added to the table.
         numbers: a number is added to the bias of a layer where a program adds it to a part of what the layer gives.
         averaged: a mean stands behind the product with what is the same for all of it.
         own: numbers that the module has itself, such as tables that it saves, are constants.
@@ -119,6 +120,7 @@ class Forms:
     networks: tuple[int, int] = (0, 0)
     averaged: bool = False
     increased: bool = False
+    biased: bool = False
     numbers: bool = False
     own: bool = False
 
@@ -151,6 +153,7 @@ WRITTEN_IN_TWO_WAYS: Mapping[str, Callable[[Program, Program], Any]] = {
     "masked": _unequal(sums_of_chosen),
     "averaged": _unequal(products_of_means),
     "increased": _unequal(increased_values),
+    "biased": _unequal(biased_tables),
 }
 
 
@@ -191,7 +194,7 @@ def in_one_form(program: Program, forms: Forms, *, keep: bool) -> Program:
     program = fields_apart(one_hot_as_lookups(program))
     program = chosen_rows_as_lookups(program) if forms.chosen else program
     program = parts_apart(field_by_field(table_by_table(program)))
-    program = biases_in_tables(program) if keep else program
+    program = biases_in_tables(program) if forms.biased and keep else program
     program = matrix_by_matrix(program) if keep else program
     program = experts_apart(program)
     program = rows_apart(learned_rows_together(program), forms, keep=keep)

@@ -54,3 +54,16 @@ def test_another_function_beside_it_is_no_equal_program() -> None:
         return jnp.tanh(jnp.abs(w["c"][x[:, ::-1]]) + (w["t"][x] + w["b"])) @ w["o"]
 
     assert not derive(source, Embedded(), SHAPES, _inputs).complete
+
+
+def test_a_bias_that_both_programs_have_is_the_bias() -> None:
+    class Biased(Embedded):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.Parameter(torch.randn(D))
+
+        def forward(self, x: Any) -> Any:
+            return self.o(torch.tanh(self.b + self.t(x) + self.c(x.flip(1))))
+
+    made = derive(_source(one_hot=False), Biased(), SHAPES, _inputs)
+    assert made.complete and grades(made) == {Grade.DERIVED}

@@ -12,24 +12,38 @@ import numpy as np
 
 from convert.inference.derivation import Role
 from convert.inference.forms.elements import step
-from convert.inference.forms.sums.biases import Term, Terms
+from convert.inference.forms.sums.biases import Term, Terms, is_whole
 from convert.inference.meetings.sites import role_of
 from convert.programs.program import REFUSALS, Array, Operation, Program, Value
 
 
+def biased_tables(program: Program) -> int:
+    """Return how many biases are added to the rows of tables."""
+    terms = Terms(program)
+    return sum(len({bias.value for _, _, bias in _biases(program, one, terms)}) for one in program.operations)
+
+
 def biases_in_tables(program: Program) -> Program:
     """Return the program with a further lookup for each bias that is added to the rows of a table: of the table with the bias."""
-    terms, made_by = Terms(program), program.made_by
+    terms = Terms(program)
     operations: list[Operation] = []
     for operation in program.operations:
-        found = terms.of(operation)
-        added = [term for term in found if term.value in operation.operands and _is_one(term.value)]
-        for looked_up in found if added else ():
-            lookup = made_by.get(looked_up.value)
-            if lookup is not None and role_of(lookup) is Role.LOOKUP:
-                operations += [x for bias in added for x in _with_bias(operation, lookup, looked_up, bias)]
+        for lookup, rows, bias in _biases(program, operation, terms):
+            operations += _with_bias(operation, lookup, rows, bias)
         operations.append(operation)
     return replace(program, operations=tuple(operations))
+
+
+def _biases(program: Program, operation: Operation, terms: Terms) -> Iterator[tuple[Operation, Term, Term]]:
+    """Yield the lookups whose rows are terms of a sum that an operation adds a bias to, with both terms."""
+    found = terms.of(operation)
+    for bias in found:
+        if bias.value not in operation.operands or not (_is_one(bias.value) and is_whole(program, bias.value)):
+            continue
+        for rows in found:
+            lookup = program.made_by.get(rows.value)
+            if lookup is not None and role_of(lookup) is Role.LOOKUP:
+                yield lookup, rows, bias
 
 
 def _is_one(value: Value) -> bool:

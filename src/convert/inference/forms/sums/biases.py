@@ -93,7 +93,7 @@ def _again(program: Program, operation: Operation, terms: list[Term]) -> Iterato
     numbers = [take(term.value.array, term.places) for term in constants if term.value.array.any()]
     elements = [take(term.value.elements[0], term.places) for term in own]
     several = len({k for of in (*elements, *numbers) for k in _varying(of)}) > 1
-    if several and (numbers or len(own) < 2 or not all(_is_whole(program, term.value) for term in own)):
+    if several and (numbers or len(own) < 2 or not all(is_whole(program, term.value) for term in own)):
         return  # one table, a mask, or a row of a table, which another program may lack
     cut = any(
         len(np.unique(of)) < len(np.unique(term.value.elements[0])) for of, term in zip(elements, own, strict=True)
@@ -129,7 +129,7 @@ def _again(program: Program, operation: Operation, terms: list[Term]) -> Iterato
     yield step(operation, "add", (total, bias), result, np.add)
 
 
-def _is_whole(program: Program, value: Value) -> bool:
+def is_whole(program: Program, value: Value) -> bool:
     """Whether a value of parameters has all elements of its leaves."""
     return len(np.unique(value.elements[0])) == sum(program.parameters[leaf].array.size for leaf in value.leaves)
 
